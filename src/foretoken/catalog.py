@@ -1,0 +1,137 @@
+"""The catalogue: one explicit table of every drafter and verifier, with what each promises and needs.
+
+Adding a method is one file and one line here. Nothing is imported until it is used. Third parties may add entries
+through the entry-point group ``foretoken.methods`` (an object of type :class:`Entry`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from foretoken.core.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One method.
+
+    Attributes:
+        name: what users type.
+        kind: "drafter" or "verifier".
+        target: "module:Class", imported on first use.
+        summary: one line.
+        paper: arXiv id or a citation; the method card cites the same.
+        promise: "lossless" for drafters (any of them, under a lossless verifier); for verifiers the written promise.
+        needs: what must be there beside the target model.
+        weights: learned parts, or "none".
+    """
+
+    name: str
+    kind: Literal["drafter", "verifier"]
+    target: str
+    summary: str
+    paper: str
+    promise: str
+    needs: str = "nothing"
+    weights: str = "none"
+
+    def load(self) -> Any:
+        """Import and return the class."""
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+_TABLE = (
+    Entry(
+        name="none",
+        kind="drafter",
+        target="foretoken.drafters.none:NoDrafter",
+        summary="plain decoding: the empty draft",
+        paper="-",
+        promise="lossless",
+    ),
+    Entry(
+        name="draft_model",
+        kind="drafter",
+        target="foretoken.drafters.draft_model:ModelDrafter",
+        summary="a second, smaller checkpoint proposes a chain or a tree",
+        paper="arXiv:2211.17192",
+        promise="lossless",
+        needs="a checkpoint with the target's vocabulary (key 'model')",
+        weights="any causal LM",
+    ),
+    Entry(
+        name="ngram",
+        kind="drafter",
+        target="foretoken.drafters.ngram:NgramDrafter",
+        summary="prompt lookup: copy what followed the last n tokens before",
+        paper="https://github.com/apoorvumang/prompt-lookup-decoding",
+        promise="lossless",
+    ),
+    Entry(
+        name="suffix",
+        kind="drafter",
+        target="foretoken.drafters.suffix:SuffixDrafter",
+        summary="a suffix automaton over prompt and output proposes frequency-scored trees",
+        paper="arXiv:2411.04975",
+        promise="lossless",
+    ),
+    Entry(
+        name="greedy",
+        kind="verifier",
+        target="foretoken.verifiers.greedy:GreedyVerifier",
+        summary="accept while the draft equals the target's argmax (temperature 0)",
+        paper="arXiv:1811.03115",
+        promise="same text",
+    ),
+    Entry(
+        name="ratio",
+        kind="verifier",
+        target="foretoken.verifiers.ratio:RatioVerifier",
+        summary="accept a chain token by token with probability min(1, p/q)",
+        paper="arXiv:2211.17192",
+        promise="same law",
+    ),
+    Entry(
+        name="block",
+        kind="verifier",
+        target="foretoken.verifiers.block:BlockVerifier",
+        summary="accept a chain as a block: never shorter in expectation than token by token",
+        paper="arXiv:2403.10444",
+        promise="same law",
+    ),
+    Entry(
+        name="match",
+        kind="verifier",
+        target="foretoken.verifiers.match:MatchVerifier",
+        summary="sample the target with noise indexed by (seed, position) and accept what matches",
+        paper="ours; Gumbel coupling as in arXiv:2408.07978",
+        promise="same stream",
+    ),
+    Entry(
+        name="recursive",
+        kind="verifier",
+        target="foretoken.verifiers.recursive:RecursiveVerifier",
+        summary="recursive rejection over the children of each tree node, with or without replacement",
+        paper="arXiv:2305.09781, arXiv:2402.14160",
+        promise="same law",
+    ),
+)
+
+
+def entries(kind: str | None = None) -> list[Entry]:
+    """All entries, the table's first, then those of installed plug-ins."""
+    plugins = [point.load() for point in entry_points(group="foretoken.methods")]
+    return [entry for entry in (*_TABLE, *plugins) if kind is None or entry.kind == kind]
+
+
+def find(name: str, kind: Literal["drafter", "verifier"]) -> Entry:
+    """The entry of that name; an unknown name is a ConfigError that offers the nearest one."""
+    table = {entry.name: entry for entry in entries(kind)}
+    if name not in table:
+        label = "method" if kind == "drafter" else "verifier"
+        raise ConfigError(f"unknown {label} '{name}': {nearest(name, table)}")
+    return table[name]

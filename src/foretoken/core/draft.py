@@ -1,0 +1,75 @@
+"""A draft: a token tree together with the law it was drawn from. The law is never implicit.
+
+Nearly every known bias of speculative decoding is a verifier that assumed the wrong law, so the kind is a type:
+
+* :class:`PointMass`: the proposals are a deterministic function of the past (n-gram, suffix, top-k expansion);
+  q(x) = 1 at the proposed token.
+* :class:`Sampled`: siblings are independent draws from q (with replacement; repeats are possible and count).
+* :class:`WithoutReplacement`: siblings are successive draws from q, each without the tokens drawn before it.
+
+Letters: N draft nodes, K distinct parents that were expanded, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from foretoken.core.tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class PointMass:
+    """Deterministic proposals: q is 1 at the proposed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tabulated:
+    """q_KV float32, rows sum to 1; ``row_of[node]`` is the row of q that ``node`` was drawn from.
+
+    Siblings share a row. For a chain ``row_of`` is ``(0, 1, ..., N-1)``.
+    q is the processed law (temperature, filters and penalties applied), exactly the one that was sampled.
+    """
+
+    q_KV: Tensor
+    row_of: tuple[int, ...]
+
+    def q_at(self, node: int) -> Tensor:
+        """float32 [V]: the law that ``node`` was drawn from, before its elder siblings are taken out."""
+        return self.q_KV[self.row_of[node]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled(_Tabulated):
+    """Siblings are independent draws from their row of q."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutReplacement(_Tabulated):
+    """Siblings, in node order, are successive draws from their row of q without replacement."""
+
+
+Law = PointMass | Sampled | WithoutReplacement
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for one request in one step.
+
+    Attributes:
+        tree: the proposed tokens; an empty tree is plain decoding.
+        law: the kind of q, with q where it is tabulated.
+        confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
+            the drafter has none. Used by the draft-length controller only, never by a verifier.
+    """
+
+    tree: TokenTree
+    law: Law = field(default_factory=PointMass)
+    confidence: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+
+NO_DRAFT = Draft(EMPTY_TREE)

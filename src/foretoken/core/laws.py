@@ -1,0 +1,198 @@
+"""From logits to *the* processed law: one function, used identically for draft, verification and bonus.
+
+A law is processed at every node of a tree under the history that the node stands for: penalties and min_tokens count
+the tokens on the path to the node as if they had been emitted.
+
+Letters: M rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import ROOT, TokenTree
+
+_CANDIDATES = 512  # top-p looks at so many tokens before it sorts the whole vocabulary
+
+
+class Laws:
+    """The target's laws for one request in one step: row 0 after the root, row i + 1 after draft node i.
+
+    Args:
+        logits_MV: processed logits (any float dtype if greedy, float32 otherwise); -inf outside the filters.
+        greedy: the law is the argmax of each row.
+        positions: position of the token that each row decides, M integers.
+        best: argmax of every row if the caller already has it.
+    """
+
+    def __init__(
+        self, logits_MV: Tensor, *, greedy: bool, positions: Sequence[int], best: Sequence[int] | None = None
+    ) -> None:
+        self.logits_MV = logits_MV
+        self.greedy = greedy
+        self.positions = positions
+        if best is not None:
+            self.__dict__["best"] = best
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.logits_MV.shape[-1]
+
+    @cached_property
+    def best(self) -> Sequence[int]:
+        """The most probable token of each row."""
+        found: list[int] = self.logits_MV.argmax(dim=-1).tolist()
+        return found
+
+    @cached_property
+    def p_MV(self) -> Tensor:
+        """Probabilities, float32 [M, V]; one-hot rows if greedy."""
+        if self.greedy:
+            p_MV = torch.zeros(self.logits_MV.shape, dtype=torch.float32, device=self.logits_MV.device)
+            index = torch.tensor(list(self.best), device=p_MV.device)
+            return p_MV.scatter_(1, index[:, None], 1.0)
+        return torch.softmax(self.logits_MV.float(), dim=-1)
+
+
+class LawMaker:
+    """Turns raw logits into processed logits for one request, and keeps the history that penalties need.
+
+    Args:
+        params: the request's parameters.
+        prompt: prompt token ids.
+        vocab_size: V.
+        stop_ids: tokens that end this request (used by min_tokens).
+        device: where the logits live.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        stop_ids: frozenset[int] = frozenset(),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.params = params
+        self.num_output = 0
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._stop_ids = torch.tensor(sorted(i for i in stop_ids if i < vocab_size), dtype=torch.int64, device=device)
+        self._counts = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._seen = params.repetition_penalty != 1.0
+        self._output_V = torch.zeros(vocab_size, device=device) if self._counts else None
+        self._seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device) if self._seen else None
+        if self._seen_V is not None and prompt:
+            self._seen_V[torch.tensor(prompt, device=device)] = True
+        bias = params.logit_bias or {}
+        self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
+        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self._shapes = bool(bias) or self._counts or self._seen
+
+    def copy(self) -> LawMaker:
+        """An independent maker with the same history (for the completions of one prompt)."""
+        twin = LawMaker.__new__(LawMaker)
+        twin.__dict__.update(self.__dict__)
+        twin._output_V = None if self._output_V is None else self._output_V.clone()
+        twin._seen_V = None if self._seen_V is None else self._seen_V.clone()
+        return twin
+
+    @property
+    def trivial(self) -> bool:
+        """True when the law is the argmax of the raw logits: nothing to compute."""
+        return self.params.greedy and not self._shapes and self.num_output >= self.params.min_tokens
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Commit emitted tokens to the history."""
+        self.num_output += len(tokens)
+        if self._output_V is not None or self._seen_V is not None:
+            ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
+            if self._output_V is not None:
+                self._output_V.index_add_(0, ids, torch.ones(len(tokens), device=self.device))
+            if self._seen_V is not None:
+                self._seen_V[ids] = True
+
+    def process(self, logits_MV: Tensor, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        """Apply bias, penalties, min_tokens, temperature and filters to each row under its hypothetical history.
+
+        Args:
+            logits_MV: raw logits; not modified.
+            tree: the tree that ``nodes`` refer to.
+            nodes: M node indices; row m is the law after node ``nodes[m]`` (-1: after the root).
+        Returns:
+            float32 [M, V] processed logits; -inf where the processed law is zero. At temperature 0 no filter is
+            applied: the law is the argmax of the result.
+        """
+        x_MV = logits_MV.to(torch.float32, copy=True)
+        params = self.params
+        if self._bias_ids.numel():
+            x_MV[:, self._bias_ids] += self._bias
+        if self._counts or self._seen:
+            self._penalise(x_MV, tree, nodes)
+        if self.num_output < params.min_tokens and self._stop_ids.numel():
+            for row, node in enumerate(nodes):
+                depth = 0 if node == ROOT else tree.depths[node]
+                if self.num_output + depth < params.min_tokens:
+                    x_MV[row, self._stop_ids] = -torch.inf
+        if params.greedy:
+            return x_MV
+        if params.temperature != 1.0:
+            x_MV /= params.temperature
+        return _filter(x_MV, params)
+
+    def _penalise(self, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int]) -> None:
+        for row, node in enumerate(nodes):
+            path = [tree.tokens[i] for i in tree.path_to(node)]
+            ids = torch.tensor(path, dtype=torch.int64, device=x_MV.device)
+            x_V = x_MV[row]
+            if self._seen_V is not None:
+                seen_V = self._seen_V
+                if path:
+                    seen_V = seen_V.clone()
+                    seen_V[ids] = True
+                rate = self.params.repetition_penalty
+                x_V.copy_(torch.where(seen_V, torch.where(x_V > 0, x_V / rate, x_V * rate), x_V))
+            if self._output_V is not None:
+                counts_V = self._output_V
+                if path:
+                    counts_V = counts_V.index_add(0, ids, torch.ones(len(path), device=x_MV.device))
+                x_V -= self.params.frequency_penalty * counts_V + self.params.presence_penalty * (counts_V > 0)
+
+
+def _filter(x_MV: Tensor, params: SamplingParams) -> Tensor:
+    """min_p, then top_k, then top_p, in place; every row keeps at least its most probable token."""
+    vocab_size = x_MV.shape[-1]
+    if params.min_p > 0.0:
+        floor_M1 = torch.log_softmax(x_MV, -1).amax(-1, keepdim=True) + torch.log(torch.tensor(params.min_p))
+        x_MV.masked_fill_(torch.log_softmax(x_MV, -1) < floor_M1.to(x_MV.device), -torch.inf)
+    if 0 < params.top_k < vocab_size:
+        # exactly k tokens, ties broken by topk: indices, not a threshold, so that no tie slips in
+        values, ids = x_MV.topk(params.top_k, dim=-1)
+        x_MV.fill_(-torch.inf).scatter_(1, ids, values)
+    if params.top_p < 1.0:
+        _top_p(x_MV, params.top_p)
+    return x_MV
+
+
+def _top_p(x_MV: Tensor, top_p: float) -> None:
+    """Keep the smallest set of most probable tokens whose mass reaches top_p, in place."""
+    p_MV = torch.softmax(x_MV, dim=-1)
+    vocab_size = x_MV.shape[-1]
+    count = min(_CANDIDATES, vocab_size)
+    values, ids = p_MV.topk(count, dim=-1)
+    mass = values.cumsum(-1)
+    if count < vocab_size and bool((mass[:, -1] < top_p).any()):
+        values, ids = p_MV.sort(dim=-1, descending=True, stable=True)
+        mass = values.cumsum(-1)
+    keep = (mass - values) < top_p  # the mass before a token is still short of top_p
+    keep[:, 0] = True
+    kept = x_MV.gather(1, ids).masked_fill_(~keep, -torch.inf)
+    x_MV.fill_(-torch.inf).scatter_(1, ids, kept)

@@ -1,0 +1,77 @@
+"""The numbers of a run, defined once.
+
+* tokens per step: emitted tokens over target calls after the prompt, bonus included; plain decoding is 1.00.
+* acceptance[i]: steps that accepted a node at draft depth i + 1 over steps that drafted one there, unconditional.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters of one request (or, added up, of many).
+
+    ``num_steps`` counts target calls that emitted tokens: the first one finishes the prompt and emits one token, so
+    plain decoding of n tokens takes n steps. Times are seconds: this request's even share of each step it was in.
+    """
+
+    num_tokens: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    other_seconds: float = 0.0
+    seconds: float = 0.0
+    distortion_sum: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Emitted tokens per target call; 0 before the first step."""
+        return self.num_tokens / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over the request's wall time."""
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of drafted nodes at each depth that were accepted."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
+
+    @property
+    def distortion(self) -> float:
+        """Mean estimated total variation per emitted token; 0 for a lossless recipe."""
+        return self.distortion_sum / self.num_tokens if self.num_tokens else 0.0
+
+    def count_draft(self, depths: tuple[int, ...], accepted: int) -> None:
+        """Count one draft: the depth of every node, and how many levels of it were accepted."""
+        self.num_draft_tokens += len(depths)
+        self.num_accepted_tokens += accepted
+        deepest = max(depths, default=0)
+        while len(self.drafted_at) < deepest:
+            self.drafted_at.append(0)
+            self.accepted_at.append(0)
+        # one chance per depth and step: a tree with two children at depth 1 drafted that depth once
+        for depth in range(deepest):
+            self.drafted_at[depth] += 1
+        for depth in range(accepted):
+            self.accepted_at[depth] += 1
+
+    def add(self, other: Metrics) -> None:
+        """Add another request's counters to these."""
+        for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("draft_seconds", "verify_seconds", "other_seconds", "seconds", "distortion_sum"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        while len(self.drafted_at) < len(other.drafted_at):
+            self.drafted_at.append(0)
+            self.accepted_at.append(0)
+        for i, (drafted, accepted) in enumerate(zip(other.drafted_at, other.accepted_at, strict=True)):
+            self.drafted_at[i] += drafted
+            self.accepted_at[i] += accepted

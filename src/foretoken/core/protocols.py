@@ -1,0 +1,143 @@
+"""The seams. Nothing here needs a base class: any object with these members is a drafter or a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from foretoken.core.draft import Draft, Law
+from foretoken.core.laws import LawMaker, Laws
+from foretoken.core.randomness import Streams
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.verdict import Verdict
+
+
+class Context(Protocol):
+    """What a drafter may know of a request; read-only for drafters."""
+
+    @property
+    def request_id(self) -> int: ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and committed output. The last token is the root of the next draft."""
+        ...
+
+    @property
+    def num_prompt(self) -> int: ...
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def streams(self) -> Streams: ...
+
+    @property
+    def laws(self) -> LawMaker: ...
+
+
+class Patience(Protocol):
+    """Decides while a draft grows whether one more node is worth its time. See engine/controller.py."""
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        """True if drafting and verifying one more node is expected to raise tokens per second.
+
+        Args:
+            reach: estimated probability that the node's parent stands.
+            confidence: the drafter's estimate that the node stands given its parent does.
+            num_nodes: nodes already in this draft.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one request may propose in this step.
+
+    Attributes:
+        max_nodes: draft nodes at most (0: propose nothing).
+        max_depth: path length at most; the request's remaining tokens bound it.
+        patience: stop rule of the adaptive controller; None drafts the full budget.
+    """
+
+    max_nodes: int
+    max_depth: int
+    patience: Patience | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a draft: the tokens that were committed, accepted path first, extra token last."""
+
+    request_id: int
+    draft: Draft
+    verdict: Verdict
+    tokens: tuple[int, ...]
+
+
+class Drafter(Protocol):
+    """Proposes a tree per request. With a lossless verifier it changes speed, never the output law."""
+
+    name: str
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """One draft per context, in order; an empty draft where there is nothing to propose."""
+        ...
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn what was committed. Called once after every step that had drafts."""
+        ...
+
+    def release(self, request_id: int) -> None:
+        """Forget a request; called exactly once when it ends, also if it never proposed."""
+        ...
+
+
+class Verifier(Protocol):
+    """Decides which nodes stand. Pure arithmetic: no model, cache, tokenizer or global random state.
+
+    Attributes:
+        name: the catalogue's name.
+        promise: "same law", "same stream" or "approximate". At temperature 0 a lossless rule gives the same text.
+        laws: kinds of q that the rule is valid for; anything else is refused before the first step.
+        trees: whether the rule handles branching drafts.
+    """
+
+    name: str
+    promise: str
+    laws: tuple[type[Law], ...]
+    trees: bool
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft.
+
+        Args:
+            draft: N nodes; N may be 0, then exactly one token is emitted from row 0.
+            target: N + 1 rows; row 0 is the law after the root, row i + 1 the law after node i.
+            rng: the request's random streams.
+        Returns:
+            a path of 0..N nodes and exactly one extra token.
+        """
+        ...
+
+
+class Plan(Protocol):
+    """How the target computes its rows; called by every attention layer. See plans/dense.py."""
+
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """Write the rows' keys and values, attend, and return [T, H, Dv]."""
+        ...

@@ -1,0 +1,146 @@
+"""What a user may ask of one request. The names and meanings are vLLM's; differences are noted per field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from foretoken.core.errors import ConfigError, nearest
+
+
+def _normalise_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to stop.
+
+    Attributes:
+        temperature: 0 is greedy decoding. Differs from vLLM: the default is 0, since this engine's first promise is
+            the same text as plain greedy decoding.
+        top_p: keep the smallest set of tokens whose mass reaches top_p, in (0, 1].
+        top_k: keep the k most probable tokens; 0 or -1 keeps all.
+        min_p: drop tokens less probable than min_p times the most probable one, in [0, 1].
+        repetition_penalty: > 1 discourages tokens of prompt and output (CTRL rule: divide positive logits,
+            multiply negative ones).
+        presence_penalty: subtracted once from the logit of every token that the output contains, in [-2, 2].
+        frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
+        seed: fixes every random choice of this request; None draws a fresh seed.
+        max_tokens: exact upper bound on generated tokens.
+        min_tokens: stop tokens are impossible before so many generated tokens.
+        stop: strings that end the text; not included in it.
+        stop_token_ids: tokens that end the text, beside the model's own; kept in token_ids, not in the text.
+        logprobs: None for none; k for the emitted token's log-probability and the k most probable tokens', under
+            the model's own law before temperature, penalties and filters.
+        n: independent completions of the same prompt.
+        logit_bias: token id -> value added to its logit.
+        ignore_eos: do not stop at the model's end-of-text tokens.
+        grammar: reserved; refused with a clear error.
+
+    Order of application: logit_bias, penalties, min_tokens, temperature, min_p, top_k, top_p.
+
+    Raises:
+        ConfigError: a value is out of range; the message names field, value and remedy.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = field(default_factory=tuple)
+    logprobs: int | None = None
+    n: int = 1
+    logit_bias: Mapping[int, float] | None = None
+    ignore_eos: bool = False
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _normalise_stop(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._check_number("temperature", 0.0, math.inf, "use 0 for greedy decoding")
+        self._check_number("top_p", 0.0, 1.0, "use 1 to keep every token", open_low=True)
+        self._check_number("min_p", 0.0, 1.0, "use 0 to keep every token")
+        self._check_number("repetition_penalty", 0.0, math.inf, "use 1 for none", open_low=True)
+        self._check_number("presence_penalty", -2.0, 2.0, "use 0 for none")
+        self._check_number("frequency_penalty", -2.0, 2.0, "use 0 for none")
+        self._check_integer("top_k", -1, "use 0 to keep every token")
+        self._check_integer("max_tokens", 1, "ask for at least one token")
+        self._check_integer("min_tokens", 0, "use 0 for none")
+        self._check_integer("n", 1, "ask for at least one completion")
+        if self.seed is not None:
+            self._check_integer("seed", 0, "use a non-negative integer below 2**63", high=2**63 - 1)
+        if self.logprobs is not None:
+            self._check_integer("logprobs", 0, "use None for none", high=1000)
+        if self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: lower one or raise the other"
+            )
+        for text in self.stop_strings:
+            if not isinstance(text, str) or not text:
+                raise ConfigError(f"stop={text!r} must be a non-empty string")
+        for token in self.stop_token_ids:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise ConfigError(f"stop_token_ids has {token!r}: token ids are non-negative integers")
+        self._check_bias()
+        if self.grammar is not None:
+            raise ConfigError("grammar is not supported yet: leave it out, or check the text after generation")
+
+    @property
+    def greedy(self) -> bool:
+        """True when the law is the argmax."""
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, always as a tuple."""
+        return _normalise_stop(self.stop)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
+        """Build from a mapping; an unknown key is an error that offers the nearest name."""
+        known = {f.name for f in fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"unknown sampling parameter '{key}': {nearest(key, known)}")
+        return cls(**values)  # type: ignore[arg-type]
+
+    def _check_number(self, name: str, low: float, high: float, remedy: str, *, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        fits = (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and (low < value if open_low else low <= value)
+            and value <= high
+        )
+        if not fits:
+            bracket = "(" if open_low else "["
+            end = f"{high:g}]" if math.isfinite(high) else "inf)"
+            raise ConfigError(f"{name}={value!r} must be a number in {bracket}{low:g}, {end}: {remedy}")
+
+    def _check_integer(self, name: str, low: int, remedy: str, *, high: int | None = None) -> None:
+        value = getattr(self, name)
+        good = isinstance(value, int) and not isinstance(value, bool) and value >= low
+        if not good or (high is not None and value > high):
+            limit = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ConfigError(f"{name}={value!r} must be an integer, {limit}: {remedy}")
+
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        for token, value in self.logit_bias.items():
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise ConfigError(f"logit_bias has key {token!r}: keys are token ids")
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value) or value == math.inf:
+                raise ConfigError(f"logit_bias[{token}]={value!r} must be a number (-inf forbids the token)")
