@@ -8,6 +8,7 @@ Letters: M rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -54,12 +55,22 @@ class Laws:
 
     @cached_property
     def p_MV(self) -> Tensor:
-        """Probabilities, float32 [M, V]; one-hot rows if greedy."""
+        """Probabilities, [M, V], one-hot rows if greedy; float32, or float64 where the logits are (for enumeration)."""
         if self.greedy:
             p_MV = torch.zeros(self.logits_MV.shape, dtype=torch.float32, device=self.logits_MV.device)
             index = torch.tensor(list(self.best), device=p_MV.device)
             return p_MV.scatter_(1, index[:, None], 1.0)
-        return torch.softmax(self.logits_MV.float(), dim=-1)
+        return _softmax(self.logits_MV)
+
+    def p_at(self, row: int) -> Tensor:
+        """Probabilities of one row, [V]: for a rule that walks a tree and visits few of its rows."""
+        if self.greedy or self.logits_MV.is_cuda or "p_MV" in self.__dict__:
+            return self.p_MV[row]
+        return _softmax(self.logits_MV[row])
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
 
 
 class LawMaker:
@@ -171,8 +182,8 @@ def _filter(x_MV: Tensor, params: SamplingParams) -> Tensor:
     """min_p, then top_k, then top_p, in place; every row keeps at least its most probable token."""
     vocab_size = x_MV.shape[-1]
     if params.min_p > 0.0:
-        floor_M1 = torch.log_softmax(x_MV, -1).amax(-1, keepdim=True) + torch.log(torch.tensor(params.min_p))
-        x_MV.masked_fill_(torch.log_softmax(x_MV, -1) < floor_M1.to(x_MV.device), -torch.inf)
+        floor_M1 = x_MV.amax(-1, keepdim=True) + math.log(params.min_p)
+        x_MV.masked_fill_(x_MV < floor_M1, -torch.inf)
     if 0 < params.top_k < vocab_size:
         # exactly k tokens, ties broken by topk: indices, not a threshold, so that no tie slips in
         values, ids = x_MV.topk(params.top_k, dim=-1)

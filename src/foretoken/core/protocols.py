@@ -79,9 +79,17 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """Proposes a tree per request. With a lossless verifier it changes speed, never the output law."""
+    """Proposes a tree per request. With a lossless verifier it changes speed, never the output law.
+
+    Attributes:
+        name: the catalogue's name.
+        laws: kinds of q this drafter proposes with, as configured.
+        branches: whether its trees may branch.
+    """
 
     name: str
+    laws: tuple[type[Law], ...]
+    branches: bool
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """One draft per context, in order; an empty draft where there is nothing to propose."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.protocols import Budget, Context, Outcome
 
 
@@ -14,6 +14,8 @@ class NoDrafter:
     """Proposes nothing, remembers nothing."""
 
     name = "none"
+    laws = (PointMass,)
+    branches = False
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

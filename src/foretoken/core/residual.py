@@ -1,0 +1,33 @@
+"""The arithmetic that the rejection rules share: p/q, and what is left of the target's law after a refusal.
+
+Nothing here normalises: a draw needs weights only. Rounding can leave no mass at all where the draft's law equals the
+target's; a rejection then had a chance near zero, and the target's own law is the answer that does no harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def ratio(p: float, q: float) -> float:
+    """p/q: 0 where p = 0, even if q = 0 (a token that the target cannot emit never stands); else inf where q = 0."""
+    if p == 0.0:
+        return 0.0
+    return p / q if q > 0.0 else math.inf
+
+
+def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
+    """(p - q)+ as weights, [V]; p itself if rounding leaves nothing. A token with p = 0 never gets weight."""
+    left_V = (p_V - q_V).clamp_(min=0.0)
+    return left_V if float(left_V.sum()) > 0.0 else p_V
+
+
+def residual_without(p_V: Tensor, tokens: Sequence[int]) -> Tensor:
+    """p with the refused tokens zeroed (the residual of point masses), [V]; p itself if rounding leaves nothing."""
+    left_V = p_V.clone()
+    for token in tokens:
+        left_V[token] = 0.0
+    return left_V if float(left_V.sum()) > 0.0 else p_V

@@ -1,0 +1,360 @@
+"""Drafting with a second, smaller checkpoint of the same vocabulary: a chain or a tree, batched over requests.
+
+The draft model has its own K/V cache. Its committed prefix trails the target's by the tokens it has not read yet:
+
+    target tokens   x x x x x x a b c      c is the root of the next draft
+    draft cache     x x x x x x a          b (accepted last, never read by the draft) and c are read first
+
+One level of the tree is one packed forward over all requests.
+
+Letters: B requests, N draft nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.errors import ConfigError, MismatchError, RequestError
+from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.models.batch import PackedBatch
+from foretoken.models.language_model import LanguageModel, check_same_vocabulary
+from foretoken.models.load import load
+from foretoken.plans.dense import DensePlan
+
+_SLOTS = 1024  # requests at once, at most; buffers grow with use
+_CHUNK_ROWS = 512  # rows of one forward while a prompt is read
+
+Shape = Literal["chain", "topk", "sampled", "sampled_without_replacement"]
+_SHAPES: tuple[Shape, ...] = ("chain", "topk", "sampled", "sampled_without_replacement")
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: its slot in the draft's cache, and which tail row each node of the last draft was read into."""
+
+    slot: int
+    row_of: dict[int, int] = field(default_factory=dict)
+    awaiting: bool = False  # rows of a draft lie in the tail until observe says what became of them
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A draft while it grows."""
+
+    context: Context
+    budget: Budget
+    state: _State
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    row_of: list[int] = field(default_factory=list)  # row of q each node was drawn from
+    q_rows: list[Tensor] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=list)  # nodes to expand next; ROOT at first
+    chain: bool = True
+
+    def add(self, token: int, parent: int, confidence: float, q_row: int) -> int:
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self.reach.append(confidence * (1.0 if parent == ROOT else self.reach[parent]))
+        self.confidence.append(confidence)
+        self.row_of.append(q_row)
+        self.chain = self.chain and parent == node - 1
+        return node
+
+
+class ModelDrafter:
+    """Runs the draft model forward and proposes its tokens.
+
+    Paper:   Leviathan et al. 2023, arXiv:2211.17192 (chains); `topk` grows a tree by cumulative probability as
+             EAGLE-2, arXiv:2406.16858 §4, does with its own head; sampled trees as SpecInfer, arXiv:2305.09781.
+    Exact:   chains and sampled trees carry the q they were drawn from; at temperature 0 and for `topk` the proposals
+             are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
+    Differs: the chain's length may be decided while drafting (adaptive). For drawn tokens that decision never looks
+             at the token it would drop, else the law of what is proposed would no longer be q.
+    """
+
+    name = "draft_model"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of drafting with a model.
+
+        Attributes:
+            model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
+            tree: shape and law of the draft: 'chain'; 'topk', a tree of the most probable continuations;
+                'sampled' or 'sampled_without_replacement', a tree of drawn children (a chain at temperature 0).
+            branching: children per expanded node, and nodes expanded per level, of a tree.
+        """
+
+        model: str
+        tree: str = "chain"
+        branching: int = 3
+
+        def __post_init__(self) -> None:
+            if not isinstance(self.model, str) or not self.model:
+                raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, a folder or a hub id")
+            if self.tree not in _SHAPES:
+                raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_SHAPES)}")
+            if not isinstance(self.branching, int) or isinstance(self.branching, bool) or not 1 <= self.branching <= 64:
+                raise ConfigError(f"branching={self.branching!r} must be an integer between 1 and 64")
+
+    def __init__(self, config: Config, target: LanguageModel) -> None:
+        self.config = config
+        dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
+        self.model = load(config.model, dtype=dtype, device=str(target.device))
+        reason = check_same_vocabulary(target, self.model)
+        if reason is not None:
+            raise MismatchError(
+                f"draft model '{config.model}' has another vocabulary than '{target.name}' ({reason}): "
+                "use a draft with the target's tokenizer"
+            )
+        self.vocab_size = target.vocab_size
+        self.cache = self.model.new_cache(_SLOTS)
+        self.branches = config.tree != "chain"
+        self.laws: tuple[type[Law], ...] = {
+            "chain": (Sampled, PointMass),
+            "topk": (PointMass,),
+            "sampled": (Sampled, PointMass),
+            "sampled_without_replacement": (WithoutReplacement, PointMass),
+        }[config.tree]
+        self._states: dict[int, _State] = {}
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Grow one draft per request, level by level; one forward per level for all of them."""
+        growing = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            # The draft may have fewer positions than the target: then the request goes on without drafts.
+            depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
+            if budget.max_nodes > 0 and depth > 0:
+                growing.append(_Growing(context, Budget(budget.max_nodes, depth, budget.patience), self._state(context)))
+        active = [draft for draft in growing if self._wants_first(draft)]
+        if active:
+            with torch.inference_mode():
+                self._read(active)
+                logits = self._forward_roots(active)
+                while active:
+                    active = self._expand(active, logits)
+                    if active:
+                        logits = self._forward_level(active)
+        done = {draft.context.request_id: self._finish(draft) for draft in growing}
+        return [done.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep the cache rows of accepted nodes, drop the others."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.request_id)
+            if state is not None and state.awaiting:
+                rows = [state.row_of[node] for node in outcome.verdict.path if node in state.row_of]
+                self.cache.commit(state.slot, rows)
+                state.awaiting = False
+
+    def release(self, request_id: int) -> None:
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            self.cache.release(state.slot)
+
+    # ------------------------------------------------------------------ forwards
+
+    def _state(self, context: Context) -> _State:
+        state = self._states.get(context.request_id)
+        if state is None:
+            state = self._states[context.request_id] = _State(self.cache.acquire())
+        state.row_of.clear()
+        state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
+        return state
+
+    def _read(self, drafts: Sequence[_Growing]) -> None:
+        """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
+        for draft in drafts:
+            tokens, slot = draft.context.tokens, draft.state.slot
+            while len(tokens) - self.cache.lengths[slot] > _CHUNK_ROWS:
+                begin = self.cache.lengths[slot]
+                self.cache.reserve(slot, _CHUNK_ROWS)
+                batch = PackedBatch()
+                batch.add_chunk(slot, begin, tokens[begin : begin + _CHUNK_ROWS], wanted=1)
+                self.model.forward(batch, DensePlan(self.cache, batch))
+                self.cache.commit(slot, range(_CHUNK_ROWS))
+
+    def _forward_roots(self, drafts: Sequence[_Growing]) -> list[Tensor]:
+        """Read up to and including the root; [1, V] logits per draft."""
+        batch = PackedBatch()
+        for draft in drafts:
+            slot = draft.state.slot
+            begin = self.cache.lengths[slot]
+            rest = draft.context.tokens[begin:]
+            self.cache.reserve(slot, len(rest) + draft.budget.max_nodes)
+            batch.add_chunk(slot, begin, rest, wanted=1)
+        logits_BV = self._logits(batch)
+        for draft in drafts:
+            slot = draft.state.slot
+            self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
+        return list(logits_BV.split(1))
+
+    def _forward_level(self, drafts: Sequence[_Growing]) -> list[Tensor]:
+        """Read the frontier of every draft behind the nodes already read; [len(frontier), V] logits per draft."""
+        batch = PackedBatch()
+        for draft in drafts:
+            slot = draft.state.slot
+            read = draft.state.row_of
+            tokens = [draft.tokens[node] for node in draft.frontier]
+            if draft.chain and len(tokens) == 1:
+                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)  # a chain's tail is a prefix
+            else:
+                batch.add_level(
+                    slot,
+                    self.cache.lengths[slot],
+                    tokens,
+                    depths=[draft.depths[node] - 1 for node in draft.frontier],
+                    tail=len(read),
+                    tail_depths=[draft.depths[node] - 1 for node in read],
+                    ancestors=[self._seen(draft, node) for node in draft.frontier],
+                )
+            for node in draft.frontier:
+                read[node] = len(read)
+        logits_MV = self._logits(batch)
+        return list(logits_MV.split([len(draft.frontier) for draft in drafts]))
+
+    def _seen(self, draft: _Growing, node: int) -> list[int]:
+        """Tail rows that a node about to be read may attend to: its ancestors'."""
+        rows = []
+        node = draft.parents[node]
+        while node != ROOT:
+            rows.append(draft.state.row_of[node])
+            node = draft.parents[node]
+        return rows
+
+    def _logits(self, batch: PackedBatch) -> Tensor:
+        """One forward; the draft's table may be padded to another size than the target's."""
+        logits_MV = self.model.forward(batch, DensePlan(self.cache, batch)).logits_MV
+        width = logits_MV.shape[-1]
+        if width > self.vocab_size:
+            return logits_MV[:, : self.vocab_size]
+        if width < self.vocab_size:
+            return torch.nn.functional.pad(logits_MV, (0, self.vocab_size - width), value=-torch.inf)
+        return logits_MV
+
+    # ------------------------------------------------------------------ growing
+
+    def _wants_first(self, draft: _Growing) -> bool:
+        """Whether drafting pays at all, before anything is spent; the draft's confidence is not known yet."""
+        draft.frontier = [ROOT]
+        patience = draft.budget.patience
+        return patience is None or patience.worthwhile(1.0, 1.0, 0)
+
+    def _expand(self, drafts: Sequence[_Growing], logits: Sequence[Tensor]) -> list[_Growing]:
+        """Give the frontier of each draft its children; returns the drafts that go on."""
+        going_on = []
+        for draft, logits_MV in zip(drafts, logits, strict=True):
+            greedy = draft.context.params.greedy
+            if self.config.tree == "topk":
+                self._expand_topk(draft, logits_MV)
+            elif greedy:
+                self._expand_greedy(draft, logits_MV)
+            else:
+                self._expand_sampled(draft, logits_MV)
+            if draft.frontier:
+                going_on.append(draft)
+        return going_on
+
+    def _law(self, draft: _Growing, logits_MV: Tensor) -> Tensor:
+        """Processed logits of the frontier, under the history that each node stands for."""
+        maker = draft.context.laws
+        if maker.trivial:
+            return logits_MV
+        tree = TokenTree(draft.tokens, draft.parents)
+        return maker.process(logits_MV, tree, draft.frontier)
+
+    def _expand_greedy(self, draft: _Growing, logits_MV: Tensor) -> None:
+        """One child: the argmax. Its probability under the draft says how sure the draft is."""
+        processed = self._law(draft, logits_MV)[0].float()
+        best, token = processed.max(dim=-1)
+        confidence = torch.exp(best - processed.logsumexp(-1)).item()
+        if confidence != confidence:
+            raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+        parent = draft.frontier[0]
+        reach = 1.0 if parent == ROOT else draft.reach[parent]
+        if not self._pays(draft, reach, confidence):
+            draft.frontier = []
+            return
+        node = draft.add(int(token), parent, confidence, 0)
+        draft.frontier = [node] if self._room(draft, node) else []
+
+    def _expand_sampled(self, draft: _Growing, logits_MV: Tensor) -> None:
+        """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
+        q_MV = torch.softmax(self._law(draft, logits_MV), dim=-1)
+        if bool(torch.isnan(q_MV).any()):
+            raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+        count = 1 if self.config.tree == "chain" else self.config.branching
+        replacement = self.config.tree != "sampled_without_replacement"
+        generator = draft.context.streams.generator("draft")
+        # sum q^2 is the chance that an independent draw from q agrees: known before the draw
+        agreement = (q_MV * q_MV).sum(-1).tolist()
+        fresh: list[int] = []
+        for row, parent in enumerate(draft.frontier):
+            reach = 1.0 if parent == ROOT else draft.reach[parent]
+            room = draft.budget.max_nodes - len(draft.tokens)
+            # sqrt: a drawn token stands with probability sum min(p, q), which is far above sum q^2 when p is near q
+            confidence = agreement[row] ** 0.5
+            if room <= 0 or not self._pays(draft, reach, confidence):
+                continue
+            q_V = q_MV[row]
+            draws = min(count, room, int((q_V > 0).sum()) if not replacement else count)
+            tokens = torch.multinomial(q_V, draws, replacement=replacement, generator=generator).tolist()
+            draft.q_rows.append(q_V)
+            for token in tokens:
+                fresh.append(draft.add(token, parent, confidence, len(draft.q_rows) - 1))
+        fresh.sort(key=lambda node: -draft.reach[node])
+        width = 1 if self.config.tree == "chain" else self.config.branching
+        draft.frontier = sorted(node for node in fresh[:width] if self._room(draft, node))
+
+    def _expand_topk(self, draft: _Growing, logits_MV: Tensor) -> None:
+        """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
+        q_MV = torch.softmax(self._law(draft, logits_MV).float(), dim=-1)
+        values, ids = q_MV.topk(min(self.config.branching, q_MV.shape[-1]), dim=-1)
+        candidates: list[tuple[float, int, int, float]] = []
+        for row, parent in enumerate(draft.frontier):
+            reach = 1.0 if parent == ROOT else draft.reach[parent]
+            for q, token in zip(values[row].tolist(), ids[row].tolist(), strict=True):
+                if q != q:
+                    raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+                if q > 0:
+                    candidates.append((reach * q, parent, token, q))
+        candidates.sort(key=lambda each: -each[0])
+        fresh: list[int] = []
+        for _, parent, token, q in candidates[: self.config.branching]:
+            reach = 1.0 if parent == ROOT else draft.reach[parent]
+            if len(draft.tokens) >= draft.budget.max_nodes or not self._pays(draft, reach, q):
+                break
+            fresh.append(draft.add(token, parent, q, 0))
+        draft.frontier = [node for node in fresh if self._room(draft, node)]
+
+    def _pays(self, draft: _Growing, reach: float, confidence: float) -> bool:
+        patience = draft.budget.patience
+        return patience is None or patience.worthwhile(reach, confidence, len(draft.tokens))
+
+    def _room(self, draft: _Growing, node: int) -> bool:
+        """Whether children of ``node`` may still be proposed."""
+        return len(draft.tokens) < draft.budget.max_nodes and draft.depths[node] < draft.budget.max_depth
+
+    def _finish(self, draft: _Growing) -> Draft:
+        if not draft.tokens:
+            return NO_DRAFT
+        draft.state.awaiting = True
+        tree = TokenTree(draft.tokens, None if draft.chain else draft.parents)
+        confidence = tuple(min(1.0, max(1e-6, value)) for value in draft.confidence)
+        if not draft.q_rows:
+            return Draft(tree, PointMass(), confidence)
+        kind = WithoutReplacement if self.config.tree == "sampled_without_replacement" else Sampled
+        return Draft(tree, kind(torch.stack(draft.q_rows), tuple(draft.row_of)), confidence)
+

@@ -1,0 +1,334 @@
+"""The face of the library: load a model with a recipe, generate, chat, stream."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.laws import LawMaker
+from foretoken.core.randomness import Streams, mix64
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine import recipe as recipes
+from foretoken.engine.output import Chunk, Completion, RequestOutput
+from foretoken.engine.request import Request
+from foretoken.engine.step import Engine
+from foretoken.engine.text import TextStream
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+
+Prompt = str | Mapping[str, Any] | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """A target model with a recipe for speculative decoding.
+
+    Args:
+        model: ``zoo:NAME``, a local Hugging Face folder, or a hub id.
+        speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive) and the method's
+            own options; None is plain decoding. ``foretoken methods`` lists them.
+        dtype: "auto", "float32", "bfloat16", "float16".
+        device: "auto", "cpu", "cuda", "cuda:N".
+        threads: CPU threads for torch; None leaves torch's choice. It is a setting of the process.
+        max_model_len: longest sequence, prompt included; None takes the model's limit.
+        max_num_seqs: requests that run at once, at most.
+        max_rows_per_step: rows (tokens) of one forward, at most: prompts are fed in chunks of what is left.
+        seed: fixes the seeds of requests that bring none; None draws fresh ones.
+    Raises:
+        ConfigError: an option is unknown or out of range.
+        ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        max_rows_per_step: int = 512,
+        seed: int | None = None,
+    ) -> None:
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
+        if threads is not None:
+            if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+                raise ConfigError(f"threads={threads!r} must be an integer, at least 1: leave it out for torch's choice")
+            torch.set_num_threads(threads)
+        target = load(model, dtype=dtype, device=device, max_length=max_model_len)
+        self._set_up(target, speculative_config, max_num_seqs, max_rows_per_step, seed)
+
+    def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
+        """Another recipe over the same loaded target (its own cache; weights are shared)."""
+        twin = LLM.__new__(LLM)
+        twin._set_up(self.target, speculative_config, self.max_num_seqs, self.max_rows_per_step, self._seed)
+        return twin
+
+    def _set_up(
+        self,
+        target: LanguageModel,
+        speculative_config: Mapping[str, Any] | None,
+        max_num_seqs: int,
+        max_rows_per_step: int,
+        seed: int | None,
+    ) -> None:
+        self.target = target
+        self.tokenizer = target.tokenizer
+        self.max_num_seqs = max_num_seqs
+        self.max_rows_per_step = max_rows_per_step
+        self.recipe = recipes.build(speculative_config, target)
+        self.engine = Engine(target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step)
+        self._seed = seed
+        self._next_id = 0
+
+    @property
+    def model_config(self) -> Any:
+        """The target's Hugging Face config."""
+        return self.target.config
+
+    @property
+    def is_chat_model(self) -> bool:
+        """Whether the tokenizer brings a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Callable[[RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts, all of them together in one continuous batch.
+
+        Args:
+            prompts: one prompt or several; each a string, ``{"prompt": str}`` or ``{"prompt_token_ids": [int]}``.
+            params: one for all, or one per prompt; None takes the defaults.
+            progress: called with each output as it finishes.
+        Returns:
+            one output per prompt, in order. A request that fails while running has finish_reason "error" and its
+            message in ``error``; the others are not affected.
+        Raises:
+            InputError: a prompt is empty, too long or of the wrong kind; nothing was run.
+            ConfigError: params do not fit the recipe.
+        """
+        many = _as_list(prompts)
+        every = self._params_for(many, params)
+        groups = [self._requests(prompt, each, index) for index, (prompt, each) in enumerate(zip(many, every, strict=True))]
+        return self._run(groups, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Callable[[RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations: the chat template turns each into a prompt. See :meth:`generate`."""
+        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_prompt(each) for each in conversations], params, progress=progress)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
+        self._params_for([prompt], params)
+        (request,) = self._requests(prompt, params, 0)
+        if request.text is None:
+            request.text = TextStream(self.tokenizer)
+        return self._stream(request)
+
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Answer one conversation and yield a chunk per step."""
+        return self.stream(self.chat_prompt(messages), params)
+
+    def chat_prompt(self, messages: Messages) -> dict[str, list[int]]:
+        """The prompt that the chat template makes of a conversation.
+
+        Raises:
+            InputError: the model has no chat template, or the messages do not fit it.
+        """
+        if not self.is_chat_model:
+            raise InputError(f"model '{self.target.name}' has no chat template: use generate with a plain prompt")
+        if not messages:
+            raise InputError("the conversation is empty: give at least one message")
+        for index, message in enumerate(messages):
+            for key in ("role", "content"):
+                if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
+                    raise InputError(f"message {index} needs a string '{key}': {message!r:.80}")
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
+        except Exception as error:
+            # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
+            raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
+        return {"prompt_token_ids": list(ids)}
+
+    def close(self) -> None:
+        """Cancel whatever runs."""
+        for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
+            self.engine.cancel(request)
+
+    # ------------------------------------------------------------------ inside
+
+    def _params_for(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            every = [params or SamplingParams()] * len(prompts)
+        else:
+            every = list(params)
+            if len(every) != len(prompts):
+                raise ConfigError(f"{len(every)} sampling params for {len(prompts)} prompts: give one, or one each")
+        for each in every:
+            if not isinstance(each, SamplingParams):
+                raise ConfigError(f"params must be SamplingParams, not {type(each).__name__}")
+            self.recipe.check(each)
+            for name, ids in (("stop_token_ids", each.stop_token_ids), ("logit_bias", each.logit_bias or ())):
+                for token in ids:
+                    if token >= self.target.vocab_size:
+                        raise ConfigError(f"{name} has {token}: the vocabulary has {self.target.vocab_size} entries")
+        return every
+
+    def _prompt_ids(self, prompt: Prompt, index: int) -> list[int]:
+        where = f"prompt {index}"
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                prompt = prompt["prompt_token_ids"]
+            elif "prompt" in prompt:
+                prompt = prompt["prompt"]
+            else:
+                raise InputError(f"{where} has keys {sorted(prompt)}: give 'prompt' or 'prompt_token_ids'")
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InputError(f"{where} is empty: give at least one character")
+            ids = list(self.tokenizer(prompt)["input_ids"])
+        elif isinstance(prompt, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
+            ids = list(prompt)
+        else:
+            raise InputError(f"{where} must be a string or a list of token ids, not {type(prompt).__name__}")
+        if not ids:
+            raise InputError(f"{where} is empty: give at least one token")
+        vocab_size = self.target.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise InputError(f"{where} has token id {token}: the vocabulary has {vocab_size} entries")
+        if len(ids) >= self.target.max_length:
+            raise InputError(
+                f"{where} has {len(ids)} tokens; the context holds {self.target.max_length}, the output included: shorten it"
+            )
+        return ids
+
+    def _requests(self, prompt: Prompt, params: SamplingParams, index: int) -> list[Request]:
+        """One request per completion."""
+        ids = self._prompt_ids(prompt, index)
+        base = params.seed
+        if base is None:
+            base = secrets.randbits(63) if self._seed is None else mix64(self._seed ^ mix64(self._next_id)) >> 1
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.target.end_ids
+        requests = []
+        for number in range(params.n):
+            seed = base if number == 0 else mix64(base + number) >> 1
+            laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device)
+            text = TextStream(self.tokenizer, params.stop_strings) if params.stop_strings else None
+            requests.append(
+                Request(
+                    request_id=self._next_id,
+                    tokens=list(ids),
+                    num_prompt=len(ids),
+                    params=params,
+                    streams=Streams(seed, self.target.device),
+                    laws=laws,
+                    stop_ids=stop_ids,
+                    max_total=min(len(ids) + params.max_tokens, self.target.max_length),
+                    text=text,
+                    logprobs=None if params.logprobs is None else [],
+                )
+            )
+            self._next_id += 1
+        return requests
+
+    def _run(
+        self, groups: list[list[Request]], progress: Callable[[RequestOutput], None] | None
+    ) -> list[RequestOutput]:
+        group_of = {request.request_id: group for group in groups for request in group}
+        for group in groups:
+            for request in group:
+                self.engine.add(request)
+        try:
+            while self.engine.busy:
+                for request in self.engine.step():
+                    if request.finished and progress is not None:
+                        group = group_of[request.request_id]
+                        if all(each.finished for each in group):
+                            progress(self._output(group))
+        except BaseException:
+            for group in groups:
+                for request in group:
+                    self.engine.cancel(request)
+            raise
+        return [self._output(group) for group in groups]
+
+    def _stream(self, request: Request) -> Iterator[Chunk]:
+        self.engine.add(request)
+        sent = 0
+        try:
+            while not request.finished:
+                self.engine.step()
+                tokens = request.output_ids[sent:]
+                if tokens or request.finished:
+                    sent += len(tokens)
+                    output = self._output([request])
+                    assert request.text is not None
+                    yield Chunk(request.text.release(final=request.finished), tokens, output)
+        finally:
+            self.engine.cancel(request)
+
+    def _output(self, group: list[Request]) -> RequestOutput:
+        first = group[0]
+        prompt_ids = first.tokens[: first.num_prompt]
+        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return RequestOutput(prompt, prompt_ids, [self._completion(request) for request in group])
+
+    def _completion(self, request: Request) -> Completion:
+        if request.text is None:
+            ids = request.output_ids
+            if request.finish_reason == "stop":
+                ids = ids[:-1]
+            text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        else:
+            if request.finished:
+                request.text.close()
+            text = request.text.text
+        return Completion(
+            text,
+            request.output_ids,
+            request.finish_reason,
+            request.error,
+            request.metrics,
+            request.logprobs,
+            self.recipe.promise_for(request.params),
+        )
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """One prompt or several: a list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise InputError(f"prompts must be a string, a mapping or a list of them, not {type(prompts).__name__}")
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [prompts]
+    if not prompts:
+        raise InputError("there are no prompts: give at least one")
+    return list(prompts)

@@ -1,0 +1,93 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretoken.core.metrics import Metrics
+from foretoken.engine.request import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion of a prompt.
+
+    Attributes:
+        text: generated text, stop string excluded.
+        token_ids: generated tokens; a stop token is included, since the model emitted it.
+        finish_reason: "stop", "length", "cancelled", "error"; None while it runs.
+        error: the message if it failed.
+        metrics: counters and times.
+        logprobs: one entry per token if asked for.
+        promise: what the recipe promises about this output.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    error: str | None
+    metrics: Metrics
+    logprobs: list[TokenLogprob] | None
+    promise: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its completions; the members of the first completion are reachable directly.
+
+    Attributes:
+        prompt: the prompt as text (decoded if token ids were given).
+        prompt_token_ids: the prompt as the model saw it.
+        outputs: ``params.n`` completions.
+    """
+
+    prompt: str
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def error(self) -> str | None:
+        return self.outputs[0].error
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.outputs[0].metrics
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def promise(self) -> str:
+        return self.outputs[0].promise
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One step of a streamed generation.
+
+    Attributes:
+        text: new text; may be empty while a character or a stop string is incomplete.
+        token_ids: new tokens, one or more.
+        output: the whole output so far.
+    """
+
+    text: str
+    token_ids: list[int]
+    output: RequestOutput
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finish_reason is not None

@@ -1,0 +1,116 @@
+"""One request: its tokens, its history, its place in the caches, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretoken.core.laws import LawMaker
+from foretoken.core.metrics import Metrics
+from foretoken.core.randomness import Streams
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities of one emitted token under the model's own law (before temperature, penalties and filters).
+
+    Attributes:
+        token_id: the emitted token.
+        logprob: its log-probability.
+        top: the k most probable tokens and their log-probabilities, most probable first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Request:
+    """State of one request; also the :class:`foretoken.core.protocols.Context` that drafters see.
+
+    Attributes:
+        request_id: unique within an engine.
+        tokens: prompt and committed output. All but the last have keys and values once the prompt is processed.
+        num_prompt: length of the prompt.
+        params: what was asked.
+        streams: random streams of this request.
+        laws: turns logits into this request's law.
+        stop_ids: tokens that end it.
+        max_total: longest allowed sequence, prompt included.
+        text: incremental text of the output; None until somebody reads it.
+        slot: its place in the target's cache, -1 while waiting.
+        finish_reason: None while running; then "stop", "length", "cancelled" or "error".
+    """
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    streams: Streams
+    laws: LawMaker
+    stop_ids: frozenset[int]
+    max_total: int
+    text: TextStream | None = None
+    slot: int = -1
+    finish_reason: str | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    started: float = 0.0
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Generated tokens so far."""
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        """How many tokens were generated so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def room(self) -> int:
+        """Tokens this request may still emit."""
+        return self.max_total - len(self.tokens)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Append the tokens of one step, as many as the request may take, and decide whether it ends here.
+
+        A stop token, a stop string or the length limit may fall inside the block: what follows is dropped.
+
+        Returns:
+            how many of ``tokens`` were taken (at least one).
+        """
+        taken = list(tokens[: self.room])
+        if len(taken) == self.room:
+            self.finish_reason = "length"
+        if self.stop_ids:
+            for index, token in enumerate(taken):
+                if token in self.stop_ids:
+                    del taken[index + 1 :]
+                    self.finish_reason = "stop"
+                    break
+        if self.text is not None:
+            taken = self._read(taken)
+        self.tokens += taken
+        self.laws.append(taken)
+        return len(taken)
+
+    def _read(self, taken: list[int]) -> list[int]:
+        """Feed the text; a stop string ends the request at the token that completes it."""
+        assert self.text is not None
+        stopped = self.finish_reason == "stop"
+        visible = taken[:-1] if stopped else taken  # the stop token itself is not text
+        for index, token in enumerate(visible):
+            count = self.num_output + index + 1
+            if self.text.push(token, may_stop=count >= self.params.min_tokens):
+                self.finish_reason = "stop"
+                return taken[: index + 1]
+        return taken

@@ -1,0 +1,83 @@
+"""Who runs in the next step: requests join and leave at every step, within a budget of rows.
+
+Every running request gets one row (its root) before anybody drafts; prompts are fed in chunks from what is left, so a
+long prompt never stops the others. Waiting requests join in order of arrival as soon as a slot is free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from foretoken.engine.request import Request
+from foretoken.models.cache import KVCache
+
+
+@dataclass(slots=True)
+class Work:
+    """One step's work.
+
+    Attributes:
+        decoding: requests whose prompt is processed; each needs its root row.
+        prefill: (request, number of prompt rows to process now).
+        spare_rows: rows left in the budget for drafts.
+    """
+
+    decoding: list[Request]
+    prefill: list[tuple[Request, int]]
+    spare_rows: int
+
+
+class Scheduler:
+    """First come, first served; decoding before prefill.
+
+    Args:
+        cache: the target's cache; its slots bound the number of running requests.
+        max_rows: rows of one forward, at most.
+    """
+
+    def __init__(self, cache: KVCache, max_rows: int) -> None:
+        self.cache = cache
+        self.max_rows = max_rows
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self.running or self.waiting)
+
+    def next(self) -> Work:
+        """Decide the next step. Requests that finished or were cancelled must have been removed."""
+        while self.waiting and self.cache.free_slots and len(self.running) < self.max_rows:
+            request = self.waiting.popleft()
+            request.slot = self.cache.acquire()
+            self.running.append(request)
+        decoding: list[Request] = []
+        filling: list[Request] = []
+        lengths = self.cache.lengths
+        for request in self.running:
+            (decoding if lengths[request.slot] == len(request.tokens) - 1 else filling).append(request)
+        # a request with one token left to process needs one row either way: the last prompt token is its first root
+        spare = self.max_rows - len(decoding)
+        prefill: list[tuple[Request, int]] = []
+        for request in filling:
+            if spare <= 0:
+                break
+            count = min(spare, len(request.tokens) - lengths[request.slot])
+            prefill.append((request, count))
+            spare -= count
+        return Work(decoding, prefill, spare)
+
+    def remove(self, request: Request) -> None:
+        """Take a finished request out and free its slot."""
+        if request.slot >= 0:
+            self.running.remove(request)
+            self.cache.release(request.slot)
+            request.slot = -1
+        elif request in self.waiting:
+            self.waiting.remove(request)

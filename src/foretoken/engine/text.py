@@ -1,0 +1,91 @@
+"""From tokens to text, a few tokens at a time.
+
+A token need not be whole characters, and a stop string may straddle tokens; so text is released only once it can no
+longer change: incomplete characters wait, and the longest end that could begin a stop string waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_BROKEN = "\ufffd"  # what an incomplete multi-byte character decodes to
+
+
+class TextStream:
+    """The text of one request's output.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        stop: strings that end the text; not included in it.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._ids: list[int] = []
+        self._read_from = 0  # start of the window that is decoded again
+        self._read_to = 0  # tokens before this one are already in the text
+        self._text = ""
+        self._released = 0
+
+    @property
+    def text(self) -> str:
+        """All text so far, stop string excluded."""
+        return self._text
+
+    def push(self, token: int, *, may_stop: bool = True) -> bool:
+        """Add one token; True if a stop string is now complete (the text is cut before it)."""
+        self._ids.append(token)
+        before = self._decode(self._read_from, self._read_to)
+        now = self._decode(self._read_from, len(self._ids))
+        if now.endswith(_BROKEN) or len(now) <= len(before):
+            return False
+        self._text += now[len(before) :]
+        self._read_from, self._read_to = self._read_to, len(self._ids)
+        return may_stop and self._cut(len(now) - len(before))
+
+    def close(self) -> None:
+        """No more tokens: take in what was waiting for the rest of a character."""
+        before = self._decode(self._read_from, self._read_to)
+        self._text += self._decode(self._read_from, len(self._ids))[len(before) :]
+        self._read_from = self._read_to = len(self._ids)
+
+    def release(self, *, final: bool = False) -> str:
+        """Text that was not released before and cannot be taken back any more."""
+        end = len(self._text)
+        if not final and self._stop:
+            end -= self._possible_stop()
+        fresh = self._text[self._released : end]
+        self._released = max(self._released, end)
+        return fresh
+
+    def _decode(self, start: int, end: int) -> str:
+        text: str = self._tokenizer.decode(
+            self._ids[start:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _cut(self, fresh: int) -> bool:
+        """Look for the earliest stop string that ends within the last ``fresh`` characters."""
+        found = -1
+        for stop in self._stop:
+            at = self._text.find(stop, max(0, len(self._text) - fresh - len(stop) + 1))
+            if at >= 0 and (found < 0 or at < found):
+                found = at
+        if found < 0:
+            return False
+        self._text = self._text[:found]
+        self._ids.clear()
+        self._read_from = self._read_to = 0
+        return True
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest

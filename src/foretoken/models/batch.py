@@ -1,0 +1,133 @@
+"""The packed batch: rows of all requests end to end in one forward.
+
+    input_ids     [ a0 a1 a2 a3 | b0 | c0 c1 c2 ]      a: prefill chunk, b: plain decoding, c: root and a draft
+    position_ids  [ 0  1  2  3  | 57 | 9  10 10 ]      a tree node's position is the prefix + its depth
+    segments        slot 0       slot 1  slot 2
+
+One request and a hundred, prompts and drafts, are the same code path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The rows of one request.
+
+    Attributes:
+        slot: where its keys and values live.
+        prefix: committed rows in that slot before this step.
+        start: index of its first row in the packed batch.
+        num_rows: how many rows.
+        tail: uncommitted rows of earlier forwards behind the prefix (a draft model reads its tree level by level).
+        seen: bool [num_rows, tail + num_rows]: which rows behind the prefix each row sees; None means all rows up to
+            itself, as in a chain.
+        depths: positions behind the prefix of the tail's rows and then of these rows, if ``seen`` is given.
+    """
+
+    slot: int
+    prefix: int
+    start: int
+    num_rows: int
+    tail: int = 0
+    seen: Tensor | None = None
+    depths: tuple[int, ...] | None = None
+
+
+class PackedBatch:
+    """Rows, positions and segments of one forward; built by appending requests.
+
+    Attributes:
+        tokens, positions: T integers each.
+        segments: one per request.
+        wanted: packed rows whose logits are needed, in order.
+    """
+
+    __slots__ = ("tokens", "positions", "segments", "wanted")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.segments: list[Segment] = []
+        self.wanted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add_chunk(self, slot: int, prefix: int, tokens: Sequence[int], *, wanted: int) -> None:
+        """Append consecutive tokens that follow ``prefix`` committed rows; logits of the last ``wanted`` rows."""
+        start = len(self.tokens)
+        end = start + len(tokens)
+        self.tokens.extend(tokens)
+        self.positions.extend(range(prefix, prefix + len(tokens)))
+        self.segments.append(Segment(slot, prefix, start, len(tokens)))
+        self.wanted.extend(range(end - wanted, end))
+
+    def add_tree(self, slot: int, prefix: int, root: int, tree: TokenTree) -> None:
+        """Append the root token and the draft behind it; logits of all rows."""
+        if tree.is_chain:
+            self.add_chunk(slot, prefix, (root, *tree.tokens), wanted=1 + len(tree))
+            return
+        start = len(self.tokens)
+        self.tokens.append(root)
+        self.tokens.extend(tree.tokens)
+        self.positions.append(prefix)
+        self.positions.extend(prefix + depth for depth in tree.depths)
+        seen = torch.ones(1 + len(tree), 1 + len(tree), dtype=torch.bool).tril_()
+        seen[0, 1:] = False
+        seen[1:, 1:] = tree.ancestors_NN
+        self.segments.append(Segment(slot, prefix, start, 1 + len(tree), 0, seen, (0, *tree.depths)))
+        self.wanted.extend(range(start, len(self.tokens)))
+
+    def add_level(
+        self,
+        slot: int,
+        prefix: int,
+        tokens: Sequence[int],
+        *,
+        depths: Sequence[int],
+        tail: int,
+        tail_depths: Sequence[int],
+        ancestors: Sequence[Sequence[int]],
+    ) -> None:
+        """Append one level of a tree whose upper levels already lie in the tail; logits of all rows.
+
+        Args:
+            slot, prefix: the request's slot and its committed rows.
+            tokens: one per row.
+            depths: position of each row behind the prefix.
+            tail: rows already behind the prefix.
+            tail_depths: their positions behind the prefix.
+            ancestors: for each row, the tail rows it sees; it also sees itself.
+        """
+        start = len(self.tokens)
+        count = len(tokens)
+        self.tokens.extend(tokens)
+        self.positions.extend(prefix + depth for depth in depths)
+        seen = torch.zeros(count, tail + count, dtype=torch.bool)
+        for row, visible in enumerate(ancestors):
+            seen[row, [*visible, tail + row]] = True
+        self.segments.append(Segment(slot, prefix, start, count, tail, seen, (*tail_depths, *depths)))
+        self.wanted.extend(range(start, start + count))
+
+    def ids_1T(self, device: torch.device) -> Tensor:
+        """Token ids, int64 [1, T]."""
+        return torch.tensor([self.tokens], dtype=torch.int64, device=device)
+
+    def positions_1T(self, device: torch.device) -> Tensor:
+        """Positions, int64 [1, T]."""
+        return torch.tensor([self.positions], dtype=torch.int64, device=device)
+
+    def wanted_rows(self, device: torch.device) -> Tensor | None:
+        """Rows to score, int64; None if every row is wanted."""
+        if len(self.wanted) == len(self.tokens):
+            return None
+        return torch.tensor(self.wanted, dtype=torch.int64, device=device)

@@ -1,0 +1,137 @@
+"""The K/V cache: a committed prefix per slot, and a speculative tail behind it.
+
+    slot s:  | committed prefix (lengths[s] rows) | tail: rows of the current step | unused ...
+                                                    root  n0  n1  n2 ...
+
+A step writes its rows into the tail; ``commit`` keeps the accepted rows and makes the prefix contiguous (a chain moves
+nothing); ``rollback`` drops the tail. Since neither touches a committed row, "reject, then continue" leaves the cache
+bit for bit as if the draft had never been.
+
+Letters: S slots, G key/value heads, C capacity, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_FIRST_CAPACITY = 256
+
+
+class KVCache:
+    """Keys and values of every layer, per layer ``[S, G, C, D]``.
+
+    Buffers are allocated at the first write from the shapes seen (value width may differ from key width, layers may
+    differ from each other) and grow by doubling, up to what requests need: nobody has to guess a size.
+
+    Args:
+        num_layers: layers that will write.
+        max_slots: requests held at once, at most.
+        max_length: rows per slot, at most.
+    """
+
+    def __init__(self, num_layers: int, max_slots: int, max_length: int) -> None:
+        self.num_layers = num_layers
+        self.max_slots = max_slots
+        self.max_length = max_length
+        self.num_slots = 1
+        self.capacity = min(_FIRST_CAPACITY, max_length)
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.lengths: list[int] = [0] * max_slots
+        self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can still be acquired."""
+        return len(self._free)
+
+    def acquire(self) -> int:
+        """Take an empty slot.
+
+        Raises:
+            RuntimeError: all slots are taken (the scheduler must not let that happen).
+        """
+        if not self._free:
+            raise RuntimeError(f"all {self.max_slots} cache slots are taken")
+        slot = self._free.pop()
+        self.lengths[slot] = 0
+        if slot >= self.num_slots:
+            self._grow(min(self.max_slots, max(2 * self.num_slots, slot + 1)), self.capacity)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back; its rows are forgotten."""
+        self.lengths[slot] = 0
+        self._free.append(slot)
+        self._free.sort(reverse=True)
+
+    def reserve(self, slot: int, num_rows: int) -> None:
+        """Make room for ``num_rows`` rows behind the committed prefix.
+
+        Raises:
+            ValueError: the slot would exceed ``max_length``.
+        """
+        needed = self.lengths[slot] + num_rows
+        if needed <= self.capacity:
+            return
+        if needed > self.max_length:
+            raise ValueError(f"slot {slot} needs {needed} rows, the cache holds {self.max_length} at most")
+        self._grow(self.num_slots, min(self.max_length, max(2 * self.capacity, needed)))
+
+    def buffers(self, layer: int, k_GTD: Tensor, v_GTD: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's buffers [S, G, C, D] and [S, G, C, Dv], allocated like ``k`` and ``v`` at the first call."""
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            keys = k_GTD.new_empty((self.num_slots, k_GTD.shape[0], self.capacity, k_GTD.shape[2]))
+            values = v_GTD.new_empty((self.num_slots, v_GTD.shape[0], self.capacity, v_GTD.shape[2]))
+            self.keys[layer], self.values[layer] = keys, values
+        return keys, values
+
+    def commit(self, slot: int, rows: Sequence[int]) -> None:
+        """Keep these tail rows, in this order, and drop the others.
+
+        Args:
+            slot: the request's slot.
+            rows: indices into the tail, strictly increasing (a path of a topologically ordered tree is).
+        """
+        start = self.lengths[slot]
+        count = len(rows)
+        first_moved = next((i for i, row in enumerate(rows) if row != i), count)
+        if first_moved < count:
+            moved = rows[first_moved:]
+            for buffer in (*self.keys, *self.values):
+                if buffer is not None:
+                    tail = buffer[slot, :, start:]
+                    # index_select copies, so overlapping source and target are safe
+                    index = torch.tensor(moved, device=buffer.device)
+                    tail[:, first_moved:count] = tail.index_select(1, index)
+        self.lengths[slot] = start + count
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Shorten the committed prefix to ``length`` rows; the tail is dropped with it."""
+        if length > self.lengths[slot]:
+            raise ValueError(f"cannot roll slot {slot} back to {length} rows: it has {self.lengths[slot]}")
+        self.lengths[slot] = length
+
+    def fork(self, slot: int) -> int:
+        """A new slot with a copy of this slot's committed prefix."""
+        twin = self.acquire()
+        length = self.lengths[slot]
+        for buffer in (*self.keys, *self.values):
+            if buffer is not None:
+                buffer[twin, :, :length] = buffer[slot, :, :length]
+        self.lengths[twin] = length
+        return twin
+
+    def _grow(self, num_slots: int, capacity: int) -> None:
+        used = max(self.lengths, default=0)
+        for side in (self.keys, self.values):
+            for layer, old in enumerate(side):
+                if old is not None:
+                    new = old.new_empty((num_slots, old.shape[1], capacity, old.shape[3]))
+                    new[: self.num_slots, :, :used] = old[:, :, :used]
+                    side[layer] = new
+        self.num_slots, self.capacity = num_slots, capacity

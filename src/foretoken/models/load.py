@@ -1,0 +1,148 @@
+"""Loading a checkpoint: one function, every way it can fail said clearly.
+
+A name is a bundled model (``zoo:base``), a local folder, or a hub id. What ``transformers`` would only warn about
+(weights that are missing and hence random) is an error here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from foretoken import zoo
+from foretoken.core.errors import ConfigError, ModelError, nearest
+from foretoken.models import attention
+from foretoken.models.language_model import LanguageModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    name: str | Path, *, dtype: str = "auto", device: str = "auto", max_length: int | None = None
+) -> LanguageModel:
+    """Load a causal language model and its tokenizer for inference.
+
+    Args:
+        name: ``zoo:NAME``, a local folder, or a hub id.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
+        max_length: longest sequence to serve; None takes the model's own limit.
+    Raises:
+        ConfigError: unknown dtype or device, or a length beyond the model's.
+        ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
+        UnsupportedArchitecture: attention does not go through the library's attention interface.
+    """
+    place = _place(device)
+    source = _source(name)
+    config = _config(source, name)
+    kind = _dtype(dtype, config)
+    model = _weights(source, name, kind)
+    tokenizer = _tokenizer(source, name)
+    return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
+
+
+def _place(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device='{device}' is not a device: use auto, cpu, cuda or cuda:N") from None
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device='{device}' is not supported: use auto, cpu, cuda or cuda:N")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device='{device}': torch sees {torch.cuda.device_count()} CUDA devices; use device='cpu'")
+    return place
+
+
+def _dtype(dtype: str, config: Any) -> torch.dtype:
+    if dtype == "auto":
+        found = getattr(config, "dtype", None)
+        return found if isinstance(found, torch.dtype) else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES])}")
+    return DTYPES[dtype]
+
+
+def _source(name: str | Path) -> str:
+    """The path or hub id that transformers is given."""
+    text = str(name)
+    if text.startswith("zoo:"):
+        return str(zoo.path(text.removeprefix("zoo:")))
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model '{text}' is a folder without config.json: point to a saved Hugging Face checkpoint")
+        return str(folder)
+    if folder.exists():
+        raise ModelError(f"model '{text}' is a file: point to the folder of a saved Hugging Face checkpoint")
+    if text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise ModelError(f"model '{text}' does not exist")
+    return text
+
+
+def _config(source: str, name: str | Path) -> Any:
+    try:
+        with _quiet():
+            return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise ModelError(f"model '{name}': its config cannot be read: {_first_line(error)}") from error
+
+
+def _weights(source: str, name: str | Path, dtype: torch.dtype) -> Any:
+    try:
+        with _quiet():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, attn_implementation=attention.NAME, output_loading_info=True
+            )
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError, TypeError, EOFError) as error:
+        raise ModelError(
+            f"model '{name}': its weights cannot be loaded ({_first_line(error)}); "
+            "the checkpoint may be incomplete or damaged: fetch or save it again"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"model '{name}': {len(missing)} weights are missing from the checkpoint, '{missing[0]}' first; "
+            "it would answer at random"
+        )
+    return model
+
+
+def _tokenizer(source: str, name: str | Path) -> Any:
+    try:
+        with _quiet():
+            return AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        # tokenizers raises bare Exception for damaged files; whatever it is, the remedy is the same
+        raise ModelError(f"model '{name}': its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's progress bars and advice off the terminal while loading; errors still raise."""
+    log = logging.getLogger("transformers")
+    level = log.level
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    log.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
