@@ -156,7 +156,10 @@ class LawMaker:
         if params.greedy:
             return x_MV
         if params.temperature != 1.0:
-            x_MV /= params.temperature
+            if params.temperature < 1e-3:
+                # quotients may overflow: with the maximum at zero they go to -inf at worst, which is right
+                x_MV -= x_MV.amax(-1, keepdim=True)
+            x_MV /= max(params.temperature, 1e-30)  # float32 has no smaller number to divide by safely
         return _filter(x_MV, params)
 
     def _penalise(self, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -133,7 +133,15 @@ class Verifier(Protocol):
 
 
 class Plan(Protocol):
-    """How the target computes its rows; called by every attention layer. See plans/dense.py."""
+    """How the target computes its rows; called by every attention layer. See plans/dense.py.
+
+    Attributes:
+        dense_over: the cache, if this plan is plain dense attention over it: then a fused decoder may do the same
+            arithmetic in one piece instead of being called layer by layer. None for any other plan.
+    """
+
+    @property
+    def dense_over(self) -> Any: ...
 
     def attend(
         self,

@@ -24,7 +24,7 @@ from foretoken.core.errors import ConfigError, MismatchError, RequestError
 from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.models.batch import PackedBatch
-from foretoken.models.language_model import LanguageModel, check_same_vocabulary
+from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.plans.dense import DensePlan
 
@@ -33,6 +33,15 @@ _CHUNK_ROWS = 512  # rows of one forward while a prompt is read
 
 Shape = Literal["chain", "topk", "sampled", "sampled_without_replacement"]
 _SHAPES: tuple[Shape, ...] = ("chain", "topk", "sampled", "sampled_without_replacement")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a forward that belong to one draft."""
+
+    output: Output
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
@@ -136,17 +145,17 @@ class ModelDrafter:
         for context, budget in zip(contexts, budgets, strict=True):
             # The draft may have fewer positions than the target: then the request goes on without drafts.
             depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
-            if budget.max_nodes > 0 and depth > 0:
+            if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
                 growing.append(_Growing(context, Budget(budget.max_nodes, depth, budget.patience), self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:
             with torch.inference_mode():
                 self._read(active)
-                logits = self._forward_roots(active)
+                rows = self._forward_roots(active)
                 while active:
-                    active = self._expand(active, logits)
+                    active = self._expand(active, rows)
                     if active:
-                        logits = self._forward_level(active)
+                        rows = self._forward_level(active)
         done = {draft.context.request_id: self._finish(draft) for draft in growing}
         return [done.get(context.request_id, NO_DRAFT) for context in contexts]
 
@@ -166,12 +175,18 @@ class ModelDrafter:
 
     # ------------------------------------------------------------------ forwards
 
+    def _has_place(self, context: Context) -> bool:
+        return context.request_id in self._states or self.cache.free_slots > 0
+
     def _state(self, context: Context) -> _State:
         state = self._states.get(context.request_id)
         if state is None:
             state = self._states[context.request_id] = _State(self.cache.acquire())
         state.row_of.clear()
         state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
+        if self.cache.lengths[state.slot] >= len(context.tokens):
+            # asked again about the same root, after another request's draft failed: the root is read again
+            self.cache.rollback(state.slot, len(context.tokens) - 1)
         return state
 
     def _read(self, drafts: Sequence[_Growing]) -> None:
@@ -186,8 +201,8 @@ class ModelDrafter:
                 self.model.forward(batch, DensePlan(self.cache, batch))
                 self.cache.commit(slot, range(_CHUNK_ROWS))
 
-    def _forward_roots(self, drafts: Sequence[_Growing]) -> list[Tensor]:
-        """Read up to and including the root; [1, V] logits per draft."""
+    def _forward_roots(self, drafts: Sequence[_Growing]) -> list[_Rows]:
+        """Read up to and including the root; one row per draft."""
         batch = PackedBatch()
         for draft in drafts:
             slot = draft.state.slot
@@ -195,21 +210,23 @@ class ModelDrafter:
             rest = draft.context.tokens[begin:]
             self.cache.reserve(slot, len(rest) + draft.budget.max_nodes)
             batch.add_chunk(slot, begin, rest, wanted=1)
-        logits_BV = self._logits(batch)
+        output = self._forward(batch)
         for draft in drafts:
             slot = draft.state.slot
             self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
-        return list(logits_BV.split(1))
+        return [_Rows(output, row, row + 1) for row in range(len(drafts))]
 
-    def _forward_level(self, drafts: Sequence[_Growing]) -> list[Tensor]:
-        """Read the frontier of every draft behind the nodes already read; [len(frontier), V] logits per draft."""
+    def _forward_level(self, drafts: Sequence[_Growing]) -> list[_Rows]:
+        """Read the frontier of every draft behind the nodes already read; a row per frontier node."""
         batch = PackedBatch()
+        rows = []
         for draft in drafts:
             slot = draft.state.slot
             read = draft.state.row_of
             tokens = [draft.tokens[node] for node in draft.frontier]
-            if draft.chain and len(tokens) == 1:
-                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)  # a chain's tail is a prefix
+            rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
+            if draft.chain and len(tokens) == 1:  # a chain's tail is as good as a prefix
+                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)
             else:
                 batch.add_level(
                     slot,
@@ -222,8 +239,8 @@ class ModelDrafter:
                 )
             for node in draft.frontier:
                 read[node] = len(read)
-        logits_MV = self._logits(batch)
-        return list(logits_MV.split([len(draft.frontier) for draft in drafts]))
+        output = self._forward(batch)
+        return [_Rows(output, start, stop) for start, stop in rows]
 
     def _seen(self, draft: _Growing, node: int) -> list[int]:
         """Tail rows that a node about to be read may attend to: its ancestors'."""
@@ -234,15 +251,16 @@ class ModelDrafter:
             node = draft.parents[node]
         return rows
 
-    def _logits(self, batch: PackedBatch) -> Tensor:
+    def _forward(self, batch: PackedBatch) -> Output:
         """One forward; the draft's table may be padded to another size than the target's."""
-        logits_MV = self.model.forward(batch, DensePlan(self.cache, batch)).logits_MV
-        width = logits_MV.shape[-1]
+        output = self.model.forward(batch, DensePlan(self.cache, batch), shares=True)
+        width = output.logits_MV.shape[-1]
+        if width == self.vocab_size:
+            return output
         if width > self.vocab_size:
-            return logits_MV[:, : self.vocab_size]
-        if width < self.vocab_size:
-            return torch.nn.functional.pad(logits_MV, (0, self.vocab_size - width), value=-torch.inf)
-        return logits_MV
+            return Output.of(output.logits_MV[:, : self.vocab_size], shares=True)
+        missing = self.vocab_size - width
+        return Output.of(torch.nn.functional.pad(output.logits_MV, (0, missing), value=-torch.inf), shares=True)
 
     # ------------------------------------------------------------------ growing
 
@@ -252,34 +270,35 @@ class ModelDrafter:
         patience = draft.budget.patience
         return patience is None or patience.worthwhile(1.0, 1.0, 0)
 
-    def _expand(self, drafts: Sequence[_Growing], logits: Sequence[Tensor]) -> list[_Growing]:
+    def _expand(self, drafts: Sequence[_Growing], rows: Sequence[_Rows]) -> list[_Growing]:
         """Give the frontier of each draft its children; returns the drafts that go on."""
         going_on = []
-        for draft, logits_MV in zip(drafts, logits, strict=True):
-            greedy = draft.context.params.greedy
+        for draft, its in zip(drafts, rows, strict=True):
             if self.config.tree == "topk":
-                self._expand_topk(draft, logits_MV)
-            elif greedy:
-                self._expand_greedy(draft, logits_MV)
+                self._expand_topk(draft, its)
+            elif draft.context.params.greedy:
+                self._expand_greedy(draft, its)
             else:
-                self._expand_sampled(draft, logits_MV)
+                self._expand_sampled(draft, its)
             if draft.frontier:
                 going_on.append(draft)
         return going_on
 
-    def _law(self, draft: _Growing, logits_MV: Tensor) -> Tensor:
+    def _law(self, draft: _Growing, rows: _Rows) -> Tensor:
         """Processed logits of the frontier, under the history that each node stands for."""
+        logits_MV = rows.output.logits_MV[rows.start : rows.stop]
         maker = draft.context.laws
-        if maker.trivial:
-            return logits_MV
-        tree = TokenTree(draft.tokens, draft.parents)
-        return maker.process(logits_MV, tree, draft.frontier)
+        if not maker.trivial:
+            logits_MV = maker.process(logits_MV, TokenTree(draft.tokens, draft.parents), draft.frontier)
+        return logits_MV
 
-    def _expand_greedy(self, draft: _Growing, logits_MV: Tensor) -> None:
+    def _expand_greedy(self, draft: _Growing, rows: _Rows) -> None:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
-        processed = self._law(draft, logits_MV)[0].float()
-        best, token = processed.max(dim=-1)
-        confidence = torch.exp(best - processed.logsumexp(-1)).item()
+        output, row = rows.output, rows.start
+        if not draft.context.laws.trivial:
+            output, row = Output.of(self._law(draft, rows), shares=True), 0
+        assert output.shares is not None
+        confidence = output.shares[row]
         if confidence != confidence:
             raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
         parent = draft.frontier[0]
@@ -287,12 +306,12 @@ class ModelDrafter:
         if not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
-        node = draft.add(int(token), parent, confidence, 0)
+        node = draft.add(output.best[row], parent, confidence, 0)
         draft.frontier = [node] if self._room(draft, node) else []
 
-    def _expand_sampled(self, draft: _Growing, logits_MV: Tensor) -> None:
+    def _expand_sampled(self, draft: _Growing, rows: _Rows) -> None:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
-        q_MV = torch.softmax(self._law(draft, logits_MV), dim=-1)
+        q_MV = torch.softmax(self._law(draft, rows), dim=-1)
         if bool(torch.isnan(q_MV).any()):
             raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
         count = 1 if self.config.tree == "chain" else self.config.branching
@@ -318,9 +337,9 @@ class ModelDrafter:
         width = 1 if self.config.tree == "chain" else self.config.branching
         draft.frontier = sorted(node for node in fresh[:width] if self._room(draft, node))
 
-    def _expand_topk(self, draft: _Growing, logits_MV: Tensor) -> None:
+    def _expand_topk(self, draft: _Growing, rows: _Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
-        q_MV = torch.softmax(self._law(draft, logits_MV).float(), dim=-1)
+        q_MV = torch.softmax(self._law(draft, rows).float(), dim=-1)
         values, ids = q_MV.topk(min(self.config.branching, q_MV.shape[-1]), dim=-1)
         candidates: list[tuple[float, int, int, float]] = []
         for row, parent in enumerate(draft.frontier):

@@ -6,11 +6,20 @@ expectations that pays exactly when P / c exceeds the best achievable rate r (Di
 while P > r * c. Everything in the rule is measured:
 
 * P: the drafter's own confidence, corrected by how often nodes of that confidence really stood;
-* c: the slope of the verification time over rows, plus the drafting time per node;
+* c: the slope of the verification time over rows, plus that of the drafting time over nodes; what drafting costs
+  before its first node is asked of the first node, shared over a draft of the usual length;
 * r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
+
+A drafter may spend time before it can tell that it has nothing to propose. So it is asked at all only while drafting
+as a whole gains more tokens than its time is worth: gained > r * spent.
+
+A slope cannot be seen while every draft is equally long, nor acceptance while nothing is drafted: so now and then a
+step deviates from the rule, rarely enough to cost about one percent.
 """
 
 from __future__ import annotations
+
+import math
 
 from foretoken.core.draft import Draft
 from foretoken.core.tree import ROOT
@@ -18,9 +27,14 @@ from foretoken.core.verdict import Verdict
 
 _BINS = 10
 _PRIOR = 4.0  # a bin starts as so many observations that agree with the drafter
-_MEMORY = 400.0  # a bin forgets beyond so many observations
-_DECAY = 0.95  # of running times and rates, per step
+_MEMORY = 200.0  # a bin forgets beyond so many observations
+_DECAY = 0.95  # of the rate, per step
+_SLOW = 0.99  # of costs and of what drafting as a whole gains
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
+_LATE = 5.0  # a time so many times the expected one is cut there: the machine was busy with something else
+_TRIALS = 16.0  # drafting is not given up before so many steps of it,
+_PATIENT = 0.75  # and not for a loss that may be chance
+_VARY_EVERY = 8  # while drafts are equally long, let every so many-th be longer or shorter
 
 
 class Controller:
@@ -30,12 +44,13 @@ class Controller:
         self._stood = [_PRIOR * (i + 0.5) / _BINS for i in range(_BINS)]
         self._seen = [_PRIOR] * _BINS
         self._verify = _Line()
-        self._draft_seconds = 0.0
-        self._draft_nodes = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
+        self._draft = _Line()
+        self._steps = self._tokens = self._seconds = 0.0  # of all steps
+        self._asked = self._gained = self._spent = 0.0  # of steps that asked for drafts: tokens and seconds they added
+        self._num_steps = 0
         self._empty_steps = 0
-        self._gain_needed = 0.0
+        self._first_gain = 0.0  # what the first node must promise, and each later one
+        self._next_gain = 0.0
         self.probing = False
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
@@ -43,14 +58,23 @@ class Controller:
         if self.probing and num_nodes < 2:
             return True
         stands = self._stood[bin_of := _bin(confidence)] / self._seen[bin_of]
-        return reach * stands > self._gain_needed
+        return reach * stands > (self._next_gain if num_nodes else self._first_gain)
 
     def plan(self) -> None:
         """Called once before drafting: refresh the threshold r * c."""
         rate = self._tokens / self._seconds if self._seconds else 0.0
-        per_node = self._draft_seconds / self._draft_nodes if self._draft_nodes else 0.0
-        self._gain_needed = rate * (per_node + self._verify.slope)
+        verify, draft = self._verify, self._draft
         self.probing = self._empty_steps >= _PROBE_EVERY
+        gain = rate * (draft.slope + verify.slope)
+        if not self.probing and self._asked > _TRIALS and self._gained < _PATIENT * rate * self._spent:
+            gain = math.inf
+        elif not self._empty_steps:
+            if verify.flat:
+                gain = math.inf  # a step without a draft shows what the rows of a draft cost
+            elif draft.flat and self._num_steps % _VARY_EVERY == 0:
+                gain *= 2.0 if self._num_steps % (2 * _VARY_EVERY) else 0.5
+        self._next_gain = gain
+        self._first_gain = gain + rate * draft.intercept / max(1.0, draft.mean)
 
     def measure(self, *, rows: int, nodes: int, tokens: int, draft: float, verify: float, total: float) -> None:
         """Take in one pure decoding step.
@@ -61,13 +85,25 @@ class Controller:
             tokens: tokens emitted.
             draft, verify, total: seconds.
         """
+        self._num_steps += 1
         self._verify.add(rows, verify)
-        if nodes:
-            self._draft_seconds = self._draft_seconds * _DECAY + draft
-            self._draft_nodes = self._draft_nodes * _DECAY + nodes
-            self._empty_steps = 0
-        else:
+        stood = tokens - (rows - nodes)
+        if self._next_gain < math.inf:
+            spent = draft + self._verify.slope * nodes
+            if self._asked:
+                spent = min(spent, _LATE * self._spent / self._asked)
+            self._asked = self._asked * _SLOW + 1.0
+            self._gained = self._gained * _SLOW + stood
+            self._spent = self._spent * _SLOW + spent
+        if not nodes:
             self._empty_steps += 1
+        else:
+            self._draft.add(nodes, draft)
+            if not self.probing or stood < nodes:  # a probe that stands calls for another one
+                self._empty_steps = 0
+        if self._steps:
+            total = min(total, _LATE * self._seconds / self._steps)
+        self._steps = self._steps * _DECAY + 1.0
         self._tokens = self._tokens * _DECAY + tokens
         self._seconds = self._seconds * _DECAY + total
 
@@ -91,27 +127,41 @@ def _bin(confidence: float) -> int:
 
 
 class _Line:
-    """A forgetful least-squares line through (rows, seconds); its slope is never negative."""
+    """A forgetful least-squares line through (count, seconds); slope and intercept are never negative."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
-    def add(self, rows: int, seconds: float) -> None:
-        if self._n > 20 and seconds > 5 * self._y / self._n:
-            return  # the machine was busy with something else
-        decay = 0.99
-        self._n = self._n * decay + 1
-        self._x = self._x * decay + rows
-        self._y = self._y * decay + seconds
-        self._xx = self._xx * decay + rows * rows
-        self._xy = self._xy * decay + rows * seconds
+    def add(self, count: int, seconds: float) -> None:
+        if self._n:
+            seconds = min(seconds, _LATE * max(self.intercept + self.slope * count, self._y / self._n))
+        self._n = self._n * _SLOW + 1
+        self._x = self._x * _SLOW + count
+        self._y = self._y * _SLOW + seconds
+        self._xx = self._xx * _SLOW + count * count
+        self._xy = self._xy * _SLOW + count * seconds
+
+    @property
+    def mean(self) -> float:
+        """The mean count."""
+        return self._x / self._n if self._n else 0.0
+
+    @property
+    def flat(self) -> bool:
+        """Whether the counts were too equal to tell a slope: their deviation is below a tenth of their mean."""
+        return self._n * self._xx - self._x * self._x < 0.01 * self._x * self._x
 
     @property
     def slope(self) -> float:
-        """Seconds per additional row; a tenth of the mean time per row until two row counts were seen."""
-        if not self._n:
+        """Seconds per additional unit; while flat, the mean seconds per unit."""
+        if not self._x:
             return 0.0
         spread = self._n * self._xx - self._x * self._x
         if spread < 1e-6 * self._n * self._n:
-            return 0.1 * self._y / max(self._x, 1.0)
+            return self._y / self._x
         return max(0.0, (self._n * self._xy - self._x * self._y) / spread)
+
+    @property
+    def intercept(self) -> float:
+        """Seconds before the first unit."""
+        return max(0.0, (self._y - self.slope * self._x) / self._n) if self._n else 0.0

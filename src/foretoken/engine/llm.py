@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ class LLM:
     Args:
         model: ``zoo:NAME``, a local Hugging Face folder, or a hub id.
         speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive) and the method's
-            own options; None is plain decoding. ``foretoken methods`` lists them.
+            own options; None is plain decoding. ``foretoken methods`` lists them. ``method`` and ``verifier``
+            may also be instances of your own.
         dtype: "auto", "float32", "bfloat16", "float16".
         device: "auto", "cpu", "cuda", "cuda:N".
         threads: CPU threads for torch; None leaves torch's choice. It is a setting of the process.
@@ -62,7 +64,7 @@ class LLM:
                 raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
         if threads is not None:
             if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-                raise ConfigError(f"threads={threads!r} must be an integer, at least 1: leave it out for torch's choice")
+                raise ConfigError(f"threads={threads!r} must be an integer, at least 1; leave it out for torch's")
             torch.set_num_threads(threads)
         target = load(model, dtype=dtype, device=device, max_length=max_model_len)
         self._set_up(target, speculative_config, max_num_seqs, max_rows_per_step, seed)
@@ -122,7 +124,8 @@ class LLM:
         """
         many = _as_list(prompts)
         every = self._params_for(many, params)
-        groups = [self._requests(prompt, each, index) for index, (prompt, each) in enumerate(zip(many, every, strict=True))]
+        pairs = enumerate(zip(many, every, strict=True))
+        groups = [self._requests(prompt, each, index) for index, (prompt, each) in pairs]
         return self._run(groups, progress)
 
     def chat(
@@ -184,6 +187,8 @@ class LLM:
     def _params_for(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             every = [params or SamplingParams()] * len(prompts)
+        elif isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
+            raise ConfigError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
         else:
             every = list(params)
             if len(every) != len(prompts):
@@ -223,7 +228,8 @@ class LLM:
                 raise InputError(f"{where} has token id {token}: the vocabulary has {vocab_size} entries")
         if len(ids) >= self.target.max_length:
             raise InputError(
-                f"{where} has {len(ids)} tokens; the context holds {self.target.max_length}, the output included: shorten it"
+                f"{where} has {len(ids)} tokens; the context holds {self.target.max_length}, "
+                "the output included: shorten it"
             )
         return ids
 
@@ -265,13 +271,18 @@ class LLM:
         for group in groups:
             for request in group:
                 self.engine.add(request)
+        unfinished = deque(request for group in groups for request in group)
         try:
-            while self.engine.busy:
-                for request in self.engine.step():
-                    if request.finished and progress is not None:
-                        group = group_of[request.request_id]
-                        if all(each.finished for each in group):
-                            progress(self._output(group))
+            while unfinished:
+                if unfinished[0].finished:
+                    unfinished.popleft()
+                    continue
+                for request in self.engine.step():  # may move requests of an open stream along, too
+                    group = group_of.get(request.request_id, [])
+                    if progress is not None and group and all(each.finished for each in group):
+                        for each in group:  # completions may end in the same step
+                            del group_of[each.request_id]
+                        progress(self._output(group))
         except BaseException:
             for group in groups:
                 for request in group:
@@ -280,24 +291,34 @@ class LLM:
         return [self._output(group) for group in groups]
 
     def _stream(self, request: Request) -> Iterator[Chunk]:
+        assert request.text is not None
+        prompt = self._prompt_text(request)
         self.engine.add(request)
         sent = 0
         try:
-            while not request.finished:
-                self.engine.step()
-                tokens = request.output_ids[sent:]
-                if tokens or request.finished:
-                    sent += len(tokens)
-                    output = self._output([request])
-                    assert request.text is not None
-                    yield Chunk(request.text.release(final=request.finished), tokens, output)
+            while True:
+                tokens, ended = request.tokens[request.num_prompt + sent :], request.finished
+                if not tokens and not ended:
+                    self.engine.step()
+                    continue
+                sent += len(tokens)
+                output = self._output([request], prompt)
+                yield Chunk(request.text.release(final=ended), tokens, output)
+                if ended:  # as of this chunk: somebody else's step may have ended the request since
+                    return
         finally:
             self.engine.cancel(request)
 
-    def _output(self, group: list[Request]) -> RequestOutput:
+    def _prompt_text(self, request: Request) -> str:
+        ids = request.tokens[: request.num_prompt]
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def _output(self, group: Sequence[Request], prompt: str | None = None) -> RequestOutput:
         first = group[0]
         prompt_ids = first.tokens[: first.num_prompt]
-        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if prompt is None:
+            prompt = self._prompt_text(first)
         return RequestOutput(prompt, prompt_ids, [self._completion(request) for request in group])
 
     def _completion(self, request: Request) -> Completion:

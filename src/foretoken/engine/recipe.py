@@ -20,6 +20,8 @@ from foretoken.core.sampling import SamplingParams
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens")
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
+_DRAFTER = ("name", "laws", "branches", "propose", "observe", "release")
+_RULE = ("name", "promise", "laws", "trees", "verify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Recipe:
 
     @property
     def promise(self) -> str:
-        """What this recipe promises about sampled output; at temperature 0 every lossless recipe gives the same text."""
+        """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
         if self.verifier is not None:
             return self.verifier.promise
         return "same stream" if self.drafter.laws == (PointMass,) else "same law"
@@ -96,22 +98,19 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     """Check a ``speculative_config`` against the catalogue and the target, and make the recipe.
 
     Args:
-        settings: the mapping; None or empty is plain decoding.
+        settings: the mapping; None or empty is plain decoding. ``method`` and ``verifier`` are names or instances.
         target: the loaded target (drafters compare vocabularies with it).
     Raises:
         ConfigError: unknown method, verifier or key (nearest name offered), or a rule that the draft does not fit.
     """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"speculative_config must be a mapping, not {type(settings).__name__}")
     settings = dict(settings or {})
-    method = settings.pop("method", None) or ("draft_model" if "model" in settings else "none")
-    if not isinstance(method, str):
-        raise ConfigError(f"method={method!r} must be a name: {nearest('', [e.name for e in catalog.entries('drafter')])}")
-    verifier_name = settings.pop("verifier", None)
+    method = settings.pop("method", None)
+    if method is None:
+        method = "draft_model" if "model" in settings else "none"
+    asked = settings.pop("verifier", None)
     count = settings.pop("num_speculative_tokens", None)
-    drafter_class = catalog.find(method, "drafter").load()
-    known = [f.name for f in dataclasses.fields(drafter_class.Config)]
-    for key in settings:
-        if key not in known:
-            raise ConfigError(f"unknown option '{key}' for method '{method}': {nearest(key, [*known, *OWN_KEYS])}")
     if count in (None, "auto"):
         num_nodes, adaptive = MAX_ADAPTIVE_NODES, True
     elif isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MAX_NODES:
@@ -120,15 +119,56 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         raise ConfigError(
             f"num_speculative_tokens={count!r} must be an integer between 0 and {_MAX_NODES}, or 'auto' for adaptive"
         )
-    verifier = None if verifier_name in (None, "auto") else _verifier(str(verifier_name))
+    if method == "none":
+        num_nodes, adaptive = 0, False
+    verifier = None if asked in (None, "auto") else _rule(asked)
+    drafter = _named(method, settings, target) if isinstance(method, str) else _instance(method, settings)
+    if verifier is not None:
+        _check_fit(drafter.name, drafter, verifier)
+    return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive)
+
+
+def _named(method: str, settings: Mapping[str, Any], target: Any) -> Drafter:
+    """A drafter of the catalogue with its options."""
+    drafter_class = catalog.find(method, "drafter").load()
+    known = [f.name for f in dataclasses.fields(drafter_class.Config)]
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"unknown option '{key}' for method '{method}': {nearest(key, [*known, *OWN_KEYS])}")
     try:
         config = drafter_class.Config(**settings)
     except TypeError as error:
         raise ConfigError(f"method '{method}': {str(error).split('__init__() ')[-1]}") from None
-    drafter = drafter_class(config, target)
-    if verifier is not None:
-        _check_fit(method, drafter, verifier)
-    return Recipe(method, drafter, verifier, num_nodes, adaptive)
+    drafter: Drafter = drafter_class(config, target)
+    return drafter
+
+
+def _instance(drafter: Any, settings: Mapping[str, Any]) -> Drafter:
+    """A drafter of your own; it has been configured by whoever made it."""
+    missing = [name for name in _DRAFTER if not hasattr(drafter, name)]
+    if isinstance(drafter, type) or missing:
+        raise ConfigError(
+            f"method={drafter!r} is neither a name nor a drafter ({', '.join(missing) or 'it is a class'}): "
+            "give a name of the catalogue, or an instance with the members of core.protocols.Drafter"
+        )
+    for key in settings:
+        raise ConfigError(f"unknown option '{key}' beside a drafter that is passed as an instance")
+    own: Drafter = drafter
+    return own
+
+
+def _rule(asked: Any) -> Verifier:
+    """A verifier by name, or one of your own."""
+    if isinstance(asked, str):
+        return _verifier(asked)
+    missing = [name for name in _RULE if not hasattr(asked, name)]
+    if isinstance(asked, type) or missing:
+        raise ConfigError(
+            f"verifier={asked!r} is neither a name nor a verifier ({', '.join(missing) or 'it is a class'}): "
+            "give a name of the catalogue, or an instance with the members of core.protocols.Verifier"
+        )
+    own: Verifier = asked
+    return own
 
 
 def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:
@@ -140,6 +180,6 @@ def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:
     for law in drafter.laws:
         if law not in verifier.laws:
             raise ConfigError(
-                f"verifier='{verifier.name}' is not valid for drafts of kind {law.__name__}, which '{method}' proposes: "
-                "leave the verifier out to get one that is"
+                f"verifier='{verifier.name}' is not valid for drafts of kind {law.__name__}, "
+                f"which '{method}' proposes: leave the verifier out to get one that is"
             )

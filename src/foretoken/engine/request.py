@@ -27,7 +27,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """State of one request; also the :class:`foretoken.core.protocols.Context` that drafters see.
 

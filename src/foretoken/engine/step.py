@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -28,7 +29,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.scheduler import Scheduler
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.language_model import LanguageModel
+from foretoken.models.language_model import LanguageModel, Output
 from foretoken.plans.dense import DensePlan
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Engine:
         self.cache = target.new_cache(max_slots)
         self.scheduler = Scheduler(self.cache, max_rows)
         self.controller = Controller()
+        self._adaptive = recipe.adaptive and recipe.num_nodes > 0
         self._plan = plan
 
     def add(self, request: Request) -> None:
@@ -70,7 +72,7 @@ class Engine:
         """End a request now; what it has generated stays."""
         if not request.finished:
             request.finish_reason = "cancelled"
-            self._leave(request)
+        self._leave(request)  # also one that ended in a step that was interrupted before it could leave
 
     @property
     def busy(self) -> bool:
@@ -105,10 +107,10 @@ class Engine:
             return failed
 
         packed = perf_counter()
-        logits_MV = self.target.forward(batch, self._plan(cache, batch)).logits_MV
+        output = self.target.forward(batch, self._plan(cache, batch))
         computed = perf_counter()
 
-        touched, tokens, nodes = self._decide(jobs, batch, logits_MV)
+        touched, tokens, nodes = self._decide(jobs, batch, output)
         ended = perf_counter()
 
         # Times are shared evenly by the requests of the step; a request alone gets its own exactly.
@@ -120,7 +122,7 @@ class Engine:
             metrics.draft_seconds += draft_time
             metrics.verify_seconds += verify_time
             metrics.other_seconds += other_time
-        if self.recipe.adaptive and not work.prefill:
+        if self._adaptive and not work.prefill:
             self.controller.measure(
                 rows=len(batch),
                 nodes=nodes,
@@ -134,20 +136,22 @@ class Engine:
     def _propose(self, decoding: list[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends."""
         recipe = self.recipe
-        if recipe.num_nodes == 0 or recipe.method == "none" or not decoding:
+        if recipe.num_nodes == 0 or not decoding:
             return [NO_DRAFT] * len(decoding)
         nodes = min(recipe.num_nodes, spare_rows // len(decoding))
         patience = None
-        if recipe.adaptive:
+        if self._adaptive:
             self.controller.plan()
             patience = self.controller
         # The last token of a request never needs a draft behind it: one token is always emitted.
         budgets = []
         for request in decoding:
             depth = min(request.room - 1, nodes)
-            budgets.append(Budget(nodes if depth else 0, depth, patience))
+            # A tree may be wider than deep: all of its rows must find room in the cache.
+            most = min(nodes, self.cache.max_length - len(request.tokens)) if depth else 0
+            budgets.append(Budget(most, depth, patience))
         try:
-            return self.recipe.drafter.propose(decoding, budgets)
+            return self._ask(decoding, budgets)
         except Exception as error:
             if len(decoding) == 1:
                 self._fail(decoding[0], error)
@@ -156,23 +160,32 @@ class Engine:
         drafts = []
         for request, budget in zip(decoding, budgets, strict=True):
             try:
-                drafts += self.recipe.drafter.propose([request], [budget])
+                drafts += self._ask([request], [budget])
             except Exception as error:
                 self._fail(request, error)
                 failed.append(request)
                 drafts.append(NO_DRAFT)
         return drafts
 
+    def _ask(self, requests: list[Request], budgets: list[Budget]) -> list[Draft]:
+        """The drafter's proposals, refused if they would break the forward of everybody."""
+        drafts = self.recipe.drafter.propose(requests, budgets)
+        for draft, budget in zip(drafts, budgets, strict=True):
+            tokens = draft.tree.tokens
+            if tokens and (len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self.target.vocab_size):
+                raise RequestError(
+                    f"drafter '{self.recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
+                    f"at most {budget.max_nodes} below {self.target.vocab_size} may be"
+                )
+        return drafts
+
     def _decide(
-        self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, logits_MV: Tensor
+        self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, output: Output
     ) -> tuple[list[Request], int, int]:
         """Verify every request, commit, and append. Returns requests that got tokens, tokens and nodes in all."""
         with torch.inference_mode():
-            # max, not argmax: the value costs nothing and is NaN if any logit of the row is
-            values, indices = logits_MV.max(dim=-1)
-            peaks: list[float] = values.tolist()
-            best: list[int] = indices.tolist()
             touched: list[Request] = []
+            judged: list[Request] = []
             outcomes: list[Outcome] = []
             num_tokens = num_nodes = row = 0
             for job, segment in zip(jobs, batch.segments, strict=True):
@@ -182,26 +195,24 @@ class Engine:
                 if count == 0:  # a chunk in the middle of a prompt
                     self.cache.commit(request.slot, range(segment.num_rows))
                     continue
+                touched.append(request)
                 try:
-                    if any(peak != peak for peak in peaks[rows]):
-                        raise RequestError("the model's logits are NaN: its weights or this dtype do not hold up")
-                    verdict = self._verify(request, draft, logits_MV[rows], best[rows])
+                    if not all(map(math.isfinite, output.peaks[rows])):
+                        raise RequestError(
+                            "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
+                        )
+                    verdict = self._verify(request, draft, output.logits_MV[rows], output.best[rows])
+                    tokens = [draft.tree.tokens[node] for node in verdict.path]
+                    tokens.append(verdict.extra)
+                    path_rows = [0, *(node + 1 for node in verdict.path)]
+                    self.cache.commit(request.slot, range(segment.num_rows) if draft is NO_DRAFT else path_rows)
+                    taken = request.accept(tokens)
+                    if request.logprobs is not None:
+                        top = request.params.logprobs or 0
+                        request.logprobs += _logprobs(output.logits_MV[rows][path_rows[:taken]], tokens[:taken], top)
                 except Exception as error:
                     self._fail(request, error)
-                    touched.append(request)
                     continue
-                tokens = [draft.tree.tokens[node] for node in verdict.path]
-                tokens.append(verdict.extra)
-                if draft is NO_DRAFT:
-                    self.cache.commit(request.slot, range(segment.num_rows))
-                else:
-                    self.cache.commit(request.slot, [0, *(node + 1 for node in verdict.path)])
-                if request.logprobs is not None:
-                    path_rows = [0, *(node + 1 for node in verdict.path)]
-                    logprobs = _logprobs(logits_MV[rows][path_rows], tokens, request.params.logprobs or 0)
-                taken = request.accept(tokens)
-                if request.logprobs is not None:
-                    request.logprobs += logprobs[:taken]
                 metrics = request.metrics
                 metrics.num_steps += 1
                 metrics.num_tokens += taken
@@ -210,16 +221,29 @@ class Engine:
                 if len(draft):
                     num_nodes += len(draft)
                     metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
+                    judged.append(request)
                     outcomes.append(Outcome(request.request_id, draft, verdict, tuple(tokens)))
-                    if self.recipe.adaptive:
+                    if self._adaptive:
                         self.controller.learn(draft, verdict)
-                touched.append(request)
             if outcomes:
-                self.recipe.drafter.observe(outcomes)
+                self._tell(judged, outcomes)
             for request in touched:
                 if request.finished:
                     self._leave(request)
         return touched, num_tokens, num_nodes
+
+    def _tell(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """Let the drafter learn; if it fails, one outcome at a time, so that only the culprit ends."""
+        try:
+            self.recipe.drafter.observe(outcomes)
+            return
+        except Exception as error:
+            if len(outcomes) == 1:
+                if not requests[0].finished:
+                    self._fail(requests[0], error)
+                return
+        for request, outcome in zip(requests, outcomes, strict=True):
+            self._tell([request], [outcome])
 
     def _verify(self, request: Request, draft: Draft, logits_MV: Tensor, best: Sequence[int]) -> Verdict:
         verifier = self.recipe.verifier_for(draft, request.params)
@@ -231,6 +255,9 @@ class Engine:
             nodes = range(-1, len(draft))
             positions = (start, *(start + depth for depth in draft.tree.depths))
             processed = maker.process(logits_MV, draft.tree or EMPTY_TREE, nodes)
+            # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
+            if not math.isfinite(processed[0].max()):
+                raise RequestError("no token is possible here: logit_bias and min_tokens forbid all of them")
             laws = Laws(processed, greedy=request.params.greedy, positions=positions)
         return verifier.verify(draft, laws, request.streams)
 

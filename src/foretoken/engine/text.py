@@ -48,8 +48,11 @@ class TextStream:
     def close(self) -> None:
         """No more tokens: take in what was waiting for the rest of a character."""
         before = self._decode(self._read_from, self._read_to)
-        self._text += self._decode(self._read_from, len(self._ids))[len(before) :]
+        fresh = self._decode(self._read_from, len(self._ids))[len(before) :]
+        self._text += fresh
         self._read_from = self._read_to = len(self._ids)
+        if fresh:
+            self._cut(len(fresh))
 
     def release(self, *, final: bool = False) -> str:
         """Text that was not released before and cannot be taken back any more."""

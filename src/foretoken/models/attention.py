@@ -1,11 +1,15 @@
 """The door into Hugging Face models: our attention function, registered with the library's attention interface.
 
-``model(..., plan=plan)`` carries the plan down to every attention layer, which then calls :func:`attend` instead of
-its own kernel. Everything else of the model (projections, rotary, norms, experts) stays the library's.
+Within ``with following(plan):`` every attention layer of a model that is called there comes to :func:`attend` instead
+of its own kernel, and is answered by the plan. Everything else of the model (projections, rotary, norms, experts) stays
+the library's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +26,6 @@ _IGNORED = frozenset(
         "cache_position",
         "cu_seq_lens_k",
         "cu_seq_lens_q",
-        "is_causal",
         "logits_to_keep",
         "max_length_k",
         "max_length_q",
@@ -36,6 +39,19 @@ _IGNORED = frozenset(
     }
 )
 
+# Not a keyword of the model's forward: some families do not hand keywords down to their attention.
+_plan: ContextVar[Plan | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def following(plan: Plan) -> Iterator[None]:
+    """Answer the attention calls of this thread with ``plan``."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
 
 def attend(
     module: nn.Module,
@@ -46,10 +62,10 @@ def attend(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    plan: Plan | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The library's attention signature; batch size is 1 because the batch is packed.
@@ -57,22 +73,30 @@ def attend(
     Args:
         module: the calling layer; ``layer_idx`` says which cache it owns.
         query, key, value: [1, H, T, D], [1, G, T, D], [1, G, T, Dv].
-        attention_mask: must be None: the plan knows who sees whom.
+        attention_mask: None but while a model is probed: the plan knows who sees whom.
     Returns:
         [1, T, H, Dv] and None (attention weights are never materialised).
     Raises:
         UnsupportedArchitecture: a keyword that changes the arithmetic and is not honoured here.
     """
     layer = getattr(module, "layer_idx", None)
-    if plan is None or layer is None:
-        raise UnsupportedArchitecture(
-            f"{type(module).__name__} does not hand the attention plan and its layer index down to attention"
-        )
+    plan = _plan.get()
+    if plan is None:
+        raise RuntimeError("attention was called outside of a plan: run the model through LanguageModel.forward")
+    if layer is None:
+        raise UnsupportedArchitecture(f"{type(module).__name__} does not know its layer index")
+    if is_causal is False:
+        raise UnsupportedArchitecture(f"{type(module).__name__} attends in both directions")
     if attention_mask is not None:
-        raise UnsupportedArchitecture(f"{type(module).__name__} builds an attention mask of its own")
+        check_mask = getattr(plan, "check_mask", None)
+        if check_mask is None:
+            raise UnsupportedArchitecture(f"{type(module).__name__} builds an attention mask of its own")
+        check_mask(attention_mask, sliding_window)
     for name, given in others.items():
         if given is not None and name not in _IGNORED:
-            raise UnsupportedArchitecture(f"{type(module).__name__} passes '{name}' to attention, which is not known here")
+            raise UnsupportedArchitecture(
+                f"{type(module).__name__} passes '{name}' to attention, which is not known here"
+            )
     output = plan.attend(
         layer,
         query[0],
@@ -83,7 +107,7 @@ def attend(
         softcap=softcap,
         sinks_H=s_aux,
     )
-    return output[None], None
+    return output.contiguous()[None], None  # as the library's own kernels: some families take a view of it
 
 
 AttentionInterface.register(NAME, attend)

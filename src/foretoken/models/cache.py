@@ -41,6 +41,7 @@ class KVCache:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.lengths: list[int] = [0] * max_slots
+        self.generation = 0  # counts reallocations: who keeps addresses must look again
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 
     @property
@@ -88,6 +89,7 @@ class KVCache:
             keys = k_GTD.new_empty((self.num_slots, k_GTD.shape[0], self.capacity, k_GTD.shape[2]))
             values = v_GTD.new_empty((self.num_slots, v_GTD.shape[0], self.capacity, v_GTD.shape[2]))
             self.keys[layer], self.values[layer] = keys, values
+            self.generation += 1
         return keys, values
 
     def commit(self, slot: int, rows: Sequence[int]) -> None:
@@ -102,12 +104,13 @@ class KVCache:
         first_moved = next((i for i, row in enumerate(rows) if row != i), count)
         if first_moved < count:
             moved = rows[first_moved:]
-            for buffer in (*self.keys, *self.values):
-                if buffer is not None:
-                    tail = buffer[slot, :, start:]
-                    # index_select copies, so overlapping source and target are safe
-                    index = torch.tensor(moved, device=buffer.device)
-                    tail[:, first_moved:count] = tail.index_select(1, index)
+            with torch.inference_mode():  # the buffers are made inside a forward
+                for buffer in (*self.keys, *self.values):
+                    if buffer is not None:
+                        tail = buffer[slot, :, start:]
+                        # index_select copies, so overlapping source and target are safe
+                        index = torch.tensor(moved, device=buffer.device)
+                        tail[:, first_moved:count] = tail.index_select(1, index)
         self.lengths[slot] = start + count
 
     def rollback(self, slot: int, length: int) -> None:
@@ -120,9 +123,10 @@ class KVCache:
         """A new slot with a copy of this slot's committed prefix."""
         twin = self.acquire()
         length = self.lengths[slot]
-        for buffer in (*self.keys, *self.values):
-            if buffer is not None:
-                buffer[twin, :, :length] = buffer[slot, :, :length]
+        with torch.inference_mode():
+            for buffer in (*self.keys, *self.values):
+                if buffer is not None:
+                    buffer[twin, :, :length] = buffer[slot, :, :length]
         self.lengths[twin] = length
         return twin
 
@@ -135,3 +139,4 @@ class KVCache:
                     new[: self.num_slots, :, :used] = old[:, :, :used]
                     side[layer] = new
         self.num_slots, self.capacity = num_slots, capacity
+        self.generation += 1

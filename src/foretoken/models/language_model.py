@@ -6,6 +6,7 @@ linear layers are packed (models/prepack.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
+from foretoken.models import attention, probe
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.fused import decoder
 from foretoken.models.prepack import can_prepack, prepack
 
 
@@ -24,10 +27,24 @@ class Output:
     """What a forward returns.
 
     Attributes:
-        logits_MV: one row per wanted row of the batch, in the model's dtype.
+        logits_MV: one row per wanted row of the batch; float32 or the model's dtype.
+        best: the most probable token of each row.
+        peaks: its logit; NaN if any logit of the row is.
+        shares: its probability at temperature 1, if asked for.
     """
 
     logits_MV: Tensor
+    best: Sequence[int]
+    peaks: Sequence[float]
+    shares: Sequence[float] | None = None
+
+    @classmethod
+    def of(cls, logits_MV: Tensor, *, shares: bool) -> Output:
+        """Look the best tokens up."""
+        # max, not argmax: the value costs nothing and is NaN if any logit of the row is
+        peaks, best = logits_MV.max(dim=-1)
+        chances = torch.exp(peaks.float() - logits_MV.float().logsumexp(-1)).tolist() if shares else None
+        return cls(logits_MV, best.tolist(), peaks.tolist(), chances)
 
 
 class LanguageModel:
@@ -57,74 +74,48 @@ class LanguageModel:
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         _check_layers(text, name, type(model).__name__)
+        self.fused: decoder.FusedDecoder | None = None
         self._probe()
-        if can_prepack(self.dtype, self.device):
+        if decoder.misfit(model) is None:
+            self.fused = decoder.FusedDecoder(model, self.max_length)
+        elif can_prepack(self.dtype, self.device):
             prepack(model)
 
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
         return KVCache(self.num_layers, max_slots, self.max_length)
 
-    def forward(self, batch: PackedBatch, plan: Plan) -> Output:
+    def forward(self, batch: PackedBatch, plan: Plan, *, shares: bool = False) -> Output:
         """Compute the wanted rows' logits; keys and values go where the plan puts them.
 
         Args:
             batch: packed rows; must not be empty.
             plan: made for this batch and the cache of its slots.
+            shares: also compute each best token's probability (a greedy drafter's confidence).
         """
-        with torch.inference_mode():
+        if self.fused is not None and plan.dense_over is not None:
+            return Output(*self.fused.forward(batch, plan.dense_over, shares=shares))
+        with torch.inference_mode(), attention.following(plan):
             wanted = batch.wanted_rows(self.device)
             result = self.model(
                 input_ids=batch.ids_1T(self.device),
                 position_ids=batch.positions_1T(self.device),
                 use_cache=False,
-                plan=plan,
                 logits_to_keep=0 if wanted is None else wanted,
             )
-            return Output(result.logits[0])
+            return Output.of(result.logits[0], shares=shares)
 
     def _probe(self) -> None:
-        """Run two tokens through a plan that only takes roll, so that a misfit is refused here and not mid-run."""
-        roll = _RollCall()
-        batch = PackedBatch()
-        batch.add_chunk(0, 0, [0, 1 % self.vocab_size], wanted=1)
+        """Refuse here, and not mid-run, what a packed batch would compute wrongly."""
         kind = type(self.model).__name__
         try:
-            self.forward(batch, roll)
+            probe.check(lambda batch, roll: self.forward(batch, roll).logits_MV, self.num_layers)
         except ForetokenError as error:
             raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) is not supported: {error}") from error
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+        except Exception as error:  # whatever hundreds of families raise when they are given a batch they did not expect
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) cannot be run as a packed batch: {str(error).strip()[:300]}"
             ) from error
-        silent = sorted(set(range(self.num_layers)) - roll.layers)
-        if silent:
-            raise UnsupportedArchitecture(
-                f"model '{self.name}' ({kind}) is not supported: attention of layer {silent[0]} "
-                f"({len(silent)} of {self.num_layers} layers) does not go through the library's attention interface"
-            )
-
-
-class _RollCall:
-    """A plan that notes which layers call, and answers with zeros."""
-
-    def __init__(self) -> None:
-        self.layers: set[int] = set()
-
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        self.layers.add(layer)
-        return q_HTD.new_zeros((q_HTD.shape[1], q_HTD.shape[0], v_GTD.shape[-1]))
 
 
 # Layer types (config.layer_types) whose masks reach us as keywords. Others shape their mask in a way we cannot see.
@@ -132,6 +123,8 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def _check_layers(text: Any, name: str, kind: str) -> None:
+    if text.num_hidden_layers < 1:
+        raise UnsupportedArchitecture(f"model '{name}' ({kind}) has {text.num_hidden_layers} layers")
     for layer, what in enumerate(getattr(text, "layer_types", None) or ()):
         if what not in _KNOWN_LAYERS:
             raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not supported: layer {layer} is of type '{what}'")
@@ -139,13 +132,33 @@ def _check_layers(text: Any, name: str, kind: str) -> None:
 
 def _max_length(text: Any, name: str, asked: int | None) -> int:
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    if asked is not None and asked < 2:
+        raise ConfigError(f"max_model_len={asked} is too short: a prompt and one token need at least 2")
+    switch = _rotary_switch(text)
+    if switch is not None and (limit is None or switch < limit):
+        if asked is not None and asked > switch:
+            raise ConfigError(
+                f"max_model_len={asked} is not possible with model '{name}': beyond {switch} positions its rotary "
+                "embedding (longrope) turns to other frequencies, for every request and for keys already cached"
+            )
+        limit = switch
     if asked is None:
         return int(limit or 4096)
-    if asked < 2:
-        raise ConfigError(f"max_model_len={asked} is too short: a prompt and one token need at least 2")
     if limit and asked > limit:
         raise ConfigError(f"max_model_len={asked} exceeds the {limit} positions of model '{name}'")
     return asked
+
+
+def _rotary_switch(text: Any) -> int | None:
+    """Positions after which the library picks other rotary frequencies for the whole batch; None if it never does."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one table, or one for each layer type
+    switches = [
+        each.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        for each in kinds
+        if each.get("rope_type") == "longrope"
+    ]
+    return min((int(switch) for switch in switches if switch), default=None)
 
 
 def _end_ids(model: Any) -> frozenset[int]:
@@ -166,7 +179,7 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> str | 
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours == theirs:
         return None
-    differing = next((text for text, index in ours.items() if theirs.get(text) != index), None)
+    differing = min((text for text, index in ours.items() if theirs.get(text) != index), key=ours.__getitem__, default=None)
     detail = f"{len(ours)} and {len(theirs)} entries"
     if differing is not None:
         detail += f"; '{differing}' is {ours[differing]} and {theirs.get(differing, 'absent')}"

@@ -6,7 +6,6 @@ A name is a bundled model (``zoo:base``), a local folder, or a hub id. What ``tr
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,10 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from foretoken import zoo
-from foretoken.core.errors import ConfigError, ModelError, nearest
+from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention
 from foretoken.models.language_model import LanguageModel
 
@@ -44,8 +42,9 @@ def load(
     place = _place(device)
     source = _source(name)
     config = _config(source, name)
+    _check_purpose(config, name)
     kind = _dtype(dtype, config)
-    model = _weights(source, name, kind)
+    model = _weights(source, name, config, kind)
     tokenizer = _tokenizer(source, name)
     return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
 
@@ -81,7 +80,9 @@ def _source(name: str | Path) -> str:
     folder = Path(text).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"model '{text}' is a folder without config.json: point to a saved Hugging Face checkpoint")
+            raise ModelError(
+                f"model '{text}' is a folder without config.json: point to a saved Hugging Face checkpoint"
+            )
         return str(folder)
     if folder.exists():
         raise ModelError(f"model '{text}' is a file: point to the folder of a saved Hugging Face checkpoint")
@@ -94,25 +95,61 @@ def _config(source: str, name: str | Path) -> Any:
     try:
         with _quiet():
             return AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        raise ModelError(f"model '{name}': its config cannot be read: {_first_line(error)}") from error
+    except Exception as error:
+        # a damaged config fails wherever the library first stumbles over it; the remedy is the same
+        raise ModelError(f"model '{name}': its config cannot be read: {_reason(error)}") from error
 
 
-def _weights(source: str, name: str | Path, dtype: torch.dtype) -> Any:
+def _check_purpose(config: Any, name: str | Path) -> None:
+    """Refuse what is no causal language model before any weight is read."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedArchitecture(
+            f"model '{name}' ({kind}) is an encoder-decoder: only causal models are supported"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (
+        getattr(config, "auto_map", None) or {}
+    ):
+        raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not a causal language model of transformers")
+    built = list(getattr(config, "architectures", None) or ())
+    if built and all(each.endswith(("Classification", "QuestionAnswering", "MaskedLM")) for each in built):
+        raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")
+
+
+def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype) -> Any:
     try:
         with _quiet():
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, attn_implementation=attention.NAME, output_loading_info=True
+                source,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
             )
-    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError, TypeError, EOFError) as error:
+    except Exception as error:
+        if isinstance(error, KeyError) and error.args == (
+            attention.NAME,
+        ):  # it looks attention up in a table of its own
+            raise UnsupportedArchitecture(
+                f"model '{name}' ({config.model_type}) is not supported: its attention does not go through the library's "
+                "attention interface"
+            ) from error
+        # sizes from a config that does not fit fail anywhere in hundreds of families; the remedy is the same
         raise ModelError(
-            f"model '{name}': its weights cannot be loaded ({_first_line(error)}); "
+            f"model '{name}': its weights cannot be loaded ({_reason(error)}); "
             "the checkpoint may be incomplete or damaged: fetch or save it again"
         ) from error
+    odd = sorted(report["mismatched_keys"], key=str)
+    if odd:
+        key, found, expected = odd[0]
+        raise ModelError(
+            f"model '{name}': weights do not fit its config ('{key}', {len(odd)} in all: "
+            f"{list(found)} in the checkpoint, {list(expected)} in the model)"
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
-            f"model '{name}': {len(missing)} weights are missing from the checkpoint, '{missing[0]}' first; "
+            f"model '{name}': weights are missing from the checkpoint ('{missing[0]}', {len(missing)} in all); "
             "it would answer at random"
         )
     return model
@@ -124,12 +161,12 @@ def _tokenizer(source: str, name: str | Path) -> Any:
             return AutoTokenizer.from_pretrained(source)
     except Exception as error:
         # tokenizers raises bare Exception for damaged files; whatever it is, the remedy is the same
-        raise ModelError(f"model '{name}': its tokenizer cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"model '{name}': its tokenizer cannot be loaded: {_reason(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """What the library says, on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager

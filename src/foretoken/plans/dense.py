@@ -36,7 +36,7 @@ class DensePlan:
     """
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
-        self.cache = cache
+        self.cache = self.dense_over = cache
         self.segments = batch.segments
         self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor | None] = {}
 

@@ -1,0 +1,65 @@
+# make demo    set up .venv, generate from the bundled pair, compare with plain decoding
+# make test    set up if needed, then everything that must hold before a change lands
+#
+# Variables:  PYTHON=python3.12             the interpreter that makes .venv (3.10 or newer)
+#             PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
+#                                           more options for pip; this one takes the small CPU build of torch on Linux
+
+PYTHON ?= python3
+PIP_EXTRA ?=
+PROMPT ?= Tom has 12 marbles. He buys 30 more. How many marbles does he have now?
+METHODS ?= none,draft_model,ngram,suffix
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo bench fix check test clean
+
+help:
+	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
+	@echo "make test    every check and every test (about ten minutes on two cores)"
+	@echo "make check   lint, format, types, imports, spelling"
+	@echo "make fix     let ruff repair what it can"
+	@echo "make bench   all methods over the bundled suite, report in bench-report/"
+	@echo "make clean   remove .venv, caches and reports"
+
+setup: $(STAMP)
+
+# torch first: pip then keeps that build, whatever the others ask for
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (a minute or more)"
+	@$(PIP) $(PIP_EXTRA) torch
+	@$(PIP) $(PIP_EXTRA) -e ".[dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/foretoken generate "$(PROMPT)" --model zoo:base --method draft_model --set model=zoo:draft --max-tokens 128
+	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --limit 1 --repeats 2
+
+bench: setup
+	mkdir -p bench-report
+	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --json bench-report/bench.json --report bench-report/bench.html
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+# pytest comes last: its closing line is the result
+test: check
+	$(BIN)/pytest -q
+
+clean:
+	rm -rf .venv build dist bench-report .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info

@@ -1,0 +1,396 @@
+"""Bigger Llama shapes with random weights: a forward by rows, and what speculation gains at a known acceptance.
+
+    python benchmarks/shapes.py --shapes 100m,500m --json shapes.json
+
+Weights are random, so texts mean nothing; times are those of any model of that shape. Two tables a shape:
+
+* a forward of 1 to 32 rows behind 256 cached rows: ours, transformers with its own cache, llama.cpp (BF16), with all
+  rows' logits; interleaved, order rotating.
+* speculation through the real engine with a scripted drafter: it proposes the recorded plain continuation with every
+  token spoilt with probability 1 - a, for nothing. So the speed-up is what verification leaves of the acceptance; the
+  last columns say what remains if drafting a token costs 5, 10 or 20 % of a plain step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import adapters
+import torch
+from forwards import Decoder, greedy, interleaved, new_request, quartiles
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
+from versions import command, versions
+
+from foretoken import LLM, SamplingParams, zoo
+from foretoken.bench.files import check_writable, write_whole
+from foretoken.bench.provenance import provenance
+from foretoken.core.draft import NO_DRAFT, Draft, PointMass
+from foretoken.core.errors import ConfigError, ForetokenError, nearest
+from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict
+from foretoken.engine.recipe import Recipe
+from foretoken.engine.step import Engine
+from foretoken.models.load import load
+
+# width, layers, MLP width, query heads, key/value heads, vocabulary; heads are 64 wide, embeddings tied
+SHAPES = {
+    "16m": (384, 8, 1024, 6, 2, 8192),
+    "100m": (768, 12, 2048, 12, 4, 32000),
+    "500m": (1280, 24, 3840, 20, 4, 32000),
+}
+ROWS = (1, 4, 8, 16, 32)
+DRAFT_COSTS = (0.05, 0.1, 0.2)
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def main() -> int:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    if options.json:
+        check_writable(options.json, "--json")
+    names = options.shapes.split(",")
+    for name in names:
+        if name not in SHAPES:
+            raise ConfigError(f"unknown shape '{name}': {nearest(name, SHAPES)}")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    found = {}
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="foretoken-shapes-") as folder:
+            found[name] = _shape(name, Path(folder), options, console)
+    if options.json:
+        facts = provenance([], dtype=options.dtype, threads=options.threads, context=options.context, seed=0)
+        facts["command"] = command("shapes.py")
+        facts["versions"] |= versions()
+        write_whole(Path(options.json), json.dumps({"provenance": facts, "shapes": found}, indent=1) + "\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default="100m,500m", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--context", type=int, default=256, help="cached rows before the forward, or prompt length")
+    parser.add_argument("--forwards", type=int, default=30, help="of each row count and engine, interleaved")
+    parser.add_argument("--acceptance", default="0.5,0.6,0.7,0.8,0.9")
+    parser.add_argument("--lengths", default="4,8,16", help="draft tokens per step")
+    parser.add_argument("--max-tokens", type=int, default=128, help="per scripted generation")
+    parser.add_argument("--repeats", type=int, default=3, help="of the scripted generations, interleaved")
+    parser.add_argument("--parts", default="forward,scripted")
+    parser.add_argument(
+        "--llama-flash",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="llama.cpp with its flash attention, which was the faster setting where this was tried",
+    )
+    parser.add_argument("--json", help="write everything here")
+    return parser.parse_args()
+
+
+def _shape(name: str, folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    parameters = write_random_model(name, folder, options.dtype)
+    found: dict[str, Any] = {"parameters": parameters, "shape": SHAPES[name]}
+    parts = options.parts.split(",")
+    if "forward" in parts:
+        found["forward"] = forward_times(folder, options)
+        console.print(_forward_table(found["forward"], f"{name}: {parameters / 1e6:.0f} M parameters, ms per forward"))
+    if "scripted" in parts:
+        found["scripted"] = scripted(folder, options)
+        console.print(_scripted_table(found["scripted"], f"{name}: speculation at a known acceptance"))
+    return found
+
+
+def write_random_model(name: str, folder: Path, dtype: str) -> int:
+    """A checkpoint of that shape with random weights and the bundled tokenizer; returns its parameter count."""
+    width, layers, mlp, heads, kv_heads, vocabulary = SHAPES[name]
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype=getattr(torch, dtype),
+    )
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+# ---------------------------------------------------------------------------------------------------- forward times
+
+
+def forward_times(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds of a forward behind ``context`` rows, by engine and row count; logits of all rows in each."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(7, 8000, (options.context,), generator=generator).tolist()
+    rows_of = {n: torch.randint(7, 8000, (n,), generator=generator).tolist() for n in ROWS}
+    makers: dict[str, Callable[..., Callable[[Sequence[int]], Any]]] = {
+        "ours": _our_forward,
+        "transformers": _transformers_forward,
+    }
+    llama_cpp = adapters.import_llama_cpp()
+    if llama_cpp is not None:
+        makers["llama.cpp"] = _llama_forward
+    calls: dict[Any, Callable[[], Any]] = {}
+    for engine, make in makers.items():
+        forward = make(folder, prompt, options)
+        for n, tokens in rows_of.items():
+            calls[engine, n] = lambda forward=forward, tokens=tokens: forward(tokens)
+    seconds = interleaved(calls, options.forwards)
+    return [{"engine": e, "rows": n, "ms": quartiles([1e3 * s for s in each])} for (e, n), each in seconds.items()]
+
+
+def _our_forward(folder: Path, prompt: list[int], options: argparse.Namespace) -> Callable[[Sequence[int]], Any]:
+    decoder = Decoder(load(str(folder), dtype=options.dtype))
+    decoder.prefill(prompt)
+    return lambda tokens: decoder.forward(tokens, wanted=len(tokens))
+
+
+def _transformers_forward(
+    folder: Path, prompt: list[int], options: argparse.Namespace
+) -> Callable[[Sequence[int]], Any]:
+    model = adapters.load_transformers(str(folder), options.dtype)
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(torch.tensor([prompt]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def forward(tokens: Sequence[int]) -> Any:
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits
+            cache.crop(-len(tokens))
+        return logits
+
+    return forward
+
+
+def _llama_forward(folder: Path, prompt: list[int], options: argparse.Namespace) -> Callable[[Sequence[int]], Any]:
+    """The C interface: fill the batch, remove the tail, decode, and wait for the logits of all rows."""
+    import llama_cpp
+
+    path = adapters.export_gguf(str(folder), options.dtype, folder / "model.gguf")
+    llama = adapters.open_llama(
+        llama_cpp, path, context=options.context + 64, threads=options.threads, flash=options.llama_flash
+    )
+    llama.eval(prompt)
+    memory = llama_cpp.llama_get_memory(llama.ctx)
+    batch = llama._batch
+
+    def forward(tokens: Sequence[int]) -> Any:
+        llama_cpp.llama_memory_seq_rm(memory, 0, len(prompt), -1)
+        batch.set_batch(tokens, n_past=len(prompt), logits_all=True)
+        code = llama_cpp.llama_decode(llama.ctx, batch.batch)
+        if code != 0:
+            raise RuntimeError(f"llama_decode returned {code}")
+        return llama_cpp.llama_get_logits(llama.ctx)
+
+    return forward
+
+
+def _forward_table(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("engine", no_wrap=True)
+    for n in ROWS:
+        table.add_column(f"{n} rows" if n > 1 else "1 row", justify="right", no_wrap=True)
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    ms = {(row["engine"], row["rows"]): row["ms"] for row in rows}
+    for engine in engines:
+        each = [ms[engine, n] for n in ROWS]
+        table.add_row(engine, *(f"{m['median']:.2f} ({m['lower']:.2f}-{m['upper']:.2f})" for m in each))
+    table.add_section()
+    for engine in engines[1:]:
+        ratios = [ms[engine, n]["median"] / ms["ours", n]["median"] for n in ROWS]
+        table.add_row(f"{engine} / ours", *(f"{each:.2f}x" for each in ratios))
+    return table
+
+
+# -------------------------------------------------------------------------------------------- scripted speculation
+
+
+class Script:
+    """Drafter and verifier of a known acceptance: both read the recorded continuation of the prompt.
+
+    The verifier stands on the script, not on the logits: with random weights the two largest logits are often within
+    rounding of each other, and a forward of several rows may then prefer another token than a forward of one. The
+    engine's own work (argmax over all rows, commit, bookkeeping) is done all the same.
+    """
+
+    name = "scripted"
+    laws = (PointMass,)
+    branches = False
+    promise = "same text"
+    trees = False
+
+    def __init__(self, tokens: Sequence[int], acceptance: float, vocab_size: int, seed: int) -> None:
+        self.tokens = tokens
+        self.acceptance = acceptance
+        self.vocab_size = vocab_size
+        self.chance = seed / 97
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._propose(len(c.tokens), b) for c, b in zip(contexts, budgets, strict=True)]
+
+    def _propose(self, start: int, budget: Budget) -> Draft:
+        count = min(budget.max_nodes, budget.max_depth)
+        if count < 1:
+            return NO_DRAFT
+        proposed = list(self.tokens[start : start + count])
+        # only the first spoilt token matters; its place has the law of independent coins, but comes from an evenly
+        # spread sequence, so that a short run already has the right mean
+        self.chance = (self.chance + _GOLDEN) % 1.0
+        place = int(math.log(self.chance or 1e-9) / math.log(self.acceptance))
+        if place < count:
+            proposed[place] = (proposed[place] + 1) % self.vocab_size
+        return Draft(TokenTree(proposed))
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        pass
+
+    def release(self, request_id: int) -> None:
+        pass
+
+    def verify(self, draft: Draft, target: Any, rng: Any) -> Verdict:
+        del rng
+        start = target.positions[0]
+        stands = 0
+        for token in draft.tree.tokens:
+            if token != self.tokens[start + stands]:
+                break
+            stands += 1
+        return Verdict(path=tuple(range(stands)), extra=self.tokens[start + stands])
+
+
+def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Plain decoding and every (acceptance, length) on the same prompt, interleaved."""
+    plain = LLM(str(folder), dtype=options.dtype, max_num_seqs=1)
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.randint(7, 8000, (options.context,), generator=generator).tolist()
+    count = options.max_tokens
+    lengths = [int(n) for n in options.lengths.split(",")]
+    # one token beyond every draft, so that the script never ends before the request does
+    script = [*prompt, *greedy(plain, prompt, count + 1)]
+    engines: dict[tuple[float, int], LLM] = {(0.0, 0): plain}
+    for a in (float(each) for each in options.acceptance.split(",")):
+        for n in lengths:
+            engines[a, n] = _scripted_engine(
+                plain, Script(script, a, plain.target.vocab_size, seed=1 + len(engines)), n
+            )
+    runs: dict[tuple[float, int], list[Any]] = {key: [] for key in engines}
+    for engine in engines.values():
+        greedy(engine, prompt, 8)
+    keys = list(engines)
+    for repeat in range(options.repeats):
+        turn = repeat * len(keys) // options.repeats
+        for key in keys[turn:] + keys[:turn]:
+            runs[key].append(_decode(engines[key], prompt, count))
+    rows = []
+    baseline = quartiles([1 / run["tokens_per_second"] for run in runs[0.0, 0]])["median"]
+    for (a, n), each in runs.items():
+        speed = quartiles([run["tokens_per_second"] for run in each])
+        steps = sum(run["num_steps"] for run in each)
+        tokens_per_step = sum(run["num_tokens"] for run in each) / steps
+        step_seconds = sum(run["seconds"] for run in each) / steps
+        rows.append(
+            {
+                "acceptance": a,
+                "draft_tokens": n,
+                "tokens_per_second": speed,
+                "tokens_per_step": tokens_per_step,
+                "expected_tokens_per_step": (1 - a ** (n + 1)) / (1 - a) if n else 1.0,
+                "speedup": speed["median"] * baseline,
+                "step_ms": 1e3 * step_seconds,
+                "time_share": {
+                    part: sum(run[part] for run in each) / sum(run["seconds"] for run in each)
+                    for part in ("draft", "verify", "other")
+                },
+                "speedup_if_a_draft_token_costs": {
+                    str(cost): tokens_per_step * baseline / (step_seconds + n * cost * baseline) for cost in DRAFT_COSTS
+                },
+            }
+        )
+    return rows
+
+
+def _scripted_engine(plain: LLM, script: Script, count: int) -> LLM:
+    engine = plain.with_method(None)
+    engine.recipe = Recipe("scripted", script, script, count, False)
+    engine.engine = Engine(plain.target, engine.recipe, max_slots=1, max_rows=plain.max_rows_per_step)
+    return engine
+
+
+def _decode(llm: LLM, prompt: list[int], count: int) -> dict[str, Any]:
+    """One generation, the prompt's step left out: decoding is the question here."""
+    request = new_request(llm, prompt, SamplingParams(max_tokens=count, ignore_eos=True))
+    llm.engine.add(request)
+    while request.num_output == 0:
+        llm.engine.step()
+    m = request.metrics
+    before = (m.num_tokens, m.num_steps, m.draft_seconds, m.verify_seconds, m.other_seconds)
+    while not request.finished:
+        llm.engine.step()
+    after = (m.num_tokens, m.num_steps, m.draft_seconds, m.verify_seconds, m.other_seconds)
+    num_tokens, num_steps, draft, verify, other = (b - a for a, b in zip(before, after, strict=True))
+    seconds = draft + verify + other
+    if request.error is not None:
+        raise RuntimeError(request.error)
+    return {
+        "num_tokens": num_tokens,
+        "num_steps": num_steps,
+        "seconds": seconds,
+        "tokens_per_second": num_tokens / seconds,
+        "draft": draft,
+        "verify": verify,
+        "other": other,
+    }
+
+
+def _scripted_table(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    names = ("acceptance", "draft", "tok/step", "expected", "step ms", "tokens/s", "speed-up", "draft/verify/other")
+    for name in (*names, *(f"at {cost:.0%}" for cost in DRAFT_COSTS)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        plain = not row["draft_tokens"]
+        table.add_row(
+            "plain" if plain else f"{row['acceptance']:.1f}",
+            str(row["draft_tokens"]),
+            f"{row['tokens_per_step']:.2f}",
+            f"{row['expected_tokens_per_step']:.2f}",
+            f"{row['step_ms']:.2f}",
+            f"{row['tokens_per_second']['median']:.1f}",
+            f"{row['speedup']:.2f}x",
+            "/".join(f"{row['time_share'][part]:.0%}" for part in ("draft", "verify", "other")),
+            *(f"{each:.2f}x" for each in row["speedup_if_a_draft_token_costs"].values()),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ForetokenError as error:
+        print(f"shapes: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

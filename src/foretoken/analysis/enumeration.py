@@ -1,0 +1,348 @@
+"""The exact output law of a verifier on a tiny vocabulary: every draft, every random decision, no sampling.
+
+A rule is exact if the joint law of the first few emitted tokens equals the target's. That law is a finite sum:
+
+    sum over drafts          (their law is known: it is the one the drafter declares, or, for a biased rule, hides)
+      sum over decisions     (a verifier's only randomness is ``bernoulli`` and ``categorical`` of its streams)
+        weight of the emitted tokens, continued with the plain target law to the wanted length
+
+:class:`ReplayedStreams` answers the verifier's questions from a script and notes the alternatives; running the
+verifier once per script visits every branch. All in float64: verifiers keep the dtype of the laws they are given.
+
+The rule ``match`` asks its streams nothing (its noise is a function of seed and position), so it cannot be enumerated
+here; its law is tested over seeds, and its stream by identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams, mix64
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.core.verdict import Verdict
+
+Kind = Literal["point", "sampled", "without"]
+Stop = Literal["never", "after", "drop"]
+KINDS: tuple[Kind, ...] = ("point", "sampled", "without")
+LAW_OF: dict[Kind, type[Law]] = {"point": PointMass, "sampled": Sampled, "without": WithoutReplacement}
+STYLES = ("flat", "peaked", "zeros", "point", "equal")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread inside: on tensors of four numbers, threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class ReplayedStreams(Streams):
+    """Streams that answer from a script and record the exact weight of every alternative.
+
+    Args:
+        script: the branch to take at each decision; decisions beyond it take the first possible branch.
+    """
+
+    def __init__(self, script: Sequence[int] = ()) -> None:
+        super().__init__(seed=0)
+        self.script = script
+        self.taken: list[int] = []
+        self.untried: list[tuple[int, ...]] = []
+        self.weight = 1.0
+
+    def _choose(self, weights: Sequence[float]) -> int:
+        possible = [i for i, weight in enumerate(weights) if weight > 0.0]
+        number = len(self.taken)
+        branch = self.script[number] if number < len(self.script) else possible[0]
+        if number >= len(self.script):
+            self.untried += [(*self.taken, other) for other in possible[1:]]
+        self.taken.append(branch)
+        self.weight *= weights[branch]
+        return branch
+
+    def bernoulli(self, purpose: str, chances: Sequence[float]) -> list[bool]:
+        return [self._choose((chance, 1.0 - chance)) == 0 for chance in (min(max(c, 0.0), 1.0) for c in chances)]
+
+    def categorical(self, purpose: str, p_V: Tensor) -> int:
+        weights = p_V.double()
+        return self._choose((weights / weights.sum()).tolist())
+
+    def uniform(self, purpose: str, count: int) -> Tensor:
+        raise NotImplementedError("a raw uniform cannot be enumerated: use bernoulli or categorical")
+
+    def generator(self, purpose: str) -> torch.Generator:
+        raise NotImplementedError("a generator cannot be enumerated: use bernoulli or categorical")
+
+
+def verdicts(verifier: Verifier, draft: Draft, target: Laws) -> Iterator[tuple[float, Verdict]]:
+    """Every verdict that the rule can reach on one draft, with its exact probability."""
+    scripts: list[tuple[int, ...]] = [()]
+    while scripts:
+        streams = ReplayedStreams(scripts.pop())
+        verdict = verifier.verify(draft, target, streams)
+        yield streams.weight, verdict
+        scripts += streams.untried
+
+
+class TablePair:
+    """A target and a draft model as random tables: a law over V tokens for every context, made when first asked for.
+
+    Args:
+        vocab_size: V, at most 4 or so.
+        seed: fixes every table.
+        style: "flat" or "peaked" laws; "zeros": about a third of the entries are zero, in p and q apart;
+            "point": p and q are one-hot in half of the contexts; "equal": q = p.
+        greedy: p is one-hot everywhere and the verifier is told so.
+    """
+
+    def __init__(self, vocab_size: int, seed: int, style: str = "flat", *, greedy: bool = False) -> None:
+        self.vocab_size = vocab_size
+        self.seed = seed
+        self.style = style
+        self.greedy = greedy
+        self._laws = lru_cache(maxsize=None)(self._make)
+
+    def p(self, context: tuple[int, ...]) -> Tensor:
+        """float64 [V]: the target's law after these tokens."""
+        return self._laws("target", context)
+
+    def q(self, context: tuple[int, ...]) -> Tensor:
+        """float64 [V]: the drafter's law after these tokens."""
+        return self._laws("target" if self.style == "equal" else "draft", context)
+
+    def coin(self, context: tuple[int, ...]) -> bool:
+        """A fixed coin per context: what a drafter's stop rule says there."""
+        return bool(torch.rand((), generator=self._generator("coin", context)) < 0.5)
+
+    def guesses(self, context: tuple[int, ...]) -> tuple[int, ...]:
+        """A fixed permutation of the vocabulary: what a deterministic drafter proposes, first child first."""
+        order = torch.randperm(self.vocab_size, generator=self._generator("guesses", context))
+        return tuple(order.tolist())
+
+    def _generator(self, who: str, context: tuple[int, ...]) -> torch.Generator:
+        key = mix64(self.seed ^ mix64(("target", "draft", "guesses", "coin").index(who)))
+        for token in context:
+            key = mix64(key ^ (token + 1))
+        return torch.Generator().manual_seed(key >> 1)
+
+    def _make(self, who: str, context: tuple[int, ...]) -> Tensor:
+        rng = self._generator(who, context)
+        size = self.vocab_size
+        coins = torch.rand(2, generator=rng, dtype=torch.float64)
+        if (self.greedy and who == "target") or (self.style == "point" and coins[0] < 0.5):
+            law = torch.zeros(size, dtype=torch.float64)
+            law[int(torch.randint(size, (1,), generator=rng))] = 1.0
+            return law
+        sharpness = 4.0 if self.style == "peaked" else 1.0
+        law = torch.rand(size, generator=rng, dtype=torch.float64).neg().log1p().neg() ** sharpness
+        if self.style == "zeros":
+            keep = torch.rand(size, generator=rng) > 0.35
+            keep[int(torch.randint(size, (1,), generator=rng))] = True
+            law = law * keep
+        return law / law.sum()
+
+
+Shape = tuple[int, ...]
+CHAINS: tuple[Shape, ...] = ((), (-1,), (-1, 0), (-1, 0, 1))
+TREES: tuple[Shape, ...] = ((-1, -1), (-1, -1, 0), (-1, -1, -1), (-1, -1, 0, 1), (-1, -1, 0, 0))
+
+
+def drafts(
+    pair: TablePair, shape: Shape, kind: Kind, stop: Stop = "never"
+) -> Iterator[tuple[float, tuple[int, ...], Shape]]:
+    """Every draft of this shape with its probability: (weight, tokens, parents).
+
+    Args:
+        pair: the models.
+        shape: the parents of the wanted tree. Without replacement a node is left out, with all below it, where q has
+            no token left for it.
+        kind: the law that the tokens are really drawn by.
+        stop: what an adaptive draft length does. "after": a token that trips the rule stays, and nothing is drafted
+            below it (exact for every rule here). "drop": a token that trips the rule is thrown away after it was
+            drawn, so those that remain no longer follow q: a bias, unless the draft is a point mass.
+    """
+
+    def grow(
+        weight: float, tokens: tuple[int, ...], parents: Shape, placed: dict[int, int], node: int
+    ) -> Iterator[tuple[float, tuple[int, ...], Shape]]:
+        if node == len(shape):
+            yield weight, tokens, parents
+            return
+        if shape[node] not in placed:
+            yield from grow(weight, tokens, parents, placed, node + 1)
+            return
+        parent = placed[shape[node]]
+        context = _context(tokens, parents, parent)
+        if stop == "after" and context and pair.coin(context):
+            yield from grow(weight, tokens, parents, placed, node + 1)
+            return
+        elders = [tokens[i] for i, other in enumerate(parents) if other == parent]
+        if kind == "point":
+            # with more children than tokens the guesses repeat, which a verifier must survive
+            law = torch.zeros(pair.vocab_size)
+            law[pair.guesses(context)[len(elders) % pair.vocab_size]] = 1.0
+        else:
+            law = pair.q(context).clone()
+            if kind == "without":
+                law[elders] = 0.0
+        mass = float(law.sum())
+        if mass <= 0.0:
+            yield from grow(weight, tokens, parents, placed, node + 1)
+            return
+        for token, share in enumerate((law / mass).tolist()):
+            if share > 0.0 and stop == "drop" and pair.coin((*context, token)):
+                yield from grow(weight * share, tokens, parents, placed, node + 1)
+            elif share > 0.0:
+                here = {**placed, node: len(tokens)}
+                yield from grow(weight * share, (*tokens, token), (*parents, parent), here, node + 1)
+
+    yield from grow(1.0, (), (), {ROOT: ROOT}, 0)
+
+
+def _context(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node != ROOT:
+        path.append(tokens[node])
+        node = parents[node]
+    return tuple(reversed(path))
+
+
+@dataclass(frozen=True, slots=True)
+class StepLaw:
+    """What one step does, exactly.
+
+    Attributes:
+        joint: float64 [V] * length, the law of the first emitted tokens.
+        accepted: expected number of accepted draft tokens.
+    """
+
+    joint: Tensor
+    accepted: float
+
+
+def step_law(
+    verifier: Verifier,
+    pair: TablePair,
+    shape: Shape,
+    kind: Kind,
+    *,
+    length: int = 3,
+    declared: Kind | None = None,
+    stop: Stop = "never",
+) -> StepLaw:
+    """The joint law of the first ``length`` tokens: one speculative step, then plain target sampling.
+
+    Args:
+        verifier: the rule.
+        pair: target and draft tables.
+        shape: parents of the draft tree.
+        kind: the law that the draft is drawn by.
+        length: number of tokens looked at.
+        declared: the law that the verifier is told; None is the truth. A lie shows what the wrong law costs.
+        stop: the drafter's stop rule, see :func:`drafts`.
+    """
+    size = pair.vocab_size
+    joint = torch.zeros((size,) * length, dtype=torch.float64)
+    accepted = 0.0
+    for weight, tokens, parents in drafts(pair, shape, kind, stop):
+        contexts = [_context(tokens, parents, node) for node in range(ROOT, len(tokens))]
+        logits = torch.stack([pair.p(context) for context in contexts]).log()
+        target = Laws(logits, greedy=pair.greedy, positions=[len(context) for context in contexts])
+        draft = Draft(TokenTree(tokens, parents), _law(pair, tokens, parents, declared or kind))
+        for chance, verdict in verdicts(verifier, draft, target):
+            emitted = (*(tokens[node] for node in verdict.path), verdict.extra)[:length]
+            accepted += weight * chance * len(verdict.path)
+            joint[emitted] += weight * chance * continuation(pair.p, emitted, length, size)
+    return StepLaw(joint, accepted)
+
+
+def _law(pair: TablePair, tokens: Sequence[int], parents: Sequence[int], declared: Kind) -> Law:
+    if declared == "point" or not tokens:
+        return PointMass()
+    expanded = list(dict.fromkeys(parents))
+    q_KV = torch.stack([pair.q(_context(tokens, parents, parent)) for parent in expanded])
+    rows = tuple(expanded.index(parent) for parent in parents)
+    return Sampled(q_KV, rows) if declared == "sampled" else WithoutReplacement(q_KV, rows)
+
+
+def continuation(
+    p: Callable[[tuple[int, ...]], Tensor], prefix: tuple[int, ...], length: int, vocab_size: int
+) -> Tensor:
+    """float64 [V] * (length - len(prefix)): plain sampling from the target after these tokens."""
+    if len(prefix) >= length:
+        return torch.ones((), dtype=torch.float64)
+    law = p(prefix)
+    rest = [continuation(p, (*prefix, token), length, vocab_size) for token in range(vocab_size)]
+    return torch.stack([share * below for share, below in zip(law, rest, strict=True)])
+
+
+def target_law(pair: TablePair, length: int = 3) -> Tensor:
+    """float64 [V] * length: the joint law of plain sampling."""
+    return continuation(pair.p, (), length, pair.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The largest error of a batch of enumerations, and where it was."""
+
+    error: float
+    num_cases: int
+    case: str
+
+
+def worst_error(
+    verifier: Verifier,
+    *,
+    num_pairs: int = 2,
+    kinds: Sequence[Kind] | None = None,
+    shapes: Sequence[Shape] | None = None,
+    greedy: bool = False,
+    declared: Kind | None = None,
+    stop: Stop = "never",
+    seed: int = 0,
+) -> Worst:
+    """Enumerate a rule over every law it declares, chains and trees, and every style of random tables.
+
+    Args:
+        verifier: the rule.
+        num_pairs: random model pairs per law, shape and style.
+        kinds: laws of the draft; None means all that the rule declares.
+        shapes: parents of the draft trees; None means all that the rule can verify.
+        greedy: one-hot targets (temperature 0).
+        declared: the law that the verifier is told, if not the truth.
+        stop: the drafter's stop rule.
+        seed: fixes the tables.
+
+    Returns:
+        The largest absolute difference to the target's joint law of the first tokens (two for wide trees).
+    """
+    kinds = kinds or [kind for kind in KINDS if LAW_OF[kind] in verifier.laws]
+    if shapes is None:
+        shapes = (*CHAINS, *TREES) if verifier.trees else CHAINS
+    error, case, count = 0.0, "", 0
+    for number, (kind, shape) in enumerate(itertools.product(kinds, shapes)):
+        for style, trial in itertools.product(STYLES, range(num_pairs)):
+            wide = len(shape) > 2 and kind != "point"
+            size = 3 if wide else 4
+            pair = TablePair(size, mix64(seed ^ mix64(1000 * number + trial)), style, greedy=greedy)
+            length = 2 if len(shape) > 3 else 3
+            joint = step_law(verifier, pair, shape, kind, length=length, declared=declared, stop=stop).joint
+            found = float((joint - target_law(pair, length)).abs().max())
+            count += 1
+            if found >= error:
+                error, case = found, f"{kind}, parents {list(shape)}, {style}, V={size}"
+    return Worst(error, count, case)

@@ -1,0 +1,142 @@
+"""Goodness of fit, homogeneity of two samples, and an interval for a rate: torch only, so `certify` needs no scipy."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_MIN_EXPECTED = 5.0  # the usual floor under which a cell's count is not near normal
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """The result of a chi-square test; ``p_value`` is 1 where pooling left a single cell (nothing to test)."""
+
+    statistic: float
+    df: int
+    p_value: float
+
+
+def chi_square_tail(statistic: float, df: int) -> float:
+    """P(X >= statistic) for X chi-square with ``df`` degrees of freedom; 1 if df is 0."""
+    if df <= 0 or statistic <= 0.0:
+        return 1.0
+    if math.isinf(statistic):
+        return 0.0
+    half = torch.tensor([df / 2.0, statistic / 2.0], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def goodness_of_fit(
+    counts: Sequence[float], probabilities: Sequence[float], min_expected: float = _MIN_EXPECTED
+) -> ChiSquare:
+    """Pearson's test of observed counts against a known law.
+
+    Cells expected fewer than ``min_expected`` times are pooled, the rarest first; cells of probability 0 are not
+    pooled: one observation there refutes the law (statistic inf, p-value 0).
+
+    Args:
+        counts: observations per cell.
+        probabilities: the law, same length, sum 1 (within 1e-6).
+        min_expected: the floor for the expected count of a cell.
+    Raises:
+        ValueError: lengths differ or the law does not sum to 1.
+    """
+    if len(counts) != len(probabilities):
+        raise ValueError(f"{len(counts)} counts but {len(probabilities)} probabilities")
+    if abs(math.fsum(probabilities) - 1.0) > 1e-6:
+        raise ValueError(f"the law sums to {math.fsum(probabilities):g}, not to 1")
+    total = math.fsum(counts)
+    if any(count > 0 and p <= 0.0 for count, p in zip(counts, probabilities, strict=True)):
+        return ChiSquare(math.inf, len(counts) - 1, 0.0)
+    cells = _pool(
+        [(total * p, (count,)) for count, p in zip(counts, probabilities, strict=True) if p > 0.0], min_expected
+    )
+    statistic = math.fsum((count - expected) ** 2 / expected for expected, (count,) in cells)
+    return ChiSquare(statistic, len(cells) - 1, chi_square_tail(statistic, len(cells) - 1))
+
+
+def homogeneity(
+    first: Iterable[Hashable], second: Iterable[Hashable], min_expected: float = _MIN_EXPECTED
+) -> ChiSquare:
+    """Do two samples come from one law? Pearson's test on the two-row table of their values.
+
+    Args:
+        first: observations, any hashable values.
+        second: observations of the other sample; sizes may differ.
+        min_expected: values are pooled, the rarest first, until each row expects so many.
+    """
+    rows = (Counter(first), Counter(second))
+    sizes = tuple(sum(row.values()) for row in rows)
+    if not all(sizes):
+        raise ValueError("both samples need observations")
+    total = sum(sizes)
+    shares = tuple(size / total for size in sizes)
+    # the order of equal counts must not depend on hashing: the result is the same in every process
+    values = sorted(rows[0] | rows[1], key=repr)
+    table = [(min(shares) * (rows[0][v] + rows[1][v]), (rows[0][v], rows[1][v])) for v in values]
+    statistic = 0.0
+    cells = _pool(table, min_expected)
+    for _, observed in cells:
+        both = sum(observed)
+        statistic += sum(
+            (seen - share * both) ** 2 / (share * both) for seen, share in zip(observed, shares, strict=True)
+        )
+    return ChiSquare(statistic, len(cells) - 1, chi_square_tail(statistic, len(cells) - 1))
+
+
+def _pool(cells: list[tuple[float, tuple[Any, ...]]], floor: float) -> list[tuple[float, tuple[Any, ...]]]:
+    """Merge the cells of smallest expectation until every cell reaches the floor (or one is left)."""
+    ordered = sorted(cells, key=lambda cell: cell[0])
+    pooled: tuple[float, tuple[Any, ...]] | None = None
+    while ordered and (ordered[0][0] < floor or (pooled is not None and pooled[0] < floor)):
+        cell = ordered.pop(0)
+        pooled = cell if pooled is None else _add(pooled, cell)
+    return ordered if pooled is None else [pooled, *ordered]
+
+
+def _add(a: tuple[float, tuple[Any, ...]], b: tuple[float, tuple[Any, ...]]) -> tuple[float, tuple[Any, ...]]:
+    return a[0] + b[0], tuple(x + y for x, y in zip(a[1], b[1], strict=True))
+
+
+def detectable_distance(num_each: int, df: int, alpha: float = 1e-3) -> float:
+    """A total variation distance that :func:`homogeneity` finds with about 90 % power in two samples of this size.
+
+    From the normal approximation of the noncentral chi-square, for a difference spread evenly over the cells (the
+    hardest case for a given distance: w = 2 TV, noncentrality = n w^2 / 2).
+    """
+    z_alpha, z_power = _normal_quantile(1.0 - alpha), _normal_quantile(0.9)
+    df = max(df, 1)
+    # the mean shift that lifts the statistic over its threshold; its own spread grows with it, hence the iteration
+    shift = 0.0
+    for _ in range(50):
+        shift = max(0.0, z_alpha * math.sqrt(2.0 * df) + z_power * math.sqrt(2.0 * (df + 2.0 * shift)))
+    return 0.5 * math.sqrt(2.0 * shift / num_each)
+
+
+def _normal_quantile(p: float) -> float:
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a rate; (0, 1) without trials.
+
+    Raises:
+        ValueError: more successes than trials, or a negative number.
+    """
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes in {trials} trials")
+    if trials == 0:
+        return 0.0, 1.0
+    z = _normal_quantile(0.5 + confidence / 2.0)
+    rate = successes / trials
+    scale = 1.0 + z * z / trials
+    centre = (rate + z * z / (2 * trials)) / scale
+    half = z * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials)) / scale
+    # at 0 and at all successes the ends are exact, and rounding must not push them out
+    return (0.0 if successes == 0 else max(0.0, centre - half)), (1.0 if successes == trials else centre + half)

@@ -1,0 +1,27 @@
+"""The JSON fields that every face shares, each computed in one place from :class:`~foretoken.core.metrics.Metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretoken.core.metrics import Metrics
+
+
+def metrics_fields(metrics: Metrics) -> dict[str, Any]:
+    """Counters and times under the names that ``generate --json`` and ``bench --json`` use."""
+    return {
+        "seconds": metrics.seconds,
+        "num_tokens": metrics.num_tokens,
+        "tokens_per_second": metrics.tokens_per_second,
+        "num_steps": metrics.num_steps,
+        "tokens_per_step": metrics.tokens_per_step,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_accepted_tokens": metrics.num_accepted_tokens,
+        "acceptance_by_position": metrics.acceptance_by_position,
+        "time": {
+            "draft": metrics.draft_seconds,
+            "verify": metrics.verify_seconds,
+            "other": metrics.other_seconds,
+        },
+        "distortion": metrics.distortion,
+    }

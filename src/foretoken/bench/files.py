@@ -1,0 +1,48 @@
+"""Result files: known to be writable before an hour of measuring, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from foretoken.core.errors import ConfigError, ForetokenError
+
+
+def check_writable(path: str | Path, option: str) -> Path:
+    """The path, if a file can be written there; nothing is left behind.
+
+    Raises:
+        ConfigError: the folder is missing, or not writable, or the path is a folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {folder}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot write there ({error.strerror or error})") from None
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there, so that no reader ever sees half of it."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # temporary files are private; results need not be
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise ForetokenError(f"{path}: cannot be written ({error.strerror or error})") from None

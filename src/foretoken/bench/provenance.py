@@ -1,0 +1,80 @@
+"""Where a figure comes from: commit, versions, machine, settings and the command that gives it again."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("foretoken", "torch", "transformers", "safetensors", "tokenizers")
+
+
+def provenance(arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """Everything that a reader needs to run it again.
+
+    Args:
+        arguments: the command line without the program's name.
+        settings: what was chosen or worked out (model, dtype, threads, seed, suite ...), recorded as given.
+    """
+    return {
+        "command": shlex.join(["foretoken", *arguments]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": git_commit(Path(__file__).resolve().parents[1]),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "gpu": _gpu(),
+        **settings,
+    }
+
+
+def git_commit(package: Path) -> str | None:
+    """The commit that the package was imported from, with ``-dirty`` if files differ from it.
+
+    None when the package is installed elsewhere: a virtual environment may lie inside some other repository.
+    """
+    try:
+        root = _git(package, "rev-parse", "--show-toplevel")
+        if Path(root) / "src" / package.name != package:
+            return None
+        dirty = _git(package, "status", "--porcelain", "--untracked-files=no")
+        return _git(package, "rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cpu_name() -> str:
+    """The processor as its maker calls it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    torch = sys.modules.get("torch")  # never import it just to write "none"
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=True)
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,159 @@
+"""From samples to figures: medians over repeats, the spread between them, and what went wrong.
+
+Definitions, all over requests that did not fail:
+
+* ``tokens_per_second``: tokens over wall time, all prompts of a repeat together (so long answers weigh more).
+* ``speedup``: the method's tokens per second over the baseline's in the same repeat, on the prompts where neither
+  failed. Below 1 is a slowdown and stays one.
+* ``spread``: the lowest and the highest repeat; the figure itself is the median.
+* ``equal_outputs``: share of (prompt, repeat) pairs whose token ids equal the baseline's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from foretoken.bench.fields import metrics_fields
+from foretoken.bench.harness import BASELINE, Method, Records, Sample
+from foretoken.core.metrics import Metrics
+
+SLOWDOWN = 0.995  # a speed-up below this prints as less than 1.00
+_NUM_ERRORS = 5
+_COUNTS = ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens")
+
+
+def summarise(records: Records, methods: Sequence[Method], promises: dict[str, str] | None = None) -> list[dict]:
+    """One JSON-ready object a method, the baseline first, each with the same figures by category."""
+    results = []
+    baseline = [sample for sample in records.samples if sample.label == BASELINE]
+    categories = list(dict.fromkeys(sample.prompt.category for sample in records.samples))
+    for method in methods:
+        samples = [sample for sample in records.samples if sample.label == method.label]
+        results.append(
+            {
+                "method": method.label,
+                "drafter": method.config["method"],
+                "settings": method.settings,
+                "promise": (promises or {}).get(method.label),
+                **_figures(samples, baseline),
+                "by_category": {
+                    category: _figures(_of_category(samples, category), _of_category(baseline, category))
+                    for category in categories
+                },
+                "errors": _first_errors(samples),
+            }
+        )
+    return results
+
+
+def _of_category(samples: Iterable[Sample], category: str) -> list[Sample]:
+    return [sample for sample in samples if sample.prompt.category == category]
+
+
+def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, Any]:
+    good = [sample for sample in samples if sample.error is None]
+    repeats = [_total(part) for part in _by_repeat(good)]
+    pairs = _pairs(good, baseline)
+    speedups = [_speed(own) / _speed(other) for own, other in _pairs_by_repeat(pairs) if _speed(other) > 0]
+    pooled = metrics_fields(_total(good))
+    figures: dict[str, Any] = {
+        "num_prompts": len({id(sample.prompt) for sample in samples}),
+        "num_repeats": len(repeats),
+        "speedup": _middle(speedups),
+        "seconds": _middle([total.seconds for total in repeats]),
+        "tokens_per_second": _middle([total.tokens_per_second for total in repeats]),
+        "tokens_per_step": _middle([total.tokens_per_step for total in repeats]),
+        **{name: _whole(_middle([getattr(total, name) for total in repeats])) for name in _COUNTS},
+        "acceptance_by_position": pooled["acceptance_by_position"],
+        "time": {
+            "draft": _middle([total.draft_seconds for total in repeats]),
+            "verify": _middle([total.verify_seconds for total in repeats]),
+            "other": _middle([total.other_seconds for total in repeats]),
+        },
+        "distortion": pooled["distortion"],
+        "equal_outputs": sum(own.tokens == other.tokens for own, other in pairs) / len(pairs) if pairs else None,
+        "failures": len(samples) - len(good),
+    }
+    figures["spread"] = {
+        "speedup": _range(speedups),
+        "seconds": _range([total.seconds for total in repeats]),
+        "tokens_per_second": _range([total.tokens_per_second for total in repeats]),
+        "tokens_per_step": _range([total.tokens_per_step for total in repeats]),
+    }
+    return figures
+
+
+def _total(samples: Iterable[Sample]) -> Metrics:
+    """The samples' counters added up, with the harness's clock and token counter in place of the engine's.
+
+    The engine's three times are kept; wall time that they do not cover (tokenization, set-up of the call) is "other".
+    """
+    total = Metrics()
+    seconds = 0.0
+    num_tokens = 0
+    for sample in samples:
+        total.add(sample.metrics)
+        seconds += sample.seconds
+        num_tokens += len(sample.tokens)
+    total.seconds = seconds
+    total.num_tokens = num_tokens
+    total.other_seconds = max(seconds - total.draft_seconds - total.verify_seconds, 0.0)
+    return total
+
+
+def _by_repeat(samples: Iterable[Sample]) -> list[list[Sample]]:
+    parts: dict[int, list[Sample]] = {}
+    for sample in samples:
+        parts.setdefault(sample.repeat, []).append(sample)
+    return list(parts.values())
+
+
+def _pairs(samples: Iterable[Sample], baseline: Iterable[Sample]) -> list[tuple[Sample, Sample]]:
+    """(the method's sample, the baseline's) for the same prompt and repeat, where neither failed."""
+    others = {(id(other.prompt), other.repeat): other for other in baseline if other.error is None}
+    keys = ((sample, (id(sample.prompt), sample.repeat)) for sample in samples)
+    return [(sample, others[key]) for sample, key in keys if key in others]
+
+
+def _pairs_by_repeat(pairs: Sequence[tuple[Sample, Sample]]) -> list[tuple[list[Sample], list[Sample]]]:
+    parts: dict[int, tuple[list[Sample], list[Sample]]] = {}
+    for own, other in pairs:
+        mine, theirs = parts.setdefault(own.repeat, ([], []))
+        mine.append(own)
+        theirs.append(other)
+    return list(parts.values())
+
+
+def _speed(samples: Sequence[Sample]) -> float:
+    seconds = sum(sample.seconds for sample in samples)
+    return sum(len(sample.tokens) for sample in samples) / seconds if seconds > 0 else 0.0
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _whole(value: float | None) -> float | None:
+    return int(value) if value is not None and value == int(value) else value
+
+
+def _range(values: Sequence[float]) -> list[float] | None:
+    return [min(values), max(values)] if values else None
+
+
+def _first_errors(samples: Iterable[Sample]) -> list[dict[str, str]]:
+    found: dict[str, str] = {}
+    for sample in samples:
+        if sample.error is not None:
+            found.setdefault(sample.error, sample.prompt.id)
+    pairs = list(found.items())[:_NUM_ERRORS]
+    return [{"prompt": prompt_id, "error": error} for error, prompt_id in pairs]
+
+
+def share_of_time(result: dict[str, Any]) -> dict[str, float]:
+    """Draft, verify and other as shares of their sum; empty if nothing was measured."""
+    parts = {name: value or 0.0 for name, value in result["time"].items()}
+    whole = sum(parts.values())
+    return {name: value / whole for name, value in parts.items()} if whole > 0 else {}

@@ -1,0 +1,149 @@
+"""Prompt files: JSON Lines with ``prompt``, or Spec-Bench's ``turns`` and ``category``. A bad file is refused whole.
+
+One record a line::
+
+    {"id": "m1", "category": "arithmetic", "turns": ["Maria has 24 apples ...", "And if she ..."]}
+    {"prompt": "Once upon a time"}
+
+The first turn is the prompt: later turns would need the model's own answers, which differ between models, so a
+benchmark of several methods on several models would no longer compare like with like. Files that end in ``.gz`` or
+``.xz`` are read as such.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import InputError
+
+BUNDLED_SUITE = Path(__file__).resolve().parent / "prompts.jsonl"
+NO_CATEGORY = "uncategorised"
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a suite.
+
+    Attributes:
+        id: the record's ``id`` or ``question_id``, else its number in the file.
+        text: what the user says; the first of the record's turns.
+        category: the record's category, or "uncategorised".
+        place: where it was found, for messages.
+    """
+
+    id: str
+    text: str
+    category: str = NO_CATEGORY
+    place: str = "the prompt"
+
+
+def check_text(text: object, place: str) -> str:
+    """A prompt's text if it can be given to a tokenizer.
+
+    Args:
+        text: what was found.
+        place: how to name where it was found, for the message.
+    Raises:
+        InputError: not a string, empty, or not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"{place} must be a string, not {_json_type(text)}")
+    if not text.strip():
+        raise InputError(f"{place} is empty: write something for the model to continue")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place} is not valid Unicode (character {error.start + 1}): save it as UTF-8") from None
+    return text
+
+
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """Read a whole prompt file, or refuse it with the number of its first bad line.
+
+    Raises:
+        InputError: missing or unreadable file, invalid UTF-8 or JSON, a record without a usable prompt, no records.
+    """
+    path = Path(path)
+    prompts: list[Prompt] = []
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+        place = f"{path}:{number}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line)") from None
+        if text:
+            prompts.append(_parse_record(text, place, len(prompts)))
+    if not prompts:
+        raise InputError(f"{path}: no prompts in this file: write one JSON object a line, with 'prompt' or 'turns'")
+    return prompts
+
+
+def limit_per_category(prompts: Iterable[Prompt], limit: int | None) -> list[Prompt]:
+    """The first ``limit`` prompts of every category, in file order; all of them if ``limit`` is None."""
+    kept: list[Prompt] = []
+    seen: dict[str, int] = {}
+    for prompt in prompts:
+        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        if limit is None or seen[prompt.category] <= limit:
+            kept.append(prompt)
+    return kept
+
+
+def _read_bytes(path: Path) -> bytes:
+    opener = _OPENERS.get(path.suffix, open)
+    try:
+        with opener(path, "rb") as file:
+            content: bytes = file.read()
+            return content
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: this is a folder, not a file of prompts") from None
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+        raise InputError(f"{path}: damaged compressed file ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _parse_record(line: str, place: str, index: int) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
+    except (RecursionError, ValueError):  # nesting or an integer beyond the reader's limits
+        raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{place}: expected a JSON object, found {_json_type(record)}")
+    if "prompt" in record and "turns" in record:
+        raise InputError(f"{place}: has both 'prompt' and 'turns': keep one")
+    if "turns" in record:
+        turns = record["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise InputError(f"{place}: field 'turns' must be a non-empty list of strings")
+        texts = [check_text(turn, f"{place}: field 'turns[{i}]'") for i, turn in enumerate(turns)]
+        text = texts[0]
+    elif "prompt" in record:
+        text = check_text(record["prompt"], f"{place}: field 'prompt'")
+    else:
+        found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
+        raise InputError(f"{place}: needs 'prompt' or 'turns' (found {found})")
+    category = record.get("category", NO_CATEGORY)
+    if category is None:
+        category = NO_CATEGORY
+    if not isinstance(category, str):
+        raise InputError(f"{place}: field 'category' must be a string, not {_json_type(category)}")
+    identity = record.get("id", record.get("question_id", index))
+    return Prompt(id=str(identity), text=text, category=category or NO_CATEGORY, place=place)
+
+
+def _json_type(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

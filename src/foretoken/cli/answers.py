@@ -1,0 +1,219 @@
+"""Running prompts and writing what comes back: streamed text, JSON objects, statistics, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from foretoken.bench.fields import metrics_fields
+from foretoken.bench.workloads import Prompt
+from foretoken.cli.console import emit, emit_json, note, stderr_console
+from foretoken.core.metrics import Metrics
+from foretoken.core.sampling import SamplingParams
+
+_INTERRUPTED = 130
+_WIDTH = 72  # of a prompt quoted in a header
+
+
+def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: SamplingParams, *, json: bool) -> int:
+    """Stream one prompt to stdout; statistics to stderr. Returns the exit code."""
+    output, ended, interrupted = None, True, False
+    try:
+        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params):
+            output = chunk.output
+            if not json and chunk.text:
+                emit(chunk.text, end="")
+                ended = chunk.text.endswith("\n")
+    except KeyboardInterrupt:
+        interrupted = True
+    if output is None:  # interrupted before the first token
+        return _INTERRUPTED
+    if json:
+        emit_json(answer_fields(record, output))
+    elif not ended or not output.text:
+        emit("")
+    if output.error:
+        note(f"error: {output.error}")
+    if not json:
+        note(statistics([output], output.metrics.seconds))
+    return _INTERRUPTED if interrupted else int(bool(output.error))
+
+
+def answer_all(
+    llm: Any, records: Sequence[Prompt], inputs: Sequence[Sequence[int]], params: SamplingParams, *, json: bool
+) -> int:
+    """Run many prompts together and write each answer, in the order of the prompts, as soon as it is its turn."""
+    writer = _InOrder(records, json=json)
+    # outputs arrive as they finish; equal prompts may be taken for one another, since nothing tells them apart
+    places: dict[tuple[int, ...], list[int]] = {}
+    for index, ids in reversed(list(enumerate(inputs))):
+        places.setdefault(tuple(ids), []).append(index)
+    interrupted = False
+    started = time.perf_counter()
+    with _Bar(len(records)) as bar:
+
+        def progress(output: Any) -> None:
+            index = places[tuple(output.prompt_token_ids)].pop()
+            with bar.paused() if index == writer.turn else contextlib.nullcontext():
+                writer.add(index, output)
+            bar.advance()
+
+        try:
+            llm.generate([{"prompt_token_ids": ids} for ids in inputs], params, progress=progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        seconds = time.perf_counter() - started
+    writer.flush()
+    for record, output in writer.failed():
+        note(f"error: prompt {record.id}: {output.error}")
+    if not json:
+        note(statistics(list(writer.outputs.values()), seconds))
+    if interrupted:
+        return _INTERRUPTED
+    return int(bool(writer.failed()))
+
+
+class _InOrder:
+    """Holds answers back until those before them are written; ``turn`` is the index of the next one to write."""
+
+    def __init__(self, records: Sequence[Prompt], *, json: bool) -> None:
+        self.records = records
+        self.outputs: dict[int, Any] = {}
+        self._json = json
+        self.turn = 0
+
+    def add(self, index: int, output: Any) -> None:
+        self.outputs[index] = output
+        while self.turn in self.outputs:
+            self._write(self.turn)
+            self.turn += 1
+
+    def flush(self) -> None:
+        """Write what is left, skipping prompts without an answer (after an interruption)."""
+        for index in sorted(self.outputs):
+            if index >= self.turn:
+                self._write(index)
+        self.turn = len(self.records)
+
+    def failed(self) -> list[tuple[Prompt, Any]]:
+        return [(self.records[i], self.outputs[i]) for i in sorted(self.outputs) if self.outputs[i].error]
+
+    def _write(self, index: int) -> None:
+        record, output = self.records[index], self.outputs[index]
+        if self._json:
+            emit_json(answer_fields(record, output))
+            return
+        first_line = " ".join(record.text.split())
+        quoted = first_line if len(first_line) <= _WIDTH else first_line[: _WIDTH - 1] + "…"
+        if len(self.records) > 1:
+            emit(f"=== {index + 1}/{len(self.records)} {quoted}")
+        for number, completion in enumerate(output.outputs, start=1):
+            if len(output.outputs) > 1:
+                emit(f"--- {number} of {len(output.outputs)}")
+            emit(completion.text)
+        emit("")
+
+
+class _Bar:
+    """A progress bar on stderr, if stderr is a terminal. It steps aside while answers are written."""
+
+    def __init__(self, total: int) -> None:
+        self._progress: Any = None
+        if sys.stderr.isatty() and total > 1:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("prompts"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=stderr_console(),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._progress.add_task("", total=total)
+
+    def __enter__(self) -> _Bar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self) -> None:
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+    def paused(self) -> _Pause:
+        return _Pause(self._progress)
+
+
+class _Pause:
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._progress is not None:
+            self._progress.start()
+
+
+def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
+    """The JSON object of one prompt: its first completion, and under ``outputs`` all of them if there are several.
+
+    Args:
+        record: the prompt as it was given.
+        output: the engine's RequestOutput; one that is not finished counts as cancelled.
+    """
+    fields = {"id": record.id, "prompt": record.text, **_completion_fields(output)}
+    if len(output.outputs) > 1:
+        fields["outputs"] = [_completion_fields(completion) for completion in output.outputs]
+    return fields
+
+
+def _completion_fields(completion: Any) -> dict[str, Any]:
+    fields = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason or "cancelled",
+        **metrics_fields(completion.metrics),
+        "promise": completion.promise,
+        "error": completion.error,
+    }
+    if completion.logprobs is not None:
+        fields["logprobs"] = [dataclasses.asdict(entry) for entry in completion.logprobs]
+    return fields
+
+
+def statistics(outputs: Sequence[Any], seconds: float) -> str:
+    """One line for a person: how much, how fast, how well the draft did, where the time went, what was promised."""
+    total = Metrics()
+    for output in outputs:
+        for completion in output.outputs:
+            total.add(completion.metrics)
+    parts = [
+        f"{total.num_tokens} tokens in {seconds:.2f} s",
+        f"{total.num_tokens / seconds if seconds > 0 else 0:.0f} tokens/s",
+        f"{total.tokens_per_step:.2f} tokens per step",
+    ]
+    if total.num_draft_tokens:
+        share = total.num_accepted_tokens / total.num_draft_tokens
+        parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
+    times = {"draft": total.draft_seconds, "verify": total.verify_seconds, "other": total.other_seconds}
+    whole = sum(times.values())
+    if whole > 0:
+        parts.append("time " + " ".join(f"{name} {value / whole:.0%}" for name, value in times.items()))
+    if total.distortion:
+        parts.append(f"distortion {total.distortion:.3g} per token")
+    parts += sorted({output.promise for output in outputs})
+    return " · ".join(parts)

@@ -1,0 +1,275 @@
+"""``foretoken bench``: methods against plain decoding on a suite of prompts, all in one run."""
+
+from __future__ import annotations
+
+import hashlib
+import json as jsonlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.bench.files import check_writable, write_whole
+from foretoken.bench.harness import Method, Plan, Records, measure
+from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
+from foretoken.cli.console import emit, finite, note, stderr_console
+from foretoken.cli.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    Model,
+    Threads,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+)
+from foretoken.cli.settings import DEFAULT_MODEL, parse_methods
+from foretoken.core.errors import ConfigError
+from foretoken.core.sampling import SamplingParams
+
+_INTERRUPTED = 130
+_FILE_WIDTH = 120
+_DEFAULT_METHODS = "draft_model,ngram,suffix"
+_MEASURE, _METHODS, _OUTPUT = "Measuring", "Methods", "Output"
+
+app = typer.Typer(rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    model: Model = DEFAULT_MODEL,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B,…",
+            help="Names with commas; options of an entry with '+': draft_model+num_speculative_tokens=4. "
+            "Plain decoding (none) is always measured.",
+            show_default="draft_model, ngram, suffix",
+            rich_help_panel=_METHODS,
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="METHOD.KEY=VALUE",
+            help="An option for every entry of a method. Repeatable.",
+            rich_help_panel=_METHODS,
+        ),
+    ] = None,
+    draft_model: DraftModel = None,
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite",
+            metavar="FILE.jsonl",
+            help="Prompts in Spec-Bench format: turns (the first is used) and category; .gz and .xz are read too.",
+            show_default="a bundled suite of 30",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Prompts of every category at most.", rich_help_panel=_MEASURE)
+    ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option("--repeats", min=1, help="Interleaved repeats (the median counts).", rich_help_panel=_MEASURE),
+    ] = 3,
+    batch_size: Annotated[
+        int,
+        typer.Option("--batch-size", min=1, help="Prompts that run together.", rich_help_panel=_MEASURE),
+    ] = 1,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=_MEASURE)
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seeds prompts and repeats, alike for all methods.", rich_help_panel=_MEASURE)
+    ] = 0,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="No natural end; flatters n-gram drafts.", rich_help_panel=_MEASURE),
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", "--no-chat", help="No chat template.", rich_help_panel=_MEASURE)
+    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE.html",
+            help="Write a report with pictures.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    verbose: Verbose = False,
+) -> int | None:
+    """Measure methods against plain decoding: same prompts, same clock, same run, in interleaved order.
+
+    The baseline is our own plain decoding. Figures are medians over the
+    repeats, beside them the lowest and the highest. A slowdown is shown as
+    one; failures are counted, never timed.
+
+    [bold]Examples[/bold]
+
+      foretoken bench
+
+      foretoken bench --methods ngram,draft_model+num_speculative_tokens=4
+
+      foretoken bench --limit 2 --repeats 1 --set ngram.prompt_lookup_max=3
+
+      foretoken bench --model ./my-model --draft-model ./my-draft --json a.json
+
+      foretoken bench --suite question.jsonl --report report.html
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    names = methods or (_DEFAULT_METHODS if draft_model or model == DEFAULT_MODEL else "ngram,suffix")
+    rows = parse_methods(names, sets or [], target=model, draft_model=draft_model)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
+    check_placement(dtype, device)
+    check_model_name(model)
+    _check_outputs(json, report)
+    path = suite or BUNDLED_SUITE
+    prompts = limit_per_category(read_prompts(path), limit)
+
+    llm = load_model(
+        model,
+        rows[0].config,
+        verbose=verbose,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=batch_size,
+    )
+    engines = {rows[0].label: llm}
+    for row in rows[1:]:
+        engines[row.label] = llm.with_method(row.config)
+    plan = Plan(prompts, params, repeats=repeats, batch_size=batch_size, chat=llm.is_chat_model and not raw)
+    records = _measure_with_bar(engines, plan)
+    if not records.samples:
+        note("interrupted before every method had run once: nothing to report")
+        return _INTERRUPTED
+
+    results = _finish(records, rows, engines, params)
+    facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, path, plan, records, seed=seed)
+    _print_tables(results, facts)
+    if json is not None:
+        write_whole(json, jsonlib.dumps(finite({"provenance": facts, "results": results}), indent=1) + "\n")
+        note(f"wrote {json}")
+    if report is not None:
+        from foretoken.bench.report import html_report
+
+        write_whole(report, html_report(results, facts))
+        note(f"wrote {report}")
+    for engine in engines.values():
+        engine.close()
+    if records.interrupted:
+        return _INTERRUPTED
+    return int(any(result["failures"] for result in results))
+
+
+def _check_outputs(json: Path | None, report: Path | None) -> None:
+    """Find out before an hour of measuring, not after, that results cannot be written."""
+    if json is not None:
+        check_writable(json, "--json")
+    if report is not None:
+        check_writable(report, "--report")
+        if json is not None and json.resolve() == report.resolve():
+            raise ConfigError(f"--json and --report both name {report}: choose two files")
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "--report needs matplotlib: pip install 'foretoken[report]', or leave --report out"
+            ) from None
+
+
+def _measure_with_bar(engines: dict[str, Any], plan: Plan) -> Records:
+    total = len(engines) * len(plan.groups()) * plan.repeats
+    if not sys.stderr.isatty():
+        return measure(engines, plan)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # drawn after calls only: a thread that redraws would take processor time from what is measured
+    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("warm-up", total=total)
+
+        def step(label: str) -> None:
+            progress.update(task, advance=1, description=label, refresh=True)
+
+        return measure(engines, plan, progress=step)
+
+
+def _finish(
+    records: Records, rows: Sequence[Method], engines: dict[str, Any], params: SamplingParams
+) -> list[dict[str, Any]]:
+    from foretoken.bench.summary import summarise
+
+    promises = {label: engine.recipe.promise_for(params) for label, engine in engines.items()}
+    return summarise(records, rows, promises)
+
+
+def _facts(
+    arguments: Sequence[str], llm: Any, model: str, suite: Path, plan: Plan, records: Records, *, seed: int
+) -> dict[str, Any]:
+    import torch
+
+    from foretoken.bench.provenance import provenance
+
+    prompts: Sequence[Prompt] = plan.prompts
+    return provenance(
+        arguments,
+        model=model,
+        dtype=str(llm.target.dtype).removeprefix("torch."),
+        device=str(llm.target.device),
+        threads=torch.get_num_threads(),
+        seed=seed,
+        temperature=plan.params.temperature,
+        max_tokens=plan.params.max_tokens,
+        ignore_eos=plan.params.ignore_eos,
+        chat_template=plan.chat,
+        batch_size=plan.batch_size,
+        repeats=plan.repeats,
+        interrupted=records.interrupted,
+        suite={
+            "file": "bundled" if suite == BUNDLED_SUITE else str(suite),
+            "sha256": hashlib.sha256(suite.read_bytes()).hexdigest(),
+            "num_prompts": len(prompts),
+            "categories": sorted({prompt.category for prompt in prompts}),
+        },
+    )
+
+
+def _print_tables(results: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from foretoken.bench.table import tables
+
+    suite = facts["suite"]
+    title = (
+        f"{facts['model']} {facts['dtype']}, {suite['num_prompts']} prompts x {facts['repeats']} repeats, "
+        f"{facts['threads']} threads, batch {facts['batch_size']}, {facts['cpu']}"
+    )
+    # a file or a pipe has no width: wide enough then for every column
+    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    with console.capture() as capture:
+        console.print(tables(results, title))
+    emit(capture.get(), end="")
+    if facts["interrupted"]:
+        emit("interrupted: only what every method had finished is counted")

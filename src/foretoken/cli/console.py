@@ -1,0 +1,92 @@
+"""Where output goes: results to stdout, everything else to stderr, and nothing that the libraries say on their own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from foretoken.core.errors import ForetokenError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class OutputClosed(ForetokenError):
+    """The reader of stdout went away (``| head``): nothing is wrong, and nobody is left to tell."""
+
+    exit_code = 0
+
+
+def emit(text: str, *, end: str = "\n") -> None:
+    """Write to stdout and flush, so that a reader sees every step as it happens."""
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise OutputClosed from None
+    except OSError as error:
+        raise ForetokenError(f"cannot write to stdout: {error.strerror or error}") from None
+
+
+def emit_json(value: Any) -> None:
+    """One JSON object on one line of stdout. Numbers that JSON lacks (nan, inf) become null."""
+    ascii_only = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
+    emit(json.dumps(finite(value), ensure_ascii=ascii_only, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """One line for the person at the terminal, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for every float that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def stderr_console() -> Console:
+    """A rich console on stderr, for progress bars."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def prepare_output() -> None:
+    """Make stdout and stderr accept any text, whatever the terminal's encoding."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def silence_libraries(verbose: bool) -> None:
+    """Keep loading bars and warnings of torch and transformers off the terminal; call it before they are imported."""
+    if verbose:
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def quiet_transformers(verbose: bool) -> None:
+    """The part of the silence that needs transformers itself; call it before a model is loaded."""
+    if verbose:
+        return
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()

@@ -1,0 +1,252 @@
+"""``foretoken generate``: prompts in, text out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.bench.workloads import Prompt, check_text, read_prompts
+from foretoken.cli.answers import answer_all, answer_one
+from foretoken.cli.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    Model,
+    Threads,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+)
+from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.sampling import SamplingParams
+
+_METHOD, _SAMPLING, _FACE = "Method", "Sampling", "Prompts and output"
+
+
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to say to the model. Without it (or with '-') standard input is read.", show_default=False
+        ),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            help="A drafter; 'foretoken methods' lists them.",
+            show_default="suffix; with --draft-model draft_model",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method, num_speculative_tokens, or verifier. Repeatable.",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    draft_model: DraftModel = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Tokens to generate at most.", rich_help_panel=_SAMPLING)
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", help="Keep the smallest set of tokens with this mass.", rich_help_panel=_SAMPLING),
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
+    ] = 0,
+    min_p: Annotated[
+        float,
+        typer.Option("--min-p", help="Drop tokens below this share of the best one.", rich_help_panel=_SAMPLING),
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Fix every random choice.", rich_help_panel=_SAMPLING)
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop", metavar="TEXT", help="End the text before this string. Repeatable.", rich_help_panel=_SAMPLING
+        ),
+    ] = None,
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option("--stop-token-id", metavar="ID", help="End at this token. Repeatable.", rich_help_panel=_SAMPLING),
+    ] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1: less repetition.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option("--presence-penalty", help="Taken once off tokens already written.", rich_help_panel=_SAMPLING),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float,
+        typer.Option("--frequency-penalty", help="Taken off for every time it was written.", rich_help_panel=_SAMPLING),
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logit-bias", metavar="ID=VALUE", help="Add to a token's logit. Repeatable.", rich_help_panel=_SAMPLING
+        ),
+    ] = None,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", help="No end before so many tokens.", rich_help_panel=_SAMPLING)
+    ] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", rich_help_panel=_SAMPLING)
+    ] = False,
+    n: Annotated[int, typer.Option("--n", help="Completions of every prompt.", rich_help_panel=_SAMPLING)] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", metavar="K", help="With --json: the K best log-probabilities.", rich_help_panel=_SAMPLING
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help="One JSON object a line, with 'prompt' or Spec-Bench 'turns' (the first turn).",
+            rich_help_panel=_FACE,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="TEXT", help="A system message before the prompt.", rich_help_panel=_FACE),
+    ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", "--no-chat", help="No chat template: continue the prompt as it is.", rich_help_panel=_FACE
+        ),
+    ] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object a prompt on stdout, and nothing else.", rich_help_panel=_FACE),
+    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel="Model")
+    ] = 16,
+    verbose: Verbose = False,
+) -> int:
+    """Generate text, several tokens per model call.
+
+    The text goes to stdout, one line of statistics to stderr. The chat
+    template is applied where the model has one (--raw leaves it out). Without
+    a prompt, standard input is read; with --prompts a whole file, many prompts
+    at a time.
+
+    [bold]Examples[/bold]
+
+      foretoken generate "Maria has 24 apples and buys 12. How many has she?"
+
+      foretoken generate "I need a hotel in London." --method draft_model
+
+      foretoken generate "Tell me a joke." --set num_speculative_tokens=4
+
+      echo "def add(a, b):" | foretoken generate --raw --temperature 0.8 --seed 1
+
+      foretoken generate --prompts questions.jsonl --json > answers.jsonl
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=stop,
+        stop_token_ids=stop_token_id or (),
+        logprobs=logprobs,
+        n=n,
+        logit_bias=_parse_bias(logit_bias or []),
+        ignore_eos=ignore_eos,
+    )
+    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
+    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    check_placement(dtype, device)
+    check_model_name(model)
+    if logprobs is not None and not json:
+        raise ConfigError("--logprobs are shown in the JSON objects only: add --json")
+    if system is not None and raw:
+        raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
+    # everything that can be wrong with the input is found before the model is loaded
+    records = _gather_prompts(prompt, prompts)
+    llm = load_model(
+        model, config, verbose=verbose, dtype=dtype, device=device, threads=threads, max_num_seqs=max_num_seqs
+    )
+    try:
+        if system is not None and not llm.is_chat_model:
+            raise ConfigError(f"--system needs a chat model, and {model} has no chat template")
+        chat = llm.is_chat_model and not raw
+        inputs = [_token_ids(llm, record, system, chat=chat) for record in records]
+        if prompts is None and n == 1:
+            return answer_one(llm, records[0], inputs[0], params, json=json)
+        return answer_all(llm, records, inputs, params, json=json)
+    finally:
+        llm.close()
+
+
+def _gather_prompts(argument: str | None, path: Path | None) -> list[Prompt]:
+    if path is not None:
+        if argument is not None:
+            raise ConfigError("both a prompt and --prompts were given: keep one")
+        return read_prompts(path)
+    if argument is not None and argument != "-":
+        return [Prompt("0", check_text(argument, "the prompt"))]
+    if argument is None and sys.stdin.isatty():
+        raise ConfigError("no prompt: give one as an argument, on standard input, or with --prompts FILE.jsonl")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text (byte {error.start + 1})") from None
+    # the line end that echo and editors add is not part of the prompt
+    place = "the prompt on standard input"
+    return [Prompt("0", check_text(text.removesuffix("\n").removesuffix("\r"), place), place=place)]
+
+
+def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> list[int]:
+    """What the model will see of a prompt; one that does not fit is refused under the name of its place."""
+    if chat:
+        first = [] if system is None else [{"role": "system", "content": system}]
+        ids = llm.chat_prompt([*first, {"role": "user", "content": record.text}])["prompt_token_ids"]
+    else:
+        ids = list(llm.tokenizer(record.text)["input_ids"])
+    room = llm.target.max_length
+    if len(ids) >= room:
+        raise InputError(
+            f"{record.place} has {len(ids)} tokens; the context holds {room}, the output included: shorten it"
+        )
+    return ids
+
+
+def _parse_bias(texts: list[str]) -> dict[int, float] | None:
+    bias: dict[int, float] = {}
+    for text in texts:
+        token, _, value = text.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise ConfigError(f"--logit-bias '{text}': write ID=VALUE, for example 42=-5") from None
+    return bias or None

@@ -1,0 +1,107 @@
+"""The ``foretoken`` command: the list of its commands, and errors as one line and an exit code.
+
+Exit codes: 0 done; 1 a model, a request or a proof failed; 2 a mistake in what was asked; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from foretoken.cli import bench, certify, generate, methods, zoo
+from foretoken.cli.console import OutputClosed, note, prepare_output, silence_libraries
+from foretoken.core.errors import ForetokenError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="foretoken",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("methods")(methods.methods)
+app.add_typer(bench.app, name="bench")
+app.command("certify")(certify.certify)
+app.add_typer(zoo.app, name="zoo")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from foretoken import __version__
+
+        print(f"foretoken {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog='Example: foretoken generate "Maria has 24 apples and buys 12 more." --method draft_model')
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Generate text from Hugging Face language models several tokens per model call: the same text, sooner.
+
+    A small bundled pair (zoo:base and zoo:draft) needs no download, so every example works as it stands.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code.
+
+    Args:
+        arguments: without the program's name; default: those of this process.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = "--verbose" in arguments
+    silence_libraries(verbose)
+    prepare_output()
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(arguments, prog_name="foretoken", standalone_mode=False, obj=arguments)
+    except OutputClosed:
+        _forget_stdout()
+        return OutputClosed.exit_code
+    except ForetokenError as error:
+        note(f"error: {error}")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except SystemExit as stop:  # typer leaves so when stdout is closed while it prints help
+        return stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of the command-line parser
+            return _usage_error(error)
+        if verbose:
+            traceback.print_exc()
+        note(f"error: internal: {type(error).__name__}: {error}")
+        if not verbose:
+            note("this should not happen; add --verbose to see where it comes from")
+        return 1
+    if code == INTERRUPTED:
+        note("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _usage_error(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    message = error.format_message()  # type: ignore[attr-defined]
+    if message:  # empty where the help was printed instead
+        note(f"error: {message[:1].lower()}{message[1:].rstrip('.')}")
+        if context is not None:
+            note(f"see: {context.command_path} --help")
+    return int(getattr(error, "exit_code", 2))
+
+
+def _forget_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,147 @@
+"""``foretoken methods``: the catalogue, and the options of one method."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shutil
+import textwrap
+from typing import Annotated, Any
+
+import typer
+
+from foretoken import catalog
+from foretoken.cli.console import emit, emit_json
+from foretoken.cli.options import Verbose
+from foretoken.core.errors import ConfigError, nearest
+
+_HEADINGS = {
+    "drafter": "drafters (--method NAME): they propose tokens",
+    "verifier": "verifiers (--set verifier=NAME): they decide which tokens stand",
+}
+# of every drafter, beside those of its Config
+_COMMON_OPTIONS = (
+    {
+        "name": "num_speculative_tokens",
+        "type": "int | 'auto'",
+        "default": "auto",
+        "help": "draft tokens per step; auto chooses by measured acceptance and cost.",
+    },
+    {
+        "name": "verifier",
+        "type": "str",
+        "default": "auto",
+        "help": "which draft tokens stand; auto takes the strongest lossless rule that fits the draft.",
+    },
+)
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="Show one method with its options; without it, list all.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a method.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """The catalogue: every drafter and verifier, what each promises, and what it needs.
+
+    A drafter goes with --method and proposes tokens; a verifier goes with
+    --set verifier=NAME and decides which of them stand. The default verifier is
+    the strongest lossless one that fits the draft.
+
+    [bold]Examples[/bold]
+
+      foretoken methods
+
+      foretoken methods draft_model
+    """
+    if name is None:
+        _list_all(json)
+        return
+    entry = _find(name)
+    described = _describe(entry)
+    if json:
+        emit_json(described)
+        return
+    emit(f"{entry.name}: {entry.summary}")
+    for field in ("kind", "promise", "needs", "weights", "paper"):
+        emit(f"  {field:8} {described[field]}")
+    if described["options"]:
+        emit("\noptions (--set key=value)")
+    for option in described["options"]:
+        emit(f"  {option['name']} = {option['default']}    [{option['type']}]")
+        emit(f"      {option['help']}")
+
+
+def _list_all(json: bool) -> None:
+    if json:
+        for entry in catalog.entries():
+            emit_json(_public(entry))
+        return
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    for kind, heading in _HEADINGS.items():
+        emit(heading)
+        for entry in catalog.entries(kind):
+            details = f"{entry.promise}; needs {entry.needs}; weights: {entry.weights}; {entry.paper}"
+            emit(f"  {entry.name:12} {entry.summary}")
+            emit(textwrap.fill(details, width, initial_indent=" " * 15, subsequent_indent=" " * 15))
+        emit("")
+    emit("'foretoken methods NAME' shows the options of one.")
+
+
+def _find(name: str) -> catalog.Entry:
+    for entry in catalog.entries():
+        if entry.name == name:
+            return entry
+    known = [entry.name for entry in catalog.entries()]
+    raise ConfigError(f"unknown method '{name}': {nearest(name, known)}")
+
+
+def _public(entry: catalog.Entry) -> dict[str, Any]:
+    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry) if field.name != "target"}
+
+
+def _describe(entry: catalog.Entry) -> dict[str, Any]:
+    method = entry.load()
+    options = config_options(getattr(method, "Config", None))
+    return {**_public(entry), "options": [*options, *(_COMMON_OPTIONS if entry.kind == "drafter" else ())]}
+
+
+def config_options(config: type | None) -> list[dict[str, Any]]:
+    """The options of a method: the fields of its Config, with the help that its docstring gives them.
+
+    Returns:
+        objects with ``name``, ``type``, ``default`` ("required" if there is none) and ``help``.
+    """
+    if config is None or not dataclasses.is_dataclass(config):
+        return []
+    helps = attribute_helps(inspect.getdoc(config) or "")
+    options = []
+    for field in dataclasses.fields(config):
+        default: Any = "required"
+        if field.default is not dataclasses.MISSING:
+            default = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        options.append({"name": field.name, "type": kind, "default": default, "help": helps.get(field.name, "")})
+    return options
+
+
+def attribute_helps(doc: str) -> dict[str, str]:
+    """The ``Attributes:`` section of a Google-style docstring, as name -> help in one line."""
+    helps: dict[str, str] = {}
+    inside = False
+    current = None
+    for line in doc.splitlines():
+        if re.fullmatch(r"(Attributes|Args):", line.strip()):
+            inside = True
+        elif inside and line.strip() and not line.startswith(" "):
+            break  # the next section
+        elif inside and (start := re.match(r" {4}(\w+)(?: \([^)]*\))?: *(.*)", line)):
+            current = start.group(1)
+            helps[current] = start.group(2).strip()
+        elif inside and current and line.strip():
+            helps[current] += " " + line.strip()
+    return helps

@@ -1,0 +1,86 @@
+"""Options that several commands share, declared once: the same name, the same meaning, the same help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken import zoo
+from foretoken.cli.console import note, quiet_transformers
+from foretoken.core.errors import ConfigError, nearest
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+_MODEL = "Model"
+_METHOD = "Method"
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel=_MODEL),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="MODEL",
+        help="The draft checkpoint; short for --set model=…. zoo:base brings zoo:draft.",
+        rich_help_panel=_METHOD,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option("--dtype", help="auto (as stored), float32, bfloat16 or float16.", rich_help_panel=_MODEL),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="CPU threads; default: torch's own choice.", rich_help_panel=_MODEL),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show what the libraries print, and tracebacks of internal errors.")
+]
+
+
+def check_placement(dtype: str, device: str) -> None:
+    """Refuse an unknown dtype or device before anything heavy is imported.
+
+    Raises:
+        ConfigError: with the nearest known name.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, DTYPES)}")
+    if device not in DEVICES and not device.startswith("cuda:"):
+        raise ConfigError(f"unknown device '{device}': {nearest(device, DEVICES)}")
+
+
+def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: Any) -> Any:
+    """Import the engine, keep the libraries quiet, and load a model.
+
+    A path that looks like a folder but is not there is refused here, in plain words, before the import.
+    """
+    check_model_name(model)
+    quiet_transformers(verbose)
+    from foretoken import LLM
+
+    if sys.stderr.isatty() and not model.startswith(zoo.PREFIX):
+        note(f"loading {model}")  # may take minutes, or a download
+
+    return LLM(model, speculative_config=config, **options)
+
+
+def check_model_name(model: str) -> None:
+    """Refuse an unknown zoo name, or a path that does not exist.
+
+    Raises:
+        ConfigError: the message names the remedy.
+    """
+    if not model:
+        raise ConfigError("--model is empty: name a folder, a hub id or zoo:base")
+    if model.startswith(zoo.PREFIX):
+        zoo.path(model)
+    elif model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
+        raise ConfigError(f"--model {model}: there is no such folder")

@@ -1,0 +1,182 @@
+"""Suffix drafting: a tree of what followed the end of the text before, grown best-first by frequency.
+
+Tokens as words, the end of the text as a bar:
+
+    text so far   one cat sat . one cat ran . the cat |
+    context       "cat", seen twice before: "sat" followed once, "ran" once
+    tree          root ─┬─ ran ── . ── the ── cat
+                        └─ sat ── . ── one ── cat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import itemgetter
+from typing import Any
+
+from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
+from foretoken.core.errors import ConfigError
+from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.drafters.rates import AgreementRates
+from foretoken.drafters.suffix_automaton import SuffixAutomaton
+
+# what a context has shown so far: it went on once; several times in the same way; in several ways
+_ONCE, _SAME, _VARIED = range(3)
+
+_by_count = itemgetter(0)
+
+
+class SuffixDrafter:
+    """Proposes the continuations of the longest suffix that occurred before, weighed by how often each followed.
+
+    Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975 (frequency-scored trees from a suffix index, grown
+             greedily by the product of frequencies).
+    Exact:   a proposal is a function of past tokens only (point mass): lossless under any lossless verifier.
+    Differs: one suffix automaton per request, online, instead of suffix trees of bounded depth; no index over other
+             requests. Not the raw frequency but a calibrated one is the confidence: count(context + token) over the
+             sum of that over the context's continuations, times the rate at which a context of this length goes on
+             in a way seen before. The rate is read off the emitted tokens, drafted or not, so what was drafted
+             does not bias it. A draft that reaches the end of the text goes on from the longest suffix of its context
+             that occurs earlier, so a periodic text is extended over its end.
+    """
+
+    name = "suffix"
+    laws: tuple[type[Law], ...] = (PointMass,)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of the suffix drafter.
+
+        Attributes:
+            min_match: shortest context, in tokens, that is drafted from.
+            max_match: longest context, in tokens; a longer one is cut. It bounds the work per token.
+            min_score: nodes that stand with less than this estimated probability are left out; 0 drafts the full
+                budget.
+            max_branching: continuations at most that are tried after one node, most frequent first.
+            tree: draft a tree; false drafts a chain of the most frequent continuations.
+        """
+
+        min_match: int = 1
+        max_match: int = 16
+        min_score: float = 0.05
+        max_branching: int = 4
+        tree: bool = True
+
+        def __post_init__(self) -> None:
+            for name in ("min_match", "max_match", "max_branching"):
+                value = getattr(self, name)
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    raise ConfigError(f"{name}={value!r} must be an integer, at least 1: give a number of tokens")
+            if self.min_match > self.max_match:
+                raise ConfigError(
+                    f"min_match={self.min_match} is greater than max_match={self.max_match}: "
+                    "lower one or raise the other"
+                )
+            score = self.min_score
+            if not isinstance(score, (int, float)) or isinstance(score, bool) or not 0.0 <= score < 1.0:
+                raise ConfigError(f"min_score={score!r} must be a probability in [0, 1): use 0 to keep every node")
+            if not isinstance(self.tree, bool):
+                raise ConfigError(f"tree={self.tree!r} must be true or false: use false for a chain")
+
+    def __init__(self, config: Config, target: Any = None) -> None:
+        del target
+        self.config = config
+        self._automata: dict[int, SuffixAutomaton] = {}
+        self._rates = [AgreementRates(config.max_match) for _ in (_ONCE, _SAME, _VARIED)]
+        self._branching = config.max_branching if config.tree else 1
+        self.branches = self._branching > 1
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._propose(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to do: the next proposal learns from the committed tokens themselves."""
+
+    def release(self, request_id: int) -> None:
+        self._automata.pop(request_id, None)
+
+    def _propose(self, context: Context, budget: Budget) -> Draft:
+        if budget.max_nodes < 1 or budget.max_depth < 1:
+            return NO_DRAFT  # nothing is indexed either: the next proposal catches up
+        automaton = self._automata.get(context.request_id)
+        if automaton is None:
+            # one more than the context: a continuation of the longest context is counted, too
+            automaton = self._automata[context.request_id] = SuffixAutomaton(self.config.max_match + 1)
+        self._index(automaton, context)
+        return self._grow(automaton, budget)
+
+    def _index(self, automaton: SuffixAutomaton, context: Context) -> None:
+        """Append the tokens that are new; the emitted ones teach the rates."""
+        tokens, num_prompt = context.tokens, context.num_prompt
+        if automaton.num_tokens < num_prompt:
+            automaton.extend(tokens[automaton.num_tokens : num_prompt])
+        for token in tokens[automaton.num_tokens :]:
+            state, matched = automaton.repeated_suffix(self.config.max_match)
+            if matched:
+                edges = automaton.next[state]
+                self._rates[_kind(automaton, edges)].learn(matched, token in edges)
+            automaton.extend((token,))
+
+    def _grow(self, automaton: SuffixAutomaton, budget: Budget) -> Draft:
+        """Best-first: always add the node that is most likely to stand, then consider its continuations."""
+        min_match, max_match, min_score = self.config.min_match, self.config.max_match, self.config.min_score
+        max_nodes, max_depth, patience = budget.max_nodes, budget.max_depth, budget.patience
+        next_, link, length = automaton.next, automaton.link, automaton.length
+        tokens: list[int] = []
+        parents: list[int] = []
+        confidences: list[float] = []
+        # (-score, serial, token, parent, depth, reach, confidence, state, matched); the serial settles ties
+        frontier: list[tuple[float, int, int, int, int, float, float, int, int]] = []
+        serial = 0
+        node, depth, reach = ROOT, 0, 1.0
+        state, matched = automaton.repeated_suffix(max_match)
+        while True:
+            if depth < max_depth:
+                while state and not next_[state]:  # the end of the text: nothing has followed this context yet
+                    state = link[state]
+                    matched = length[state]
+                if matched >= min_match:
+                    for confidence, token, child in self._ranked(automaton, state, matched):
+                        score = reach * confidence
+                        if score < min_score:
+                            break
+                        longer = matched + 1
+                        if longer > max_match:  # drop the oldest token of the context
+                            longer = max_match
+                            if length[link[child]] >= max_match:
+                                child = link[child]
+                        entry = (-score, serial, token, node, depth + 1, reach, confidence, child, longer)
+                        heappush(frontier, entry)
+                        serial += 1
+            if not frontier or len(tokens) >= max_nodes:
+                break
+            score, _, token, parent, depth, reach, confidence, state, matched = heappop(frontier)
+            if patience is not None and not patience.worthwhile(reach, confidence, len(tokens)):
+                break  # what is left in the frontier is less likely to stand
+            node, reach = len(tokens), -score
+            tokens.append(token)
+            parents.append(parent)
+            confidences.append(confidence)
+        return Draft(TokenTree(tokens, parents), confidence=tuple(confidences)) if tokens else NO_DRAFT
+
+    def _ranked(self, automaton: SuffixAutomaton, state: int, matched: int) -> list[tuple[float, int, int]]:
+        """(confidence, token, state) of the most frequent continuations of a context; the later seen first in ties."""
+        edges, count = automaton.next[state], automaton.count
+        rate = self._rates[_kind(automaton, edges)].rates[matched]
+        if len(edges) == 1:
+            ((token, child),) = edges.items()
+            return [(rate, token, child)]
+        ranked = [(count[child], token, child) for token, child in reversed(edges.items())]
+        rate /= sum(map(_by_count, ranked))
+        ranked.sort(key=_by_count, reverse=True)
+        return [(rate * number, token, child) for number, token, child in ranked[: self._branching]]
+
+
+def _kind(automaton: SuffixAutomaton, edges: dict[int, int]) -> int:
+    """What the context with these continuations has shown so far."""
+    if len(edges) > 1:
+        return _VARIED
+    return _ONCE if automaton.count[next(iter(edges.values()))] == 1 else _SAME

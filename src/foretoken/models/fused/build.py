@@ -1,0 +1,99 @@
+"""Compile decoder.c once per machine, with whatever C compiler the machine has; without one, do without.
+
+The library is kept in the user's cache folder under a name made of the source, the compiler and the processor, so
+that it is rebuilt exactly when one of them changes. Building takes a few seconds and happens at the first load of a
+model that can use it. ``FORETOKEN_FUSED=0`` switches the fused decoder off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_SOURCES = ("decoder.c", "kernels.h", "team.h")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pthread")
+_ABI = 1
+
+log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The compiled decoder, or None where it cannot be had (the reason is logged once)."""
+    if os.environ.get("FORETOKEN_FUSED", "1") == "0":
+        return None
+    compiler = _compiler()
+    if compiler is None:
+        log.info("no C compiler found (cc, gcc, clang): the general CPU path is used; install one for speed")
+        return None
+    try:
+        found = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        log.warning("the fused CPU decoder could not be built, the general path is used: %s", detail.strip()[-500:])
+        return None
+    found.foretoken_abi.restype = ctypes.c_int64
+    return found if found.foretoken_abi() == _ABI else None
+
+
+def _compiler() -> list[str] | None:
+    asked = os.environ.get("CC")
+    if asked:
+        return shlex.split(asked)
+    for name in ("gcc", "cc", "clang"):
+        path = shutil.which(name)
+        if path:
+            return [path]
+    return None
+
+
+def _built(compiler: list[str]) -> Path:
+    """Path of the library, compiled now if it is not there yet."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=20).stdout
+    key = hashlib.sha256()
+    for name in _SOURCES:
+        key.update((_HERE / name).read_bytes())
+    key.update("\0".join([version, _processor(), *_FLAGS]).encode())
+    folder = _cache_folder()
+    target = folder / f"decoder-{key.hexdigest()[:20]}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        unfinished = Path(scratch) / "decoder.so"
+        command = [*compiler, *_FLAGS, "-shared", str(_HERE / "decoder.c"), "-lm", "-o", str(unfinished)]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        os.replace(unfinished, target)  # another process may have been faster: either file is right
+    return target
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "foretoken"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.gettempdir()) / f"foretoken-{os.getuid() if hasattr(os, 'getuid') else 'user'}"

@@ -1,0 +1,322 @@
+"""The fused CPU decoder: the whole forward of a common decoder in one native call.
+
+For models of a few hundred million parameters most of a small step is the cost of calling hundreds of small kernels.
+This path does the same arithmetic (decoder.c) for the anatomy that Llama, Mistral, Qwen2 and Qwen3 share: rotary
+attention with grouped queries, RMSNorm, gated SiLU MLP. Weights are packed once; the library's modules keep working
+over the same packed memory, so that partial execution and other compute plans still find them.
+
+Letters: T packed rows, K inner dimension, O outputs, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.fused import build
+
+_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence at hand
+
+_I, _P = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _P) for name in ("qkv", "out", "gate_up", "down", "qkv_bias", "out_bias")),
+        *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+        ("window", _I),
+        ("index", _I),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *((name, _I) for name in ("bf16", "num_layers", "width", "heads", "kv_heads", "head_dim", "rot_dim", "vocab")),
+        *((name, _I) for name in ("qkv_stride", "gate_up_stride", "ffn_units", "logits_stride")),
+        ("eps", ctypes.c_double),
+        ("scaling", ctypes.c_double),
+        ("layers", ctypes.POINTER(_Layer)),
+        *((name, _P) for name in ("embedding", "head", "final_norm", "cos", "sin")),
+        ("own_eps", ctypes.c_float),
+        ("own_scaling", ctypes.c_float),
+        *((name, _I) for name in ("rows_held", "threads_held")),
+        *((f"own_{i}", _P) for i in range(6)),
+    ]
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows")), ("seen", _P)]
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads")),
+        *((name, _P) for name in ("tokens", "positions", "wanted")),
+        ("segments", ctypes.POINTER(_Segment)),
+        *((name, _P) for name in ("keys", "values", "logits", "best", "peaks", "shares")),
+    ]
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, _I) for name in ("bf16", "tile_stride", "tiles", "units", "rows", "threads")),
+        *((name, _P) for name in ("w", "x", "out", "bias")),
+    ]
+
+
+def misfit(model: Any) -> str | None:
+    """Why the fused decoder cannot run this model; None if it can."""
+    config = model.config
+    first = next(model.parameters())
+    if first.device.type != "cpu":
+        return "it is not on the CPU"
+    if first.dtype not in (torch.float32, torch.bfloat16):
+        return f"its dtype is {first.dtype}"
+    if config.model_type not in _TYPES:
+        return f"its type '{config.model_type}' is not one of {', '.join(sorted(_TYPES))}"
+    if config.hidden_act != "silu":
+        return f"its activation is '{config.hidden_act}'"
+    attention = model.model.layers[0].self_attn
+    rotary = model.model.rotary_emb
+    if rotary.rope_type not in _PLAIN_ROPE:
+        return f"its rotary embedding is of type '{rotary.rope_type}'"
+    if attention.head_dim % 16 or attention.head_dim > 512:
+        return f"its head width {attention.head_dim} is not a multiple of 16"
+    if 2 * rotary.inv_freq.numel() > attention.head_dim:
+        return "its rotary embedding is wider than its heads"
+    if config.hidden_size % 32 or config.intermediate_size % 32:
+        return "its widths are not multiples of 32"
+    if model.lm_head.bias is not None or any(layer.mlp.gate_proj.bias is not None for layer in model.model.layers):
+        return "its MLP or head has a bias"
+    if build.library() is None:
+        return "there is no compiled decoder on this machine"
+    return None
+
+
+class FusedDecoder:
+    """Native twin of a Hugging Face decoder; takes over the memory of its linear weights.
+
+    Args:
+        model: a causal LM for which :func:`misfit` is None; its ``nn.Linear`` layers are replaced by
+            :class:`TiledLinear` over the packed weights.
+        max_length: positions to prepare rotary tables for.
+    """
+
+    def __init__(self, model: Any, max_length: int) -> None:
+        found = build.library()
+        assert found is not None
+        self._library = found
+        self._keep: list[Any] = []  # tensors whose memory the native side reads
+        config = model.config
+        body = model.model
+        first = next(model.parameters())
+        bf16 = first.dtype == torch.bfloat16
+        self._unit = 2 if bf16 else 1
+        self.vocab_size = model.lm_head.weight.shape[0]
+        head_dim = body.layers[0].self_attn.head_dim
+        cos, sin = _rotary_tables(body.rotary_emb, max_length)
+
+        layers = (_Layer * config.num_hidden_layers)()
+        with torch.no_grad():
+            for index, layer in enumerate(body.layers):
+                self._pack_layer(layers[index], layer, index, config)
+            head = self._packed(model.lm_head.weight)
+            embedding = body.embed_tokens.weight.detach().contiguous()
+            model.lm_head = TiledLinear(self, head, self.vocab_size, None)
+        self._keep += [embedding, layers]
+        self._model = _Model(
+            bf16=int(bf16),
+            num_layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=head_dim,
+            rot_dim=2 * cos.shape[1],
+            vocab=self.vocab_size,
+            qkv_stride=(config.num_attention_heads + 2 * config.num_key_value_heads) * head_dim,
+            gate_up_stride=2 * config.intermediate_size,
+            ffn_units=config.intermediate_size // self._unit,
+            logits_stride=head.shape[0] * 16,
+            eps=config.rms_norm_eps,
+            scaling=body.layers[0].self_attn.scaling,
+            layers=layers,
+            embedding=embedding.data_ptr(),
+            head=head.data_ptr(),
+            final_norm=self._floats(body.norm.weight),
+            cos=self._floats(cos),
+            sin=self._floats(sin),
+        )
+        self._call = _Call()
+        self._pointers: tuple[object, Any, Any] = (None, None, None)
+
+    def forward(
+        self, batch: PackedBatch, cache: KVCache, *, shares: bool
+    ) -> tuple[Tensor, array[int], array[float], array[float] | None]:
+        """Dense attention over ``cache``, the batch's rows written into it.
+
+        Returns:
+            for the M wanted rows: logits, float32 [M, V]; the most probable token of each; its logit (NaN if any logit
+            of the row is); and if asked for its probability at temperature 1.
+        """
+        segments = (_Segment * len(batch.segments))()
+        masks = []
+        for native, segment in zip(segments, batch.segments, strict=True):
+            native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
+            native.start, native.rows = segment.start, segment.num_rows
+            if segment.seen is not None:
+                masks.append(segment.seen)
+                native.seen = segment.seen.data_ptr()
+        keys, values = self._cache_pointers(cache)
+        tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
+        logits_MV = torch.empty(len(wanted), self._model.logits_stride)
+        best, peaks = array("i", bytes(4 * len(wanted))), array("f", bytes(4 * len(wanted)))
+        call = self._call
+        call.num_rows, call.num_segments, call.num_wanted = len(tokens), len(segments), len(wanted)
+        call.capacity, call.threads = cache.capacity, torch.get_num_threads()
+        call.tokens, call.positions = tokens.buffer_info()[0], positions.buffer_info()[0]
+        call.wanted, call.segments = wanted.buffer_info()[0], segments
+        call.keys, call.values, call.logits = keys, values, logits_MV.data_ptr()
+        call.best, call.peaks = best.buffer_info()[0], peaks.buffer_info()[0]
+        chances = array("f", bytes(4 * len(wanted))) if shares else None
+        call.shares = None if chances is None else chances.buffer_info()[0]
+        self._library.foretoken_forward(ctypes.byref(self._model), ctypes.byref(call))
+        return logits_MV[:, : self.vocab_size], best, peaks, chances
+
+    def linear(self, packed: Tensor, x_TK: Tensor, bias: int | None) -> Tensor:
+        """[T, K] times packed weights [tiles, K / unit, 16, unit] -> float32 [T, tiles * 16]."""
+        x_TK = x_TK.contiguous()
+        out = torch.empty(x_TK.shape[0], packed.shape[0] * 16)
+        call = _Linear(
+            bf16=self._model.bf16,
+            tile_stride=packed.stride(0) // self._unit,
+            tiles=packed.shape[0],
+            units=packed.shape[1],
+            rows=x_TK.shape[0],
+            threads=torch.get_num_threads(),
+            w=packed.data_ptr(),
+            x=x_TK.data_ptr(),
+            out=out.data_ptr(),
+            bias=bias,
+        )
+        self._library.foretoken_linear(ctypes.byref(call))
+        return out
+
+    def __del__(self) -> None:
+        model = getattr(self, "_model", None)
+        if model is not None:
+            self._library.foretoken_free(ctypes.byref(model))
+
+    # ------------------------------------------------------------------ packing
+
+    def _pack_layer(self, native: _Layer, layer: Any, index: int, config: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        qkv = self._packed(torch.cat([each.weight for each in projections]))
+        qkv_bias = None
+        if any(each.bias is not None for each in projections):
+            parts = [each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in projections]
+            qkv_bias = self._floats(torch.cat(parts))
+        out = self._packed(attention.o_proj.weight)
+        out_bias = None if attention.o_proj.bias is None else self._floats(attention.o_proj.bias)
+        gate, up = _tiled(mlp.gate_proj.weight, self._unit), _tiled(mlp.up_proj.weight, self._unit)
+        gate_up = torch.stack([gate, up], dim=1).flatten(0, 1).contiguous()
+        self._keep.append(gate_up)
+        down = self._packed(mlp.down_proj.weight)
+
+        native.index = index
+        native.qkv, native.out = qkv.data_ptr(), out.data_ptr()
+        native.gate_up, native.down = gate_up.data_ptr(), down.data_ptr()
+        native.qkv_bias, native.out_bias = qkv_bias, out_bias
+        native.attention_norm = self._floats(layer.input_layernorm.weight)
+        native.mlp_norm = self._floats(layer.post_attention_layernorm.weight)
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(attention, name, None)
+            setattr(native, name, None if norm is None else self._floats(norm.weight))
+        native.window = getattr(attention, "sliding_window", None) or 0
+        if config.model_type == "mistral":
+            native.window = getattr(config, "sliding_window", None) or 0
+
+        start = 0
+        for name, each in zip(("q_proj", "k_proj", "v_proj"), projections, strict=True):
+            tiles = each.out_features // 16
+            bias = None if qkv_bias is None else qkv_bias + start * 64
+            setattr(attention, name, TiledLinear(self, qkv[start : start + tiles], each.out_features, bias))
+            start += tiles
+        attention.o_proj = TiledLinear(self, out, config.hidden_size, out_bias)
+        mlp.gate_proj = TiledLinear(self, gate_up[0::2], config.intermediate_size, None)
+        mlp.up_proj = TiledLinear(self, gate_up[1::2], config.intermediate_size, None)
+        mlp.down_proj = TiledLinear(self, down, config.hidden_size, None)
+
+    def _packed(self, weight_OK: Tensor) -> Tensor:
+        packed = _tiled(weight_OK.detach(), self._unit).contiguous()
+        self._keep.append(packed)
+        return packed
+
+    def _floats(self, values: Tensor) -> int:
+        kept = values.detach().to(torch.float32).contiguous()
+        self._keep.append(kept)
+        return kept.data_ptr()
+
+    def _cache_pointers(self, cache: KVCache) -> tuple[Any, Any]:
+        """Addresses of the layers' buffers; taken again when the cache has grown."""
+        key = (id(cache), cache.generation)
+        if self._pointers[0] != key:
+            model = self._model
+            dtype = torch.bfloat16 if model.bf16 else torch.float32
+            row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=dtype)
+            buffers = [cache.buffers(layer, row, row) for layer in range(model.num_layers)]
+            kind = _P * len(buffers)
+            keys = kind(*(pair[0].data_ptr() for pair in buffers))
+            values = kind(*(pair[1].data_ptr() for pair in buffers))
+            key = (id(cache), cache.generation)
+            self._pointers = (key, keys, values)
+        _, keys, values = self._pointers
+        return ctypes.cast(keys, _P), ctypes.cast(values, _P)
+
+
+class TiledLinear(nn.Module):
+    """``nn.Linear`` over weights that the fused decoder has packed: the library's layers keep working.
+
+    Args:
+        owner: the decoder whose packed memory this reads.
+        packed: [tiles, K / unit, 16, unit], possibly every other tile of a larger pack.
+        out_features: outputs; the last tile may be padded.
+        bias: address of float32 biases, or None.
+    """
+
+    def __init__(self, owner: FusedDecoder, packed: Tensor, out_features: int, bias: int | None) -> None:
+        super().__init__()
+        self._owner = (owner,)  # a tuple, so that nn.Module does not look inside
+        self._packed = packed
+        self._bias = bias
+        self.out_features = out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., O]"""
+        flat = x.reshape(-1, x.shape[-1])
+        y: Tensor = self._owner[0].linear(self._packed, flat, self._bias)[:, : self.out_features].to(x.dtype)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def _tiled(weight_OK: Tensor, unit: int) -> Tensor:
+    """[O, K] -> [O / 16, K / unit, 16, unit]; O is padded with zeros to a whole tile."""
+    outputs, inner = weight_OK.shape
+    padded = -(-outputs // 16) * 16
+    if padded != outputs:
+        weight_OK = torch.cat([weight_OK, weight_OK.new_zeros(padded - outputs, inner)])
+    return weight_OK.view(padded // 16, 16, inner // unit, unit).permute(0, 2, 1, 3)
+
+
+def _rotary_tables(rotary: Any, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of the library's own rotary module, float32 [length, rot_dim / 2]."""
+    positions = torch.arange(length)[None]
+    cos, sin = rotary(torch.zeros(1, 1, dtype=torch.float32), positions)
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()

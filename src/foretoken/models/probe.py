@@ -1,0 +1,169 @@
+"""Asks a freshly loaded model whether a packed batch over our own cache means what its authors meant.
+
+Two tiny forwards through a plan that only takes roll and answers with zeros. What would be silently wrong later is
+refused here, with the reason:
+
+    every layer calls the attention interface, exactly once      no recurrent layer, no attention of its own
+    the mask the library builds for a layer is causal, within    no bidirectional, chunked or prefix mask
+        the window that the layer announces
+    equal tokens at equal positions have equal queries, keys     no mixing of rows outside attention (convolution,
+        and values wherever they stand in the batch, and          state space), no position but the given one
+        equal logits, since attention answers with zeros
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionMaskInterface
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.models import attention
+from foretoken.models.batch import PackedBatch
+
+_MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# where masks usually change: near the start, and around powers of two up to half a million positions
+_EDGES = sorted({0, 1, 2, 3, 5, 7, 11, 100, 1000, *(2**n + d for n in range(4, 20) for d in (-1, 0, 1))})
+_EQUAL = 1e-2  # rows of one product may round differently; mixed rows differ by the scale of the values
+
+
+class RollCall:
+    """A plan that notes which layers call and what they bring, and answers with zeros.
+
+    Args:
+        num_layers: layers that should call.
+        twins: two packed rows that hold the same token at the same position.
+    """
+
+    dense_over = None
+
+    def __init__(self, num_layers: int, twins: tuple[int, int] | None = None) -> None:
+        self.num_layers = num_layers
+        self.twins = twins
+        self.layers: set[int] = set()
+        self.masks: dict[int, tuple[Tensor, _MaskFunction]] = {}  # by identity; the tensor is kept alive with it
+
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        if not 0 <= layer < self.num_layers:
+            raise UnsupportedArchitecture(f"a layer calls itself number {layer} of {self.num_layers}")
+        if layer in self.layers:
+            raise UnsupportedArchitecture(f"layer {layer} attends more than once in a step")
+        self.layers.add(layer)
+        if self.twins is not None:
+            first, second = self.twins
+            for rows_XTD in (q_HTD, k_GTD, v_GTD):
+                if not same(rows_XTD[:, first], rows_XTD[:, second]):
+                    raise UnsupportedArchitecture(
+                        f"rows of a packed batch mix, or their positions are not the given ones, before layer {layer}"
+                    )
+        return q_HTD.new_zeros((q_HTD.shape[1], q_HTD.shape[0], v_GTD.shape[-1]))
+
+    def check_mask(self, mask: Tensor, window: int | None) -> None:
+        """Refuse a mask that is not causal within ``window``; called where a layer brings one."""
+        known = self.masks.get(id(mask))
+        if known is None:
+            raise UnsupportedArchitecture("it builds an attention mask of its own")
+        edges = sorted({*_EDGES, *(() if window is None else (window - 1, window, window + 1, 2 * window))})
+        try:
+            causal = _is_causal(known[1], edges, window, mask.device)
+        except (IndexError, RuntimeError):
+            # it looks something up for each token (which image a token belongs to): ask about the tokens there are
+            causal = _is_causal(known[1], range(mask.shape[-1]), window, mask.device)
+        if not causal:
+            what = "is not causal" if window is None else f"is not causal within its window of {window}"
+            raise UnsupportedArchitecture(f"its attention mask {what}")
+
+
+def _is_causal(allowed: _MaskFunction, edges: Sequence[int], window: int | None, device: torch.device) -> bool:
+    q = torch.tensor(edges, device=device)[:, None]
+    k = q.T
+    expected = k <= q
+    if window is not None:
+        expected &= q - k < window
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.equal(allowed(zero, zero, q, k).expand_as(expected), expected)
+
+
+_watching: ContextVar[RollCall | None] = ContextVar("watching", default=None)
+
+
+def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int) -> None:
+    """Run the two probes.
+
+    Args:
+        forward: computes the wanted rows' logits of a batch.
+        num_layers: layers of the model.
+    Raises:
+        UnsupportedArchitecture: the reason; whatever the model itself raises passes through.
+    """
+    roll = RollCall(num_layers)
+    batch = PackedBatch()
+    batch.add_chunk(0, 0, [0, 1], wanted=1)
+    with _watch_masks(roll):
+        logits_MV = forward(batch, roll)
+    if len(logits_MV) != 1:
+        raise UnsupportedArchitecture("it cannot score chosen rows only ('logits_to_keep')")
+    silent = sorted(set(range(num_layers)) - roll.layers)
+    if silent:
+        raise UnsupportedArchitecture(
+            f"attention of layer {silent[0]} ({len(silent)} of {num_layers} layers) "
+            "does not go through the library's attention interface"
+        )
+    batch = PackedBatch()
+    for slot, tokens in enumerate(([0, 1], [0])):
+        batch.add_chunk(slot, 0, tokens, wanted=1)
+    batch.wanted = [0, 1, 2]
+    logits_MV = forward(batch, RollCall(num_layers, twins=(0, 2)))
+    if not same(logits_MV[0], logits_MV[2]):
+        raise UnsupportedArchitecture("rows of a packed batch mix outside attention")
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding; NaN counts as equal, because damaged weights are reported where they are used."""
+    scale = torch.maximum(a.abs().max(), b.abs().max())
+    return not bool(((a - b).abs() > _EQUAL * scale).any())
+
+
+@contextmanager
+def _watch_masks(roll: RollCall) -> Iterator[None]:
+    """Let the library build its masks during one forward of this thread, and note what each of them stands for.
+
+    Without a mask function under our name it builds none, and that is how every other forward runs.
+    """
+    registry = AttentionMaskInterface._global_mapping
+    token = _watching.set(roll)
+    AttentionMaskInterface.register(attention.NAME, _note_mask)
+    try:
+        yield
+    finally:
+        registry.pop(attention.NAME, None)
+        _watching.reset(token)
+
+
+def _note_mask(
+    *, batch_size: int, q_length: int, kv_length: int, mask_function: _MaskFunction, device: Any = None, **_: Any
+) -> Tensor | None:
+    """The library's mask signature: a stand-in whose identity says which function it was made from."""
+    roll = _watching.get()
+    if roll is None:  # another thread's forward
+        return None
+    mask = torch.ones((batch_size, 1, q_length, kv_length), dtype=torch.bool, device=device)
+    roll.masks[id(mask)] = (mask, mask_function)
+    return mask

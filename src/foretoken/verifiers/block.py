@@ -1,0 +1,98 @@
+"""Block verification: decide on a chain as a whole, never shorter in expectation than token by token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.laws import Laws
+from foretoken.core.randomness import Streams
+from foretoken.core.residual import ratio, residual, residual_without
+from foretoken.core.verdict import Verdict, follow
+
+
+class BlockVerifier:
+    """Keep the longest prefix that passes its own test, whether or not shorter ones pass theirs."""
+
+    name = "block"
+    promise = "same law"
+    laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
+    trees = False
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Accept the longest prefix that passes its test (chance h_i), then draw from what it leaves, (w_i p_i - q_i)+.
+
+        With r_i = p(x_i)/q(x_i) at draft token i = 1..N and laws after i tokens written p_i, q_i:
+
+            w_0 = 1,  w_i = min(w_{i-1} r_i, 1)                              (the paper's p_i)
+            s_i = sum_x (w_i p_i(x) - q_i(x))+
+            h_i = s_i / (s_i + 1 - w_i)  for i < N,  h_N = w_N
+            tau = max{i : u_i < h_i} or 0;  extra ~ p_N if tau = N, else ~ (w_tau p_tau - q_tau)+
+
+        Why it is exact: P(tau >= i | x_1..x_i) = w_i, by induction from the end. It holds at i = N. Before, token x
+        gets min(w_i p_i(x), q_i(x)) from longer prefixes, w_i - s_i in all; h_i makes up the missing s_i, and its
+        draw gives (w_i p_i - q_i)+: together w_i p_i(x). So a drafter may stop wherever the tokens it has *kept* tell
+        it to, but must not drop a token for its own value.
+
+        Paper:   Sun et al. 2024, arXiv:2403.10444, Algorithm 2.
+        Exact:   yes, whenever the tokens were sampled from q. Checked by tests/statistical/test_exactness.py, which
+            also checks that its expected accepted length is never below that of the ratio rule.
+        Differs: h_i <= w_i, so u_i < h_i is decided in two steps, first with chance w_i, then with h_i / w_i, the
+            second from the last position backwards and only as far as needed: a chain that stands whole sums nothing
+            over the vocabulary. A point mass has q(x) = 1 at the proposed token; then s_i = w_i (1 - p_i(x_{i+1}))
+            in closed form (and the rule keeps as many tokens as the ratio rule in expectation, the optimum there).
+            At temperature 0 the rule is the walk along the argmax. h_i = 0 where s_i = 0 (w_i = 1 and p_i = q_i make
+            it 0/0 in the paper; a longer prefix is then accepted surely).
+
+        Args:
+            draft: chain of N tokens; q_KV float32 (already processed) or point mass.
+            target: N + 1 rows; row i is the law after i tokens.
+            rng: N decisions of purpose accept, at most N more, then one draw of purpose residual or bonus.
+        Returns:
+            Verdict with 0..N accepted nodes and exactly one extra token.
+        Raises:
+            ValueError: the tree branches.
+        """
+        tree, law = draft.tree, draft.law
+        if target.greedy:
+            return follow(tree, target.best)
+        if not tree.is_chain:
+            raise ValueError("the block rule verifies chains: use 'recursive' or 'match' for a branching tree")
+        num = len(tree)
+        if num == 0:
+            return Verdict((), rng.categorical("bonus", target.p_at(0)))
+        p_MV = target.p_MV
+        tokens_N1 = tree.tokens_N.to(p_MV.device)[:, None]
+        p_N: list[float] = p_MV[:num].gather(1, tokens_N1)[:, 0].tolist()
+        q_N = [1.0] * num
+        if not isinstance(law, PointMass):
+            rows_N = torch.tensor(law.row_of, device=law.q_KV.device)
+            q_N = law.q_KV[rows_N, tokens_N1[:, 0].to(law.q_KV.device)].tolist()
+        weights = [1.0]
+        for p, q in zip(p_N, q_N, strict=True):
+            weights.append(min(weights[-1] * ratio(p, q), 1.0) if weights[-1] > 0.0 else 0.0)
+
+        hopeful = rng.bernoulli("accept", weights[1:])
+        if hopeful[-1]:
+            return Verdict(tuple(range(num)), rng.categorical("bonus", p_MV[num]))
+        for tau in range(num - 1, 0, -1):
+            if not hopeful[tau - 1]:
+                continue
+            weight = weights[tau]
+            left_V: Tensor | None = None
+            if isinstance(law, PointMass):
+                mass = weight * max(1.0 - p_N[tau], 0.0)
+            else:
+                left_V = (p_MV[tau] * weight).sub_(law.q_at(tau)).clamp_(min=0.0)
+                mass = float(left_V.sum())
+            if mass <= 0.0 or not rng.bernoulli("accept", (mass / (mass + (1.0 - weight)) / weight,))[0]:
+                continue
+            if left_V is None:
+                left_V = residual_without(p_MV[tau], tree.tokens[tau : tau + 1])
+            return Verdict(tuple(range(tau)), rng.categorical("residual", left_V))
+        if isinstance(law, PointMass):
+            left_V = residual_without(p_MV[0], tree.tokens[:1])
+        else:
+            left_V = residual(p_MV[0], law.q_at(0))
+        return Verdict((), rng.categorical("residual", left_V))

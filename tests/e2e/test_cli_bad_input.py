@@ -1,0 +1,158 @@
+"""Mistakes at the command line: one clear line, the right exit code, no traceback, and nothing loaded for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from foretoken.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch):
+    """None of these mistakes may reach the engine."""
+    import foretoken
+
+    def refuse(*args, **options):
+        raise AssertionError("the model was loaded before the input was checked")
+
+    monkeypatch.setattr(foretoken, "LLM", refuse)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n')
+    (tmp_path / "half.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"\n')
+    (tmp_path / "field.jsonl").write_text('{"prompt": "one"}\n{"prompt": 3}\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
+    return tmp_path
+
+
+BAD = [
+    ("generate x --method ngrm", "did you mean 'ngram'"),
+    ("generate x --method match", "is a verifier"),
+    ("generate x --methd none", "--method"),
+    ("generate x --model zoo:bse", "did you mean 'base'"),
+    ("generate x --model ./nowhere", "no such folder"),
+    ("generate x --temperature -1", "temperature=-1.0"),
+    ("generate x --temperature nan", "temperature=nan"),
+    ("generate x --temperature warm", "--temperature"),
+    ("generate x --top-p 0", "top_p=0.0"),
+    ("generate x --top-p 1.5", "top_p=1.5"),
+    ("generate x --top-k -2", "top_k=-2"),
+    ("generate x --min-p 2", "min_p=2.0"),
+    ("generate x --max-tokens 0", "max_tokens=0"),
+    ("generate x --max-tokens 2 --min-tokens 3", "min_tokens=3"),
+    ("generate x --n 0", "n=0"),
+    ("generate x --seed -1", "seed=-1"),
+    ("generate x --repetition-penalty 0", "repetition_penalty=0.0"),
+    ("generate x --stop-token-id -3", "stop_token_ids"),
+    ("generate x --logit-bias 5", "ID=VALUE"),
+    ("generate x --logprobs 3", "add --json"),
+    ("generate x --set novalue", "key=value"),
+    ("generate x --set a=1 --set a=2", "twice"),
+    ("generate x --set method=none", "use --method"),
+    ("generate x --method suffix --draft-model zoo:draft", "does not go with method 'suffix'"),
+    ("generate x --method draft_model --model gpt2", "--draft-model"),
+    ("generate x --method draft_model --draft-model a --set model=b", "contradicts"),
+    ("generate x --dtype float23", "did you mean 'float32'"),
+    ("generate x --device gpu", "unknown device 'gpu'"),
+    ("generate x --threads 0", "--threads"),
+    ("generate x --system s --raw", "--system"),
+    ("generate x --prompts good.jsonl", "keep one"),
+    ("generate --prompts nowhere.jsonl", "nowhere.jsonl: no such file"),
+    ("generate --prompts half.jsonl", "half.jsonl:2: not valid JSON"),
+    ("generate --prompts field.jsonl", "field.jsonl:2: field 'prompt'"),
+    ("generate --prompts empty.jsonl", "no prompts"),
+    ("generate --prompts latin.jsonl", "latin.jsonl:1: not UTF-8"),
+    ("bench --methods ngrm", "did you mean 'ngram'"),
+    ("bench --suite half.jsonl", "half.jsonl:2"),
+    ("bench --repeats 0", "--repeats"),
+    ("bench --limit 0", "--limit"),
+    ("bench --json no/out.json", "there is no folder no"),
+    ("bench --json a.html --report a.html", "choose two files"),
+    ("bench --set ngram=3", "METHOD.key=value"),
+    ("bench --model ./m --methods draft_model", "no such folder"),
+    ("certify --method ngrm", "did you mean 'ngram'"),
+    ("certify", "--method"),
+    ("methods ngrm", "did you mean 'ngram'"),
+    ("zoo path bas", "did you mean 'base'"),
+    ("generates x", "did you mean 'generate'"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), BAD, ids=[command for command, _ in BAD])
+def test_one_line_and_exit_code_2(command, message, files, capsys):
+    if "--model ./m" in command:
+        message = "--draft-model"
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message.lower() in err.lower()
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) <= 2
+
+
+@pytest.mark.parametrize("prompt", ["", " \n", "\udcff"])
+def test_a_prompt_that_is_none(prompt, capsys):
+    assert main(["generate", prompt]) == 2
+    assert "the prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"\n", "is empty"), (b"\xff", "not UTF-8")])
+def test_standard_input_that_is_no_prompt(content, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["generate"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_report_without_matplotlib_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "--report", str(tmp_path / "r.html")]) == 2
+    assert "foretoken[report]" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["", "generate", "methods", "bench", "certify", "zoo", "zoo list", "zoo path"])
+def test_every_command_teaches(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: foretoken" in out
+    if command != "zoo list":
+        assert "Example" in out
+
+
+def test_methods_as_text_and_json(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    assert main(["methods", "--json"]) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for entry in entries:
+        assert set(entry) == {"name", "kind", "summary", "paper", "promise", "needs", "weights"}
+        assert entry["name"] in text
+    assert {"none", "draft_model", "ngram", "suffix", "match"} <= {entry["name"] for entry in entries}
+
+
+def test_options_of_a_method(capsys):
+    assert main(["methods", "ngram", "--json"]) == 0
+    options = {each["name"]: each for each in json.loads(capsys.readouterr().out)["options"]}
+    assert options["prompt_lookup_max"]["default"] == 4
+    assert "longest n-gram" in options["prompt_lookup_max"]["help"]
+    assert "num_speculative_tokens" in options
+    assert main(["methods", "draft_model"]) == 0
+    assert "model = required" in capsys.readouterr().out
+
+
+def test_zoo(capsys):
+    assert main(["zoo", "list"]) == 0
+    assert "zoo:base" in capsys.readouterr().out
+    assert main(["zoo", "path", "zoo:draft"]) == 0
+    assert capsys.readouterr().out.strip().endswith("draft")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("foretoken ")

@@ -1,0 +1,98 @@
+"""The commands as a person runs them: real processes, the bundled models, pipes and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+FORETOKEN = [sys.executable, "-m", "foretoken"]
+GENERATE = [*FORETOKEN, "generate", "--threads", "1"]
+
+
+def run(*arguments, stdin=None, code=0):
+    done = subprocess.run([*map(str, arguments)], input=stdin, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_standard_input_to_text():
+    done = run(*GENERATE, "--max-tokens", 8, stdin="Maria has 24 apples. How many has she?\n")
+    assert done.stdout.strip()
+    assert "tokens per step" in done.stderr
+    assert len(done.stderr.splitlines()) == 1  # nothing that the libraries say on their own
+
+
+def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
+    suite = tmp_path / "p.jsonl"
+    suite.write_text(
+        '{"prompt": "Maria has 24 apples. How many has she?"}\n{"turns": ["I need a bus to Fresno.", "More."]}\n'
+    )
+    rows = {}
+    for method in ("none", "draft_model"):
+        done = run(
+            *GENERATE, "--prompts", suite, "--method", method, "--dtype", "float32", "--max-tokens", 24, "--json"
+        )
+        rows[method] = [json.loads(line) for line in done.stdout.splitlines()]
+    for plain, drafted in zip(rows["none"], rows["draft_model"], strict=True):
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["promise"] == "same text"
+        assert plain["tokens_per_step"] == 1.0
+        assert drafted["num_tokens"] == len(drafted["token_ids"])
+        assert drafted["distortion"] == 0.0
+    assert rows["none"][1]["prompt"] == "I need a bus to Fresno."
+    assert max(row["tokens_per_step"] for row in rows["draft_model"]) > 1.0
+
+
+def test_ctrl_c_flushes_what_was_written():
+    command = [*GENERATE, "--max-tokens", "3000", "--ignore-eos", "--raw", "Once upon a time"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        first = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert len(first) == 20
+    assert (first + rest).endswith("\n")
+    assert err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("what", ["generate x --max-tokens 400 --ignore-eos --threads 1", "methods"])
+def test_a_closed_pipe_is_quiet(what):
+    reader = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"]
+    with subprocess.Popen([*FORETOKEN, *what.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        subprocess.run(reader, stdin=process.stdout, check=True)
+        process.stdout.close()
+        err = process.stderr.read().decode()
+        process.wait(timeout=120)
+    assert process.returncode == 0, err
+    assert "Error" not in err
+    assert "Traceback" not in err
+
+
+def test_bench_writes_results_and_report(tmp_path):
+    suite = tmp_path / "p.jsonl"
+    suite.write_text(
+        '{"turns": ["Maria has 24 apples. How many has she?"], "category": "maths"}\n'
+        '{"turns": ["I need a bus to Fresno."], "category": "chat"}\n'
+    )
+    options = ["--suite", suite, "--max-tokens", 12, "--repeats", 2, "--threads", 1, "--methods", "ngram,draft_model"]
+    done = run(*FORETOKEN, "bench", *options, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")
+    assert "speed-up by category" in done.stdout
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [result["method"] for result in written["results"]] == ["none", "ngram", "draft_model"]
+    for result in written["results"]:
+        assert result["speedup"] > 0
+        assert result["spread"]["speedup"][0] <= result["speedup"] <= result["spread"]["speedup"][1]
+        assert set(result["by_category"]) == {"maths", "chat"}
+        assert result["failures"] == 0
+        assert result["equal_outputs"] == 1.0
+    facts = written["provenance"]
+    assert facts["command"].startswith("foretoken bench --suite")
+    assert (facts["threads"], facts["dtype"]) == (1, "bfloat16")
+    assert (tmp_path / "out.html").read_text().count("<svg") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "p.jsonl"]

@@ -1,0 +1,262 @@
+"""The fused CPU decoder against the library, and its own promise: a row's result depends on nothing but its past."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.golden import BRANCH, PARENTS, Session
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foretoken.core.tree import TokenTree
+from foretoken.models import attention
+from foretoken.models.batch import PackedBatch
+from foretoken.models.fused import build, decoder
+from foretoken.models.language_model import LanguageModel
+from foretoken.plans.dense import DensePlan
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+_COMMON = {
+    "vocab_size": 101,  # not a multiple of a tile
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "pad_token_id": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "llama, one group": ("llama", {"num_key_value_heads": 1, "head_dim": 64}),
+    "llama, no groups": ("llama", {"num_key_value_heads": 6}),
+    "llama, odd width": ("llama", {"head_dim": 48}),
+    "llama, yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "mistral, window": ("mistral", {"sliding_window": 21}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, mixed windows": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 18,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+}
+
+
+def make(family: str, dtype: torch.dtype) -> tuple[LanguageModel, Any]:
+    """A random model behind the fused decoder, and the library's own eager twin of it."""
+    kind, options = FAMILIES[family]
+    config = AutoConfig.for_model(kind, **{**_COMMON, **options})
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if "norm" in name:
+                weight.copy_(1 + 0.3 * torch.randn(weight.shape))
+            else:  # peaked attention: a wrong mask must show
+                weight.copy_(torch.randn(weight.shape) * (0.5 if weight.ndim == 1 else 2.5 / weight.shape[-1] ** 0.5))
+    own = copy.deepcopy(config)  # from_config notes the attention implementation in it
+    twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
+    twin.load_state_dict(reference.state_dict())
+    model = LanguageModel(twin, None, name=family)
+    assert model.fused is not None, decoder.misfit(twin)
+    return model, reference
+
+
+def text(count: int, seed: int = 1) -> list[int]:
+    return torch.randint(4, 101, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def plain(reference: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return reference(torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference, in units of the logits' own spread."""
+    return float((ours.float() - theirs).abs().max() / theirs.std())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_chain_and_tree_match_the_library_in_float32(family: str) -> None:
+    model, reference = make(family, torch.float32)
+    session = Session(model)
+    slot = session.cache.acquire()
+    tokens = text(75)
+    expected = plain(reference, tokens)
+    chunks = torch.cat([session.chunk(slot, tokens[a:b]) for a, b in ((0, 40), (40, 41), (41, 75))])
+    assert error(chunks, expected) < 1e-4
+
+    tree = TokenTree(text(len(PARENTS), 2), PARENTS)
+    root = 7
+    for rows in (session.draft(slot, root, tree), session.levels(slot, root, tree)):
+        for node in range(-1, len(tree)):
+            path = [*tokens, root, *(tree.tokens[i] for i in tree.path_to(node))]
+            assert error(rows[node + 1], plain(reference, path)[-1]) < 1e-4
+
+    session.draft(slot, root, tree)
+    session.cache.commit(slot, [0, *(node + 1 for node in BRANCH)])
+    after = session.chunk(slot, [9, 10])
+    path = [*tokens, root, *(tree.tokens[node] for node in BRANCH), 9, 10]
+    assert error(after, plain(reference, path)[-2:]) < 1e-4
+
+
+def test_a_wrong_position_is_far_outside_the_tolerance() -> None:
+    model, reference = make("llama", torch.float32)
+    session = Session(model)
+    slot = session.cache.acquire()
+    tokens = text(20)
+    batch = PackedBatch()
+    batch.add_chunk(slot, 0, tokens, wanted=20)
+    batch.positions[10:] = [position + 1 for position in batch.positions[10:]]
+    assert error(session.forward(batch), plain(reference, tokens)) > 1e-2
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen2", "qwen3"])
+def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
+    model, reference = make(family, torch.bfloat16)
+    tokens = text(60)
+    session = Session(model)
+    ours = session.chunk(session.cache.acquire(), tokens)
+    theirs = plain(reference, tokens)
+    exact = plain(reference.float(), tokens)
+    assert error(ours, exact) <= 1.1 * error(theirs, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3"])
+def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype) -> None:
+    """One token at a time, as plain decoding does, is the measure; every other way must give the same bits."""
+    model, _ = make(family, dtype)
+    tokens = text(60)
+    one = Session(model)
+    slot = one.cache.acquire()
+    single = torch.cat([one.chunk(slot, [token]) for token in tokens])
+
+    for edges in ([0, 60], [0, 13, 30, 31, 60], [0, 5, 10, 60]):
+        other = Session(model)
+        slot = other.cache.acquire()
+        chunked = torch.cat([other.chunk(slot, tokens[a:b]) for a, b in zip(edges, edges[1:], strict=False)])
+        assert torch.equal(chunked, single)
+
+    # a tree, in a packed batch with a prompt and another request, each row against its own path read token by token
+    tree = TokenTree(text(len(PARENTS), 2), PARENTS)
+    session = Session(model)
+    first, second, third = (session.cache.acquire() for _ in range(3))
+    session.chunk(first, tokens[:50])
+    session.chunk(second, tokens[:9])
+    batch = PackedBatch()
+    batch.add_chunk(second, 9, tokens[9:12], wanted=3)
+    batch.add_tree(first, 50, tokens[50], tree)
+    batch.add_chunk(third, 0, tokens[:33], wanted=1)
+    rows = session.forward(batch)
+    assert torch.equal(rows[:3], single[9:12])
+    assert torch.equal(rows[-1], single[32])
+    for node in range(-1, len(tree)):
+        path = [tokens[50], *(tree.tokens[i] for i in tree.path_to(node))]
+        alone = Session(model)
+        slot = alone.cache.acquire()
+        alone.chunk(slot, tokens[:50])
+        last = torch.cat([alone.chunk(slot, [token]) for token in path])[-1]
+        assert torch.equal(rows[3 + node + 1], last)
+
+    # after the branch is committed, the cache is what plain decoding would have left
+    session.cache.commit(first, [0, *(node + 1 for node in BRANCH)])
+    path = [tokens[50], *(tree.tokens[node] for node in BRANCH)]
+    alone = Session(model)
+    slot = alone.cache.acquire()
+    alone.chunk(slot, tokens[:50])
+    for token in path:
+        alone.chunk(slot, [token])
+    assert torch.equal(session.chunk(first, [8]), alone.chunk(slot, [8]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_nothing(threads: int) -> None:
+    model, _ = make("llama", torch.bfloat16)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (2, threads):
+            torch.set_num_threads(count)
+            session = Session(model)
+            results.append(session.chunk(session.cache.acquire(), text(70)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dtype) -> None:
+    """Another plan than dense goes layer by layer through the library, over the same memory."""
+
+    class Layerwise(DensePlan):
+        @property
+        def dense_over(self) -> None:  # type: ignore[override]
+            return None
+
+        @dense_over.setter
+        def dense_over(self, value: object) -> None:
+            pass
+
+    model, reference = make("qwen2", dtype)
+    tokens = text(30)
+    cache = model.new_cache(1)
+    slot = cache.acquire()
+    batch = PackedBatch()
+    batch.add_chunk(slot, 0, tokens, wanted=30)
+    cache.reserve(slot, 30)
+    ours = model.forward(batch, Layerwise(cache, batch)).logits_MV
+    theirs = plain(reference, tokens)
+    exact = plain(reference.float(), tokens)
+    assert error(ours, exact) <= max(1e-4, 1.5 * error(theirs, exact))
+
+
+def test_nan_weights_give_nan_logits() -> None:
+    """The engine finds a broken model by its NaN logits, so they must come through."""
+    model, _ = make("llama", torch.bfloat16)
+    kept = model.fused
+    assert kept is not None
+    with torch.no_grad():
+        model.model.model.embed_tokens.weight[5] = torch.nan
+    session = Session(model)
+    slot = session.cache.acquire()
+    assert torch.isnan(session.chunk(slot, [5])).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "activation"),
+        ({"head_dim": 24}, "head width"),
+        ({"intermediate_size": 100}, "widths"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "rotary"),
+        ({"mlp_bias": True}, "bias"),
+    ],
+)
+def test_other_anatomies_take_the_general_path(change: dict[str, Any], reason: str) -> None:
+    config = AutoConfig.for_model("llama", **{**_COMMON, **change})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
+    assert reason in (decoder.misfit(model) or "")
+    assert LanguageModel(model, None, name="other").fused is None

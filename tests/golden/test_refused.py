@@ -1,0 +1,162 @@
+"""Families whose attention or recurrence a packed batch would compute wrongly are refused by name, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+
+LLAMA = dict(FAMILIES["llama"].options)
+SMALL = {**LLAMA, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 4}
+OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
+INTERFACE = "does not go through the library's attention interface"
+
+REFUSED: dict[str, tuple[Family, str]] = {
+    # position biases on the scores, from tables of their own
+    "bloom": (Family("bloom", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 4}), INTERFACE),
+    "mpt": (Family("mpt", {"vocab_size": VOCAB_SIZE, "d_model": 48, "n_layers": 2, "n_heads": 4}), INTERFACE),
+    "falcon": (Family("falcon", {**LLAMA, "new_decoder_architecture": True, "num_kv_heads": 2}), INTERFACE),
+    # attention written out in the model
+    "gptj": (Family("gptj", {**OLD, "rotary_dim": 8}), INTERFACE),
+    "codegen": (Family("codegen", {**OLD, "rotary_dim": 8}), INTERFACE),
+    "openai-gpt": (Family("openai-gpt", OLD), INTERFACE),
+    "gpt_neo": (
+        Family(
+            "gpt_neo",
+            {
+                "vocab_size": VOCAB_SIZE,
+                "hidden_size": 48,
+                "num_layers": 2,
+                "num_heads": 4,
+                "attention_types": [[["global", "local"], 1]],
+                "window_size": 5,
+            },
+        ),
+        INTERFACE,
+    ),
+    # masks that no keyword tells us of
+    "llama4_text": (
+        Family(
+            "llama4_text", {**SMALL, "attention_chunk_size": 5, "num_local_experts": 2, "intermediate_size_mlp": 64}
+        ),
+        "layer 0 is of type 'chunked_attention'",
+    ),
+    "gemma3_both_ways": (
+        Family("gemma3_text", {**FAMILIES["gemma3_text"].options, "use_bidirectional_attention": True}),
+        "attention mask is not causal",
+    ),
+    "bert_encoder": (Family("bert", {**LLAMA, "num_hidden_layers": 2}), "attention mask is not causal"),
+    "doge": (Family("doge", {**SMALL, "num_hidden_layers": 2}), "builds an attention mask of its own"),
+    # more than one attention per layer
+    "diffllama": (Family("diffllama", SMALL), "attends more than once"),
+    # state that a tree cannot fork yet
+    "mamba": (
+        Family("mamba", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4}),
+        "layer 0 is of type 'linear_attention'",
+    ),
+    "rwkv": (
+        Family(
+            "rwkv", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "attention_hidden_size": 48}
+        ),
+        INTERFACE,
+    ),
+    "lfm2": (Family("lfm2", {**SMALL, "layer_types": ["conv", "full_attention"] * 2}), "layer 0 is of type 'conv'"),
+    "recurrent_gemma": (Family("recurrent_gemma", {**SMALL, "lru_width": 64}), "layer 0 is of type"),
+    "jamba": (Family("jamba", {**SMALL, "num_experts": 2, "mamba_d_state": 4}), "layer 0 is of type"),
+    "qwen3_next": (
+        Family(
+            "qwen3_next",
+            {
+                **SMALL,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 24,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            },
+        ),
+        "layer 0 is of type 'linear_attention'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_family_is_refused(name: str, tmp_path: Path) -> None:
+    family, reason = REFUSED[name]
+    save_model(family, tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match="model '") as caught:
+        load(tmp_path, device="cpu")
+    message = str(caught.value)
+    assert reason in message
+    assert family.model_type.split("_")[0].replace("-", "") in message.lower().replace(str(tmp_path).lower(), "")
+
+
+def library_model(**options: Any) -> Any:
+    config = AutoConfig.for_model("llama", **{**LLAMA, **options})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="foretoken")
+    randomise(model)
+    return model.eval()
+
+
+class Shift(torch.nn.Module):
+    """What a short convolution, a token shift or a state space does: a row that sees the row before it."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + 0.2 * torch.roll(x, 1, dims=1)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_mixing_outside_attention_is_refused(layer: int) -> None:
+    """No layer type says so, and every layer calls attention: only the rows themselves give it away."""
+    model = library_model()
+    model.model.layers[layer].mlp = Shift(model.model.layers[layer].mlp)
+    with pytest.raises(UnsupportedArchitecture, match=r"rows of a packed batch mix"):
+        LanguageModel(model, None, name="shifted")
+
+
+def test_positions_of_its_own_are_refused() -> None:
+    model = library_model()
+    rotary = model.model.rotary_emb
+    inner = rotary.forward
+    rotary.forward = lambda x, position_ids: inner(x, torch.arange(x.shape[1])[None])
+    with pytest.raises(UnsupportedArchitecture, match="positions are not the given ones"):
+        LanguageModel(model, None, name="counting")
+
+
+def test_a_window_that_layers_do_not_announce_is_refused() -> None:
+    """A mask with a window of 4096 beside layers that pass none: right for the first 4096 tokens, then silently not."""
+    model = library_model()
+    model.config.sliding_window = 4096
+    module = __import__(type(model).__module__, fromlist=["create_causal_mask"])
+    from transformers.masking_utils import create_sliding_window_causal_mask
+
+    before = module.create_causal_mask
+    module.create_causal_mask = create_sliding_window_causal_mask
+    try:
+        with pytest.raises(UnsupportedArchitecture, match="attention mask is not causal"):
+            LanguageModel(model, None, name="hidden window")
+    finally:
+        module.create_causal_mask = before
+
+
+def test_probing_leaves_no_mask_function_behind() -> None:
+    """Every other forward runs without the library's masks."""
+    from transformers import AttentionMaskInterface
+
+    LanguageModel(library_model(), None, name="llama")
+    assert "foretoken" not in AttentionMaskInterface._global_mapping

@@ -1,0 +1,105 @@
+"""A seeded request under the `match` rule yields one fixed stream: with or without drafts, in any company."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.llm import LLM
+from helpers.zoo_llms import PROMPTS, assert_idle, ids, with_config
+
+DRAFT = {"method": "draft_model", "model": "zoo:draft"}
+CONFIGS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 5},
+    "ngram adaptive": {"method": "ngram"},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
+    "suffix adaptive": {"method": "suffix"},
+    "chain": {**DRAFT, "num_speculative_tokens": 4},
+    "chain adaptive": DRAFT,
+    "topk": {**DRAFT, "tree": "topk", "num_speculative_tokens": 6},
+    "sampled": {**DRAFT, "tree": "sampled", "num_speculative_tokens": 6},
+}
+LAWS = {
+    "0.7": {"temperature": 0.7},
+    "1.0": {"temperature": 1.0},
+    "1.3": {"temperature": 1.3},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "top_k": {"temperature": 1.0, "top_k": 20},
+    "min_p": {"temperature": 1.3, "min_p": 0.05},
+    "penalties": {"temperature": 0.8, "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    "all": {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.3, "min_tokens": 9},
+}
+LENGTH = 24
+
+
+@cache
+def llm_of(name: str) -> LLM:
+    return with_config({"method": "none"} if name == "none" else {**CONFIGS[name], "verifier": "match"})
+
+
+def params_for(law: str, index: int) -> SamplingParams:
+    return SamplingParams(max_tokens=LENGTH, ignore_eos=law != "all", seed=100 + index, **LAWS[law])
+
+
+@cache
+def plain(law: str) -> list[list[int]]:
+    """Without speculation, one request at a time."""
+    llm = llm_of("none")
+    return [ids(llm.generate(prompt, params_for(law, index)))[0] for index, prompt in enumerate(PROMPTS)]
+
+
+def all_params(law: str) -> list[SamplingParams]:
+    return [params_for(law, index) for index in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_plain_sampling_does_not_depend_on_the_batch(law):
+    assert ids(llm_of("none").generate(PROMPTS, all_params(law))) == plain(law)
+    assert len({tuple(tokens) for tokens in plain(law)}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_drafts_do_not_change_the_stream(name, law):
+    llm = llm_of(name)
+    assert ids(llm.generate(PROMPTS, all_params(law))) == plain(law)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("name", ["ngram", "topk", "chain"])
+def test_alone_and_among_eight(name):
+    llm = llm_of(name)
+    expected = plain("1.0")
+    for index in (0, 1):
+        assert ids(llm.generate(PROMPTS[index], params_for("1.0", index))) == [expected[index]]
+    many = [PROMPTS[i % len(PROMPTS)] for i in range(8)]
+    params = [params_for("1.0", i % len(PROMPTS)) for i in range(8)]
+    assert ids(llm.generate(many, params)) == [expected[i % len(PROMPTS)] for i in range(8)]
+
+
+@pytest.mark.parametrize("name", ["none", "suffix", "topk"])
+def test_joining_late_changes_nothing(name):
+    llm = llm_of(name)
+    first = llm.stream(PROMPTS[2], params_for("0.7", 2))
+    got = list(next(first).token_ids)
+    got += next(first).token_ids
+    late = ids(llm.generate([PROMPTS[0], PROMPTS[1]], [params_for("0.7", 0), params_for("0.7", 1)]))
+    for chunk in first:
+        got += chunk.token_ids
+    assert late == plain("0.7")[:2]
+    assert got == plain("0.7")[2]
+
+
+def test_no_rule_asked_for_still_gives_the_stream_where_drafts_are_deterministic():
+    llm = with_config({"method": "suffix"})
+    assert llm.recipe.promise == "same stream"
+    assert ids(llm.generate(PROMPTS, all_params("1.0"))) == plain("1.0")
+
+
+def test_the_seed_decides():
+    llm = llm_of("none")
+    every = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=seed, ignore_eos=True) for seed in (1, 1, 2)]
+    runs = [ids(llm.generate(PROMPTS[0], params))[0] for params in every]
+    assert runs[0] == runs[1] != runs[2]

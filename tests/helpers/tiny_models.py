@@ -1,0 +1,232 @@
+"""Checkpoints with random weights, small enough to build in a test: two or three layers, windows of five positions.
+
+Weights are drawn wide (not at the library's 0.02), so that attention is peaked and a wrong mask shows in the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer
+from tokenizers import decoders as tokenizer_decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 101
+WINDOW = 5
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GROUPED = {**_COMMON, "num_key_value_heads": 2}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GEMMA = {**_GROUPED, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": WINDOW, "query_pre_attn_scalar": 12}
+_ALTERNATING = ["sliding_attention", "full_attention"]
+
+
+def _rope(kind: str, **others: Any) -> dict[str, Any]:
+    return {**_GROUPED, "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **others}}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model type and the options that make it small; ``windowed`` says that a window of five is in force."""
+
+    model_type: str
+    options: Mapping[str, Any] = field(default_factory=lambda: _GROUPED)
+    windowed: bool = False
+
+
+_LATENT = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    **_EXPERTS,
+}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("llama"),
+    "llama_multi_query": Family("llama", {**_COMMON, "num_key_value_heads": 1}),
+    "llama_rope_llama3": Family(
+        "llama",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
+    "llama_rope_yarn": Family("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama_rope_linear": Family("llama", _rope("linear", factor=4.0)),
+    "mistral": Family("mistral", {**_GROUPED, "sliding_window": WINDOW}, windowed=True),
+    "mixtral": Family(
+        "mixtral",
+        {**_GROUPED, "sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+        windowed=True,
+    ),
+    "qwen2": Family("qwen2"),
+    "qwen2_window": Family(
+        "qwen2",
+        {**_GROUPED, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        windowed=True,
+    ),
+    "qwen3": Family("qwen3", {**_GROUPED, "head_dim": 16}),
+    "qwen3_window": Family(
+        "qwen3",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        windowed=True,
+    ),
+    "qwen3_moe": Family("qwen3_moe", {**_GROUPED, "head_dim": 16, "num_experts": 4, **_EXPERTS}),
+    "qwen2_moe": Family("qwen2_moe", {**_GROUPED, "num_experts": 4, "shared_expert_intermediate_size": 32, **_EXPERTS}),
+    "olmo2": Family("olmo2"),
+    "olmo3": Family("olmo3", {**_GROUPED, "num_hidden_layers": 4, "sliding_window": WINDOW}, windowed=True),
+    "olmoe": Family("olmoe", {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": Family("gemma", {**_GROUPED, "head_dim": 16}),
+    "gemma2": Family(
+        "gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}, windowed=True
+    ),
+    "gemma3_text": Family("gemma3_text", {**_GEMMA, "layer_types": 2 * _ALTERNATING}, windowed=True),
+    "gpt_neox": Family("gpt_neox"),
+    "gpt2": Family("gpt2", {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}),
+    "gpt_bigcode": Family(
+        "gpt_bigcode", {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
+    ),
+    "phi": Family("phi"),
+    "phi3": Family("phi3", {**_GROUPED, "sliding_window": WINDOW}, windowed=True),
+    "smollm3": Family("smollm3"),
+    "gpt_oss": Family(
+        "gpt_oss",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+        },
+        windowed=True,
+    ),
+    "deepseek_v2": Family("deepseek_v2", _LATENT),
+    "deepseek_v3": Family("deepseek_v3", _LATENT),
+    "cohere": Family("cohere"),
+    "cohere2": Family("cohere2", {**_GROUPED, "num_hidden_layers": 4, "sliding_window": WINDOW}, windowed=True),
+    "granite": Family("granite"),
+    "granitemoe": Family("granitemoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "stablelm": Family("stablelm", {**_GROUPED, "partial_rotary_factor": 0.5}),
+    "starcoder2": Family("starcoder2", {**_GROUPED, "sliding_window": WINDOW}, windowed=True),
+    "opt": Family("opt", {**_COMMON, "ffn_dim": 64, "word_embed_proj_dim": 48}),
+    "ernie4_5": Family("ernie4_5"),
+    "gemma3n_text": Family(
+        "gemma3n_text",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "layer_types": 2 * _ALTERNATING,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+        },
+        windowed=True,
+    ),
+    "gemma4_text": Family(
+        "gemma4_text",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "layer_types": 2 * _ALTERNATING,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+        },
+        windowed=True,
+    ),
+    "glm": Family("glm", {**_GROUPED, "head_dim": 12}),
+    "glm4": Family("glm4", {**_GROUPED, "head_dim": 12}),
+    "exaone4": Family(
+        "exaone4",
+        {**_GROUPED, "num_hidden_layers": 4, "sliding_window": WINDOW, "layer_types": 2 * _ALTERNATING},
+        windowed=True,
+    ),
+    "nemotron": Family("nemotron"),
+}
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Draw every weight anew: matrices of gain about one, norms near one, biases that matter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.dim() < 2:
+                level = 1.0 if "norm" in name.lower() and name.endswith("weight") and weight.mean() > 0.5 else 0.0
+                weight.copy_(level + 0.2 * noise)
+            else:
+                weight.copy_(noise * (1.5 / weight.shape[-1] ** 0.5 if "embed" not in name else 0.7))
+
+
+def save_model(
+    family: Family | str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any
+) -> Path:
+    """Build a family's small model with random weights and save it with a tokenizer; returns the folder."""
+    if isinstance(family, str):
+        family = FAMILIES[family]
+    config = AutoConfig.for_model(family.model_type, **{**family.options, **options})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomise(model, seed)
+    model.to(dtype).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path, edit: Callable[[dict[str, int]], None] | None = None) -> None:
+    """One token per printable character: 95 of them, two of layout, and four special ones are 101."""
+    names = ["<unk>", "<s>", "</s>", "<pad>", "\n", "\t", *map(chr, range(32, 127))]
+    vocab = {name: index for index, name in enumerate(names)}
+    if edit is not None:
+        edit(vocab)
+    inner = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
+    inner.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = tokenizer_decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def load_eager(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """The library's own model with its plainest attention: the reference."""
+    transformers.utils.logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return model.to(device).eval()

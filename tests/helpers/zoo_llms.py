@@ -1,0 +1,112 @@
+"""The bundled pair in float32, loaded once for the whole test run, and recipes over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import torch
+
+from foretoken.core.protocols import Drafter, Verifier
+from foretoken.core.sampling import SamplingParams
+from foretoken.drafters import draft_model
+from foretoken.engine.llm import LLM
+from foretoken.engine.output import RequestOutput
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+
+# Models this small gain little from a second thread, and lose a great deal where cores are shared.
+torch.set_num_threads(1)
+
+PROMPTS = (
+    "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n",
+    "The cat sat on the mat. The cat sat on the mat. The cat",
+    "Once",
+    "Zürich, naïve café — 東京 🙂",
+)
+_load_once = cache(load)
+
+
+@cache
+def base() -> LLM:
+    """The target, plain decoding."""
+    return LLM("zoo:base", dtype="float32", device="cpu", seed=0)
+
+
+def target() -> LanguageModel:
+    """The target model."""
+    return base().target
+
+
+def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
+    """A recipe over the target with caches of its own; draft models share their weights."""
+    settings = {"max_num_seqs": 8, "max_rows_per_step": 512, "seed": 0, **options}
+    llm = LLM.__new__(LLM)
+    with mock.patch.object(draft_model, "load", _load_once):
+        llm._set_up(
+            settings.get("target", target()),
+            config,
+            settings["max_num_seqs"],
+            settings["max_rows_per_step"],
+            settings["seed"],
+        )
+    return llm
+
+
+def with_drafter(
+    drafter: Drafter,
+    *,
+    num_nodes: int = 6,
+    adaptive: bool = False,
+    verifier: Verifier | None = None,
+    **options: Any,
+) -> LLM:
+    """A recipe of an instance over the target."""
+    count = "auto" if adaptive else num_nodes
+    return with_config({"method": drafter, "verifier": verifier, "num_speculative_tokens": count}, **options)
+
+
+def ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    """Token ids of every first completion; fails where a request did."""
+    for output in outputs:
+        assert output.error is None, output.error
+    return [output.token_ids for output in outputs]
+
+
+def prompt_ids(text: str) -> list[int]:
+    """Token ids of a text, as the engine sees them."""
+    return list(base().tokenizer(text)["input_ids"])
+
+
+@cache
+def _greedy(prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> tuple[int, ...]:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    (output,) = base().generate([{"prompt_token_ids": list(prompt)}], params)
+    return tuple(output.token_ids)
+
+
+def greedy(prompt: str | Sequence[int], max_tokens: int = 48, *, ignore_eos: bool = True) -> list[int]:
+    """What plain greedy decoding says, one request alone."""
+    tokens = prompt_ids(prompt) if isinstance(prompt, str) else prompt
+    return list(_greedy(tuple(tokens), max_tokens, ignore_eos))
+
+
+def truth(prompts: Sequence[str] = PROMPTS, max_tokens: int = 48) -> dict[tuple[int, ...], list[int]]:
+    """What an oracle knows."""
+    return {tuple(prompt_ids(prompt)): greedy(prompt, max_tokens) for prompt in prompts}
+
+
+def assert_idle(llm: LLM) -> None:
+    """Nobody is left in the engine, its cache, or the drafter's cache."""
+    engine = llm.engine
+    assert not engine.busy
+    assert engine.cache.free_slots == engine.cache.max_slots
+    assert set(engine.cache.lengths) == {0}
+    for name in ("_states", "_indexes", "_automata"):
+        assert not getattr(llm.recipe.drafter, name, None)
+    cache_of_drafter = getattr(llm.recipe.drafter, "cache", None)
+    if cache_of_drafter is not None:
+        assert cache_of_drafter.free_slots == cache_of_drafter.max_slots

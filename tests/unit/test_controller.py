@@ -1,0 +1,170 @@
+"""The adaptive draft length, in simulated worlds where the optimum is known by brute force."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from foretoken.core.draft import Draft
+from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict
+from foretoken.engine.controller import Controller
+
+MOST = 16
+
+
+@dataclass(frozen=True)
+class World:
+    """What drafting and verifying cost, in units of a verification of no rows, and how often a node stands.
+
+    Attributes:
+        first: seconds of drafting before the first node; spent whenever the drafter is asked, if ``asking`` is set.
+        node: seconds of drafting per node.
+        row: seconds of verification per row.
+        stands: probability of a node given its parent, one drawn per step.
+    """
+
+    first: float
+    node: float
+    row: float
+    stands: tuple[float, ...]
+    asking: bool = False
+    noise: float = 0.0
+
+    def rate(self, threshold: float) -> float:
+        """Exact tokens per second of drafting while the product of probabilities exceeds the threshold."""
+        tokens = seconds = 0.0
+        for stands in self.stands:
+            length = self.length(stands, threshold)
+            tokens += sum(stands**i for i in range(length + 1))
+            drafted = length > 0 or (self.asking and threshold < 1.0)
+            seconds += 1.0 + self.row * (length + 1) + (self.first if drafted else 0.0) + self.node * length
+        return tokens / (seconds * (1.0 + self.noise / 2.0))
+
+    def length(self, stands: float, threshold: float) -> int:
+        return next((n for n in range(MOST) if stands ** (n + 1) <= threshold), MOST)
+
+    def best(self) -> float:
+        """The best rate of any threshold; a fixed length, in a world of one probability."""
+        thresholds = {1.0, 0.0} | {stands**n * 0.999 for stands in self.stands for n in range(1, MOST + 1)}
+        return max(self.rate(threshold) for threshold in thresholds)
+
+
+class Run:
+    """A controller in a world, step by step."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.controller = Controller()
+        self.rng = random.Random(seed)
+
+    def go(self, world: World, steps: int, *, late: float = 1.0) -> tuple[float, float]:
+        """Tokens per second and nodes per step; ``late`` stretches the first step, whose time does not count."""
+        controller, rng = self.controller, self.rng
+        tokens = seconds = nodes = 0.0
+        for step in range(steps):
+            controller.plan()
+            stands = rng.choice(world.stands)
+            asked = not world.asking or controller.worthwhile(1.0, 1.0, 0)
+            length = 0
+            while asked and length < MOST and controller.worthwhile(stands**length, stands, length):
+                length += 1
+            accepted = 0
+            while accepted < length and rng.random() < stands:
+                accepted += 1
+            spent = world.first + world.node * length if length or (world.asking and asked) else 0.0
+            draft = spent * (1.0 + world.noise * rng.random())
+            verify = (1.0 + world.row * (length + 1)) * (1.0 + world.noise * rng.random())
+            tokens += accepted + 1
+            seconds += draft + verify
+            nodes += length
+            stretch = 1.0 if step else late
+            if length:
+                tree = TokenTree(list(range(length)))
+                controller.learn(Draft(tree, confidence=(stands,) * length), Verdict(tuple(range(accepted)), 0))
+            controller.measure(
+                rows=length + 1,
+                nodes=length,
+                tokens=accepted + 1,
+                draft=draft * stretch,
+                verify=verify * stretch,
+                total=(draft + verify) * stretch,
+            )
+        return tokens / seconds, nodes / steps
+
+
+@pytest.mark.parametrize("first", [0.0, 0.2])
+@pytest.mark.parametrize("row", [0.0, 0.02, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("node", [0.0, 0.02, 0.1, 0.3])
+def test_it_finds_the_best_fixed_length(first, row, node):
+    """Within a few percent, over acceptance rates; the mean over rates is closer, chance evens out."""
+    shares = []
+    for stands in (0.05, 0.3, 0.5, 0.7, 0.9, 0.97):
+        world = World(first, node, row, (stands,), noise=0.1)
+        run = Run()
+        run.go(world, 300)
+        shares.append(run.go(world, 1500)[0] / world.best())
+    assert min(shares) > 0.9
+    assert sum(shares) / len(shares) > 0.97
+
+
+@pytest.mark.parametrize("first", [0.0, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("share", [1, 3, 6])
+def test_it_drafts_where_the_text_is_predictable(first, share):
+    """Some steps are predictable, some are not, and asking costs ``first`` either way."""
+    world = World(first, 0.1, 0.02, (0.9,) * share + (0.15,) * (10 - share), asking=True)
+    run = Run()
+    run.go(world, 300)
+    assert run.go(world, 3000)[0] / world.best() > 0.88
+
+
+@pytest.mark.parametrize("world", [World(0.3, 0.1, 0.02, (0.15,), True), World(0.0, 1.2, 0.1, (0.5,))], ids=["asking", "node"])
+def test_it_stops_when_drafting_cannot_pay(world):
+    run = Run()
+    run.go(world, 300)
+    rate, nodes = run.go(world, 1000)
+    assert nodes < 0.15  # probes only
+    assert rate > 0.96 * world.rate(1.0)
+
+
+def test_it_recovers_by_probing_when_the_text_becomes_predictable():
+    run = Run()
+    dull, lively = World(0.05, 0.03, 0.05, (0.05,)), World(0.05, 0.03, 0.05, (0.9,))
+    assert run.go(dull, 500)[1] < 0.3
+    run.go(lively, 100)
+    assert run.go(lively, 500)[0] > 0.93 * lively.best()
+
+
+def test_it_recovers_when_drafting_becomes_cheap():
+    run = Run()
+    dear, cheap = World(2.0, 1.0, 0.05, (0.8,)), World(0.02, 0.03, 0.05, (0.8,))
+    assert run.go(dear, 500)[1] < 1.0
+    run.go(cheap, 800)
+    assert run.go(cheap, 500)[0] > 0.9 * cheap.best()
+
+
+@pytest.mark.parametrize("late", [10.0, 100.0, 10_000.0])
+def test_one_late_step_changes_nothing_much(late):
+    world = World(0.05, 0.03, 0.05, (0.7,))
+    run, calm = Run(), Run()
+    run.go(world, 300)
+    calm.go(world, 300)
+    shaken = run.go(world, 100, late=late)
+    assert shaken[0] > 0.9 * calm.go(world, 100)[0]
+
+
+def test_a_drafter_without_confidences_teaches_nothing_and_breaks_nothing():
+    controller = Controller()
+    before = list(controller._seen)
+    controller.learn(Draft(TokenTree([1, 2])), Verdict((0,), 3))
+    assert controller._seen == before
+
+
+def test_only_children_of_accepted_nodes_were_put_to_the_test():
+    """root -> 0 -> 2 and root -> 1; node 0 was refused, 1 stood: 2 was never tried."""
+    controller = Controller()
+    draft = Draft(TokenTree([5, 6, 7], [-1, -1, 0]), confidence=(0.95, 0.45, 0.05))
+    before = list(controller._seen)
+    controller.learn(draft, Verdict((1,), 8))
+    assert [after - was for after, was in zip(controller._seen, before, strict=True)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]

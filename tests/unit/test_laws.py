@@ -1,0 +1,198 @@
+"""The processed law, against the library's logits processors and against hand-worked cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from foretoken.core.laws import LawMaker, Laws
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
+
+V = 1500  # more than the candidates that top-p looks at before it sorts
+ROOT_ONLY = (ROOT,)
+
+
+def logits(rows: int = 4, sharpness: float = 3.0, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * sharpness
+
+
+def process(raw: torch.Tensor, prompt: tuple[int, ...] = (), **params: object) -> torch.Tensor:
+    """Each row processed as a root row of its own."""
+    maker = LawMaker(SamplingParams(**{"temperature": 1.0, **params}), prompt, raw.shape[-1])  # type: ignore[arg-type]
+    return torch.cat([maker.process(row[None], EMPTY_TREE, ROOT_ONLY) for row in raw])
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_top_p_equals_the_library(top_p: float, sharpness: float) -> None:
+    raw = logits(sharpness=sharpness)
+    expected = TopPLogitsWarper(top_p)(None, raw.clone())
+    found = process(raw, top_p=top_p)
+    # the two add up the same masses in opposite order, so a token exactly on the border may differ
+    assert int((found.isinf() != expected.isinf()).sum()) <= 1
+    assert torch.equal(found[~found.isinf() & ~expected.isinf()], raw[~found.isinf() & ~expected.isinf()])
+
+
+@pytest.mark.parametrize("top_k", [1, 7, 1499])
+def test_top_k_equals_the_library(top_k: int) -> None:
+    raw = logits()
+    assert torch.equal(process(raw, top_k=top_k), TopKLogitsWarper(top_k)(None, raw.clone()))
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.05, 0.5, 1.0])
+def test_min_p_equals_the_library(min_p: float) -> None:
+    raw = logits()
+    assert torch.equal(process(raw, min_p=min_p), MinPLogitsWarper(min_p)(None, raw.clone()))
+
+
+def test_temperature_equals_the_library() -> None:
+    raw = logits()
+    assert torch.allclose(process(raw, temperature=0.7), TemperatureLogitsWarper(0.7)(None, raw.clone()))
+
+
+def test_repetition_penalty_equals_the_library() -> None:
+    raw = logits()
+    prompt = (5, 5, 17, 900)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt] * 4), raw.clone())
+    assert torch.allclose(process(raw, prompt, repetition_penalty=1.7), expected)
+
+
+def test_filters_apply_in_the_documented_order() -> None:
+    raw = logits(seed=3)
+    x = TemperatureLogitsWarper(0.8)(None, raw.clone())
+    x = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(30)(None, MinPLogitsWarper(0.02)(None, x)))
+    found = process(raw, temperature=0.8, min_p=0.02, top_k=30, top_p=0.8)
+    assert torch.equal(found.isinf(), x.isinf())
+    assert torch.allclose(torch.softmax(found, -1), torch.softmax(x, -1), atol=1e-7)
+
+
+def test_off_switches_change_nothing() -> None:
+    raw = logits()
+    for params in ({"top_k": 0}, {"top_k": -1}, {"top_k": V}, {"top_k": V + 5}, {"top_p": 1.0}, {"min_p": 0.0}):
+        assert torch.equal(process(raw, **params), raw)
+
+
+def test_ties_keep_exactly_k_tokens_and_at_least_one() -> None:
+    flat = torch.zeros(1, V)
+    assert int((~process(flat, top_k=5).isinf()).sum()) == 5
+    assert int((~process(flat, top_p=1e-6).isinf()).sum()) == 1
+    assert int((~process(flat, top_p=0.5).isinf()).sum()) == pytest.approx(V // 2, abs=1)
+    assert int((~process(flat, min_p=1.0).isinf()).sum()) == V
+
+
+def test_input_is_not_modified_and_half_precision_is_raised() -> None:
+    raw = logits().bfloat16()
+    before = raw.clone()
+    found = process(raw, temperature=0.5, top_k=3, repetition_penalty=1.3)
+    assert torch.equal(raw, before)
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-12, 1e-40])
+def test_tiny_temperature_is_the_argmax_not_nan(temperature: float) -> None:
+    p = torch.softmax(process(logits(), temperature=temperature, top_p=0.9), -1)
+    assert torch.equal(p.argmax(-1), logits().argmax(-1))
+    assert torch.allclose(p.sum(-1), torch.ones(4))
+
+
+#       root ── 0 (a) ── 1 (b)
+#            └─ 2 (b) ── 3 (b)
+A, B, STOP = 3, 8, 2
+TREE = TokenTree((A, B, B, B), (-1, 0, -1, 2))
+HISTORIES = {ROOT: [], 0: [A], 1: [A, B], 2: [B], 3: [B, B]}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 0.7},
+        {"frequency_penalty": 0.9},
+        {"presence_penalty": -0.4, "frequency_penalty": 0.3, "repetition_penalty": 0.8, "logit_bias": {A: 2.0}},
+    ],
+)
+def test_penalties_see_the_path_to_a_node_as_if_it_were_emitted(params: dict[str, object]) -> None:
+    settings = SamplingParams(temperature=1.0, **params)  # type: ignore[arg-type]
+    prompt, emitted = (1, 4), (A, 6)
+    maker = LawMaker(settings, prompt, 12)
+    maker.append(emitted)
+    raw = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+    found = maker.process(raw, TREE, range(-1, 4))
+    for row, node in enumerate(range(-1, 4)):
+        committed = LawMaker(settings, prompt, 12)
+        committed.append([*emitted, *HISTORIES[node]])
+        assert torch.allclose(found[row], committed.process(raw[row : row + 1], EMPTY_TREE, ROOT_ONLY)[0])
+
+
+def test_penalties_by_hand() -> None:
+    maker = LawMaker(SamplingParams(temperature=1.0, repetition_penalty=2.0), (0,), 4)
+    raw = torch.tensor([[4.0, 4.0, -1.0, 0.0]])
+    assert maker.process(raw, EMPTY_TREE, ROOT_ONLY).tolist() == [[2.0, 4.0, -1.0, 0.0]]
+    maker.append([2])
+    assert maker.process(raw, EMPTY_TREE, ROOT_ONLY).tolist() == [[2.0, 4.0, -2.0, 0.0]]
+    maker = LawMaker(SamplingParams(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25), (0,), 4)
+    maker.append([1, 1, 3])
+    assert maker.process(torch.zeros(1, 4), EMPTY_TREE, ROOT_ONLY).tolist() == [[0.0, -1.0, 0.0, -0.75]]
+
+
+def test_min_tokens_bans_stop_tokens_by_depth() -> None:
+    maker = LawMaker(SamplingParams(temperature=1.0, min_tokens=2, max_tokens=9), (1,), 12, frozenset({STOP, 99}))
+    found = maker.process(torch.zeros(5, 12), TREE, range(-1, 4))
+    assert found[:, STOP].isinf().tolist() == [True, True, False, True, False]
+    assert int(found.isinf().sum()) == 3
+    maker.append([A])
+    assert maker.process(torch.zeros(2, 12), TREE, (-1, 0))[:, STOP].isinf().tolist() == [True, False]
+    maker.append([A])
+    assert not maker.process(torch.zeros(1, 12), EMPTY_TREE, ROOT_ONLY).isinf().any()
+
+
+def test_logit_bias_can_forbid_a_token_under_every_other_setting() -> None:
+    raw = logits()
+    best = int(raw[0].argmax())
+    found = process(
+        raw[:1], (best,), logit_bias={best: -float("inf")}, repetition_penalty=1.2, temperature=0.3, top_p=0.9
+    )
+    assert torch.softmax(found, -1)[0, best] == 0.0
+    assert not found.isnan().any()
+
+
+def test_trivial_means_the_raw_argmax() -> None:
+    assert LawMaker(SamplingParams(), (1,), 12).trivial
+    assert not LawMaker(SamplingParams(temperature=0.5), (1,), 12).trivial
+    assert not LawMaker(SamplingParams(repetition_penalty=1.1), (1,), 12).trivial
+    assert not LawMaker(SamplingParams(logit_bias={3: 1.0}), (1,), 12).trivial
+    maker = LawMaker(SamplingParams(min_tokens=1), (1,), 12, frozenset({STOP}))
+    assert not maker.trivial
+    maker.append([5])
+    assert maker.trivial
+
+
+def test_copy_has_a_history_of_its_own() -> None:
+    maker = LawMaker(SamplingParams(temperature=1.0, repetition_penalty=2.0, presence_penalty=1.0), (0,), 4)
+    twin = maker.copy()
+    twin.append([1])
+    assert (maker.num_output, twin.num_output) == (0, 1)
+    ones = torch.ones(1, 4)
+    assert maker.process(ones, EMPTY_TREE, ROOT_ONLY).tolist() == [[0.5, 1.0, 1.0, 1.0]]
+    assert twin.process(ones, EMPTY_TREE, ROOT_ONLY).tolist() == [[0.5, -0.5, 1.0, 1.0]]
+
+
+def test_laws_give_the_same_row_one_by_one_and_together() -> None:
+    raw = logits()
+    for greedy in (False, True):
+        one_by_one = Laws(raw, greedy=greedy, positions=range(4))
+        rows = torch.stack([one_by_one.p_at(row) for row in range(4)])
+        assert torch.equal(rows, Laws(raw, greedy=greedy, positions=range(4)).p_MV)
+        assert torch.allclose(rows.sum(-1), torch.ones(4))
+    assert list(one_by_one.best) == raw.argmax(-1).tolist()
+    assert one_by_one.p_MV.argmax(-1).tolist() == list(one_by_one.best)
+    assert Laws(raw.double(), greedy=False, positions=range(4)).p_MV.dtype == torch.float64
+    assert Laws(raw.bfloat16(), greedy=False, positions=range(4)).p_MV.dtype == torch.float32

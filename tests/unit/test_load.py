@@ -1,0 +1,283 @@
+"""Every way a checkpoint can fail to load: a clear error with the right exit code, and nothing half done."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.tiny_models import FAMILIES, VOCAB_SIZE, save_model, save_tokenizer
+from safetensors.torch import load_file, save_file
+
+from foretoken import LLM
+from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.models.load import load
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refused(kind: type[ForetokenError], name: Any, *words: str, **options: Any) -> str:
+    """The message of the refusal; the library's logging and progress bars are left as they were."""
+    log, bars = logging.getLogger("transformers").level, transformers.utils.logging.is_progress_bar_enabled()
+    with pytest.raises(kind) as caught:
+        load(name, **options)
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert "\n" not in message
+    assert caught.value.exit_code == (2 if kind is ConfigError else 1)
+    assert logging.getLogger("transformers").level == log
+    assert transformers.utils.logging.is_progress_bar_enabled() == bars
+    return message
+
+
+# ------------------------------------------------------------------ what works
+
+
+def test_a_saved_folder_loads(saved: Path) -> None:
+    model = load(saved, device="cpu")
+    assert (model.vocab_size, model.num_layers, model.max_length) == (VOCAB_SIZE, 3, 128)
+    assert model.dtype == torch.float32
+    assert model.end_ids == {2}
+    assert model.tokenizer.decode(model.tokenizer("a b")["input_ids"]) == "a b"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dtype_is_honoured(saved: Path, dtype: str) -> None:
+    assert load(saved, dtype=dtype, device="cpu").dtype == getattr(torch, dtype)
+
+
+def test_the_checkpoints_own_dtype_is_the_default(tmp_path: Path) -> None:
+    assert load(save_model("gpt2", tmp_path, dtype=torch.bfloat16), device="cpu").dtype == torch.bfloat16
+
+
+def test_a_shorter_context_may_be_asked(saved: Path) -> None:
+    assert load(saved, device="cpu", max_length=64).max_length == 64
+
+
+def test_every_end_token_of_the_generation_config_counts(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    assert load(folder, device="cpu").end_ids == {2, 7}
+
+
+# ------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all", "a/b/c"])
+def test_a_missing_folder(name: str) -> None:
+    refused(ModelError, name, name, "does not exist")
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    refused(ModelError, tmp_path, str(tmp_path), "without config.json")
+
+
+def test_a_file_is_not_a_checkpoint(saved: Path) -> None:
+    refused(ModelError, saved / "model.safetensors", "is a file: point to the folder")
+
+
+def test_a_hub_id_that_cannot_be_reached() -> None:
+    refused(ModelError, "nobody/no-such-model", "'nobody/no-such-model'", "config cannot be read")
+
+
+def test_an_unknown_bundled_model() -> None:
+    refused(ConfigError, "zoo:bsae", "did you mean 'base'?")
+
+
+# ------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize("dtype", ["float8", "bf16", "int4", ""])
+def test_an_unknown_dtype(saved: Path, dtype: str) -> None:
+    refused(ConfigError, saved, f"unknown dtype '{dtype}'", dtype=dtype)
+
+
+@pytest.mark.parametrize("device", ["tpu", "nvidia", "meta", "cuda:99", ""])
+def test_an_unusable_device(saved: Path, device: str) -> None:
+    refused(ConfigError, saved, f"device='{device}'", device=device)
+
+
+@pytest.mark.parametrize("length", [129, 10**9, 1, 0, -5])
+def test_an_impossible_context(saved: Path, length: int) -> None:
+    refused(ConfigError, saved, f"max_model_len={length}", max_length=length, device="cpu")
+
+
+def test_a_rotary_table_that_switches_limits_the_context(tmp_path: Path) -> None:
+    """Beyond 32 positions longrope turns the whole batch to other frequencies, cached keys included."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 6,
+        "long_factor": [4.0] * 6,
+        "original_max_position_embeddings": 32,
+    }
+    save_model("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=32)
+    assert load(tmp_path, device="cpu").max_length == 32
+    assert load(tmp_path, device="cpu", max_length=20).max_length == 20
+    refused(ConfigError, tmp_path, "max_model_len=33", "longrope", max_length=33, device="cpu")
+
+
+# ------------------------------------------------------------------ damaged files
+
+
+def drop_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def wrong_shape(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    weights[name] = weights[name][:-3].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut(name: str, keep: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * keep)])
+
+    return damage
+
+
+def fill(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "weights cannot be loaded"),
+    "weights cut in half": (cut("model.safetensors", 0.5), "may be incomplete or damaged"),
+    "weights cut in the header": (cut("model.safetensors", 0.001), "may be incomplete or damaged"),
+    "empty weights": (cut("model.safetensors", 0), "may be incomplete or damaged"),
+    "weights of noise": (fill("model.safetensors", bytes(range(256)) * 9), "may be incomplete or damaged"),
+    "one weight missing": (drop_weight, "'model.layers.1.mlp.up_proj.weight'"),
+    "one weight of another shape": (wrong_shape, "model.layers.0.self_attn.k_proj.weight"),
+    "config cut": (cut("config.json", 0.5), "config cannot be read"),
+    "empty config": (cut("config.json", 0), "config cannot be read"),
+    "config of noise": (fill("config.json", b"\x80\x81"), "config cannot be read"),
+    "config is a list": (fill("config.json", b"[1, 2]"), "config cannot be read"),
+    "config is a number": (fill("config.json", b"7"), "config cannot be read"),
+    "config names no model": (fill("config.json", b"{}"), "config cannot be read"),
+    "config of an unknown model": (fill("config.json", b'{"model_type": "warp9"}'), "warp9"),
+    "no tokenizer": (
+        lambda folder: [path.unlink() for path in folder.glob("token*")] and None,
+        "tokenizer cannot be loaded",
+    ),
+    "tokenizer cut": (cut("tokenizer.json", 0.5), "tokenizer cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
+    act, word = DAMAGE[damage]
+    act(folder)
+    message = refused(ModelError, folder, f"model '{folder}'", device="cpu")
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "wide"},
+        {"num_hidden_layers": -1},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 5},
+        {"hidden_size": 64},
+        {"vocab_size": 7},
+        {"num_hidden_layers": 5},
+        {"hidden_act": "magic"},
+        {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}},
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_its_weights(folder: Path, changes: dict[str, Any]) -> None:
+    edit_config(folder, **changes)
+    refused(ModelError, folder, f"model '{folder}'", device="cpu")
+
+
+# ------------------------------------------------------------------ models that do not generate
+
+
+def test_an_encoder_decoder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
+    refused(UnsupportedArchitecture, tmp_path, "(t5)", "encoder-decoder")
+
+
+def test_a_model_without_a_causal_form(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    refused(UnsupportedArchitecture, tmp_path, "(vit)", "not a causal language model")
+
+
+def test_a_classifier(folder: Path) -> None:
+    edit_config(folder, architectures=["LlamaForSequenceClassification"])
+    refused(UnsupportedArchitecture, folder, "LlamaForSequenceClassification", "no language head")
+
+
+# ------------------------------------------------------------------ pairs
+
+
+def pair_of(target: Path, draft: Path) -> LLM:
+    return LLM(
+        target,
+        speculative_config={"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2},
+        device="cpu",
+    )
+
+
+def test_a_draft_with_another_vocabulary(saved: Path, tmp_path: Path) -> None:
+    draft = save_model("qwen2", tmp_path)
+
+    def swap(vocab: dict[str, int]) -> None:
+        vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+    save_tokenizer(draft, swap)
+    with pytest.raises(MismatchError, match="another vocabulary") as caught:
+        pair_of(saved, draft)
+    assert "(101 and 101 entries; 'a' is 71 and 72)" in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("size", [128, 99], ids=["padded", "cut"])
+@pytest.mark.parametrize("wide", ["draft", "target"])
+def test_tables_of_other_sizes_are_accepted(saved: Path, tmp_path: Path, size: int, wide: str) -> None:
+    """Tables are padded within a family; the text is the target's all the same."""
+    other = save_model("gpt2", tmp_path, vocab_size=size)
+    target, draft = (saved, other) if wide == "draft" else (other, saved)
+    if min(size, VOCAB_SIZE) == 99:
+        prompt = [5, 6, 7]
+    else:
+        prompt = [5, 6, 100]
+    from foretoken import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    plain = LLM(target, device="cpu").generate([{"prompt_token_ids": prompt}], params)
+    drafted = pair_of(target, draft).generate([{"prompt_token_ids": prompt}], params)
+    assert drafted[0].outputs[0].error is None
+    assert drafted[0].token_ids == plain[0].token_ids
+
+
+def test_a_family_list_without_doubles() -> None:
+    """The families of the golden tests differ from each other."""
+    seen = [(family.model_type, repr(family.options)) for family in FAMILIES.values()]
+    assert len(set(seen)) == len(seen)

@@ -1,0 +1,129 @@
+"""Noise that is a function of (seed, position, token), and streams that do not disturb each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from foretoken.core.randomness import PURPOSES, Streams, exponential, gumbel
+
+V = 8192
+
+
+def test_gumbel_follows_its_law() -> None:
+    noise = gumbel(11, range(40), V)
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
+    assert stats.kstest(noise[:6].flatten().numpy(), "gumbel_r").pvalue > 1e-3
+
+
+def test_exponential_follows_its_law() -> None:
+    assert stats.kstest(exponential(5, range(6), V).flatten().numpy(), "expon").pvalue > 1e-3
+
+
+def test_noise_is_finite_and_positive_far_into_the_tail() -> None:
+    # one value in 2**24 used to round to zero: that token won the race whatever its probability
+    for seed in range(8):
+        noise = exponential(seed, range(400), V)
+        assert noise.min() > 0.0
+        assert torch.isfinite(noise).all()
+
+
+def test_small_noise_keeps_its_resolution() -> None:
+    # rare tokens win only with tiny noise: the count below 1e-6 must be right, not rounded to a coarse grid
+    small = sum(int((exponential(seed, range(400), V) < 1e-6).sum()) for seed in range(12))
+    expected = 12 * 400 * V * 1e-6
+    assert abs(small - expected) < 4.5 * math.sqrt(expected)
+
+
+def test_rows_are_unrelated() -> None:
+    noise = gumbel(3, range(64), V)
+    correlation = torch.corrcoef(noise)
+    off_diagonal = correlation[~torch.eye(64, dtype=torch.bool)]
+    assert off_diagonal.abs().max().item() < 5.5 / math.sqrt(V)
+    # nor shifted copies of each other
+    spectrum = torch.fft.rfft(noise - noise.mean(1, keepdim=True))
+    for other in range(1, 16):
+        shifted = torch.fft.irfft(spectrum[0] * spectrum[other].conj(), n=V) / V / (math.pi**2 / 6)
+        assert shifted.abs().max().item() < 6.5 / math.sqrt(V)
+
+
+def test_tokens_are_unrelated_within_a_row() -> None:
+    noise = gumbel(8, range(32), V)
+    for gap in (1, 2, 3, 64, 4096):
+        pairs = torch.stack([noise[:, :-gap].flatten(), noise[:, gap:].flatten()])
+        assert abs(torch.corrcoef(pairs)[0, 1].item()) < 5.0 / math.sqrt(pairs.shape[1])
+
+
+def test_seeds_are_unrelated() -> None:
+    rows = torch.cat([gumbel(seed, [7], V) for seed in range(64)])
+    off_diagonal = torch.corrcoef(rows)[~torch.eye(64, dtype=torch.bool)]
+    assert off_diagonal.abs().max().item() < 5.5 / math.sqrt(V)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(0, 2**63 - 1), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_value_depends_on_seed_position_and_token_only(positions: list[int], seed: int, pick: int) -> None:
+    at = pick % len(positions)
+    alone = gumbel(seed, [positions[at]], 1000)[0]
+    assert torch.equal(gumbel(seed, positions, 1000)[at], alone)
+    ids = torch.tensor([0, 3, 17, 500, 999])
+    assert torch.equal(gumbel(seed, positions, 1000, ids=ids)[at], alone[ids])
+    assert torch.equal(gumbel(seed, [positions[at]], 700)[0], alone[:700])
+
+
+def test_winning_frequencies_are_the_law() -> None:
+    p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01])
+    winners = (p.log() + gumbel(2, range(40_000), 5)).argmax(1)
+    counts = torch.bincount(winners, minlength=5).numpy()
+    assert stats.chisquare(counts, p.numpy().astype("float64") / p.double().sum().item() * 40_000).pvalue > 1e-3
+
+
+def test_purposes_are_separate_and_repeatable() -> None:
+    plain, busy = Streams(9), Streams(9)
+    for purpose in PURPOSES[:-1]:
+        busy.uniform(purpose, 100)
+        busy.bernoulli(purpose, [0.5] * 7)
+    assert torch.equal(plain.uniform("bonus", 5), busy.uniform("bonus", 5))
+    draws = [Streams(9).uniform(purpose, 4).tolist() for purpose in PURPOSES]
+    assert len({tuple(draw) for draw in draws}) == len(PURPOSES)
+    assert Streams(9).uniform("accept", 4).tolist() != Streams(10).uniform("accept", 4).tolist()
+
+
+def test_bernoulli_keeps_certainty_and_rate() -> None:
+    streams = Streams(1)
+    assert streams.bernoulli("accept", []) == []
+    assert all(streams.bernoulli("accept", [1.0, math.inf] * 2000))
+    assert not any(streams.bernoulli("accept", [0.0, -1.0] * 2000))
+    hits = sum(streams.bernoulli("accept", [0.3] * 20_000))
+    assert stats.binomtest(hits, 20_000, 0.3).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [1, 5, 2048, 2049, 5000])
+def test_categorical_never_draws_a_token_without_weight(size: int) -> None:
+    weights = torch.zeros(size)
+    alive = sorted({0, size // 3, size - 1})
+    weights[alive] = torch.tensor([0.2, 3.0, 1.0])[: len(alive)]
+    streams = Streams(4)
+    draws = [streams.categorical("bonus", weights) for _ in range(600)]
+    assert set(draws) == set(alive)
+
+
+def test_categorical_follows_unnormalised_weights_over_many_blocks() -> None:
+    size = 5000
+    weights = torch.rand(size, generator=torch.Generator().manual_seed(0)) ** 8 * 7
+    streams = Streams(6)
+    draws = torch.tensor([streams.categorical("bonus", weights) for _ in range(20_000)])
+    group = torch.arange(size) % 20
+    counts = torch.bincount(group[draws], minlength=20).numpy()
+    share = torch.zeros(20, dtype=torch.float64).index_add_(0, group, weights.double())
+    assert stats.chisquare(counts, (share / share.sum() * 20_000).numpy()).pvalue > 1e-3
+    # and by place, so that a block's share is right too
+    places = torch.bincount(draws // 250, minlength=20).numpy()
+    share = weights.double().view(20, 250).sum(1)
+    assert stats.chisquare(places, (share / share.sum() * 20_000).numpy()).pvalue > 1e-3

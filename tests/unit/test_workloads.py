@@ -1,0 +1,98 @@
+"""Prompt files: what is read, and that a bad file is refused with the number of its line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections import Counter
+
+import pytest
+
+from foretoken.bench.workloads import BUNDLED_SUITE, NO_CATEGORY, limit_per_category, read_prompts
+from foretoken.core.errors import InputError
+
+
+def write(tmp_path, *lines, name="p.jsonl"):
+    path = tmp_path / name
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return path
+
+
+def test_both_formats_blank_lines_and_a_byte_order_mark(tmp_path):
+    path = write(
+        tmp_path,
+        b"\xef\xbb\xbf" + b'{"prompt": "one"}',
+        "",
+        '{"question_id": 81, "category": "qa", "turns": ["zw\u00f6lf", "later"]}',
+        '{"prompt": "three", "category": null}\r',
+    )
+    first, second, third = read_prompts(path)
+    assert (first.id, first.text, first.category) == ("0", "one", NO_CATEGORY)
+    assert (second.id, second.text, second.category) == ("81", "zwölf", "qa")
+    assert second.place.startswith(f"{path}:3")
+    assert (third.id, third.category) == ("2", NO_CATEGORY)
+
+
+@pytest.mark.parametrize(("suffix", "opener"), [(".gz", gzip.open), (".xz", lzma.open)])
+def test_compressed_files(tmp_path, suffix, opener):
+    path = tmp_path / f"p.jsonl{suffix}"
+    with opener(path, "wt") as file:
+        file.write('{"prompt": "packed"}\n')
+    assert read_prompts(path)[0].text == "packed"
+    path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(InputError, match="damaged"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", ":2: not valid JSON"),
+        ('{"prompt": "x"', ":2: not valid JSON"),
+        ("[" * 100_000, ":2: not valid JSON"),
+        ('{"prompt": "x", "n": ' + "9" * 5000 + "}", ":2: not valid JSON"),
+        ("[1]", ":2: expected a JSON object, found a list"),
+        ("{}", ":2: needs 'prompt' or 'turns'"),
+        ('{"text": "x"}', "found 'text'"),
+        ('{"prompt": ""}', ":2: field 'prompt' is empty"),
+        ('{"prompt": " \\n"}', "field 'prompt' is empty"),
+        ('{"prompt": 3}', "field 'prompt' must be a string, not a number"),
+        ('{"prompt": null}', "not null"),
+        ('{"prompt": "\\ud800"}', "not valid Unicode"),
+        ('{"turns": []}', "field 'turns' must be a non-empty list"),
+        ('{"turns": "x"}', "field 'turns'"),
+        ('{"turns": ["x", 1]}', r"field 'turns\[1\]' must be a string"),
+        ('{"prompt": "x", "turns": ["x"]}', "both 'prompt' and 'turns'"),
+        ('{"prompt": "x", "category": 1}', "field 'category'"),
+        (b'{"prompt": "\xff"}', ":2: not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(tmp_path, line, message):
+    path = write(tmp_path, '{"prompt": "good"}', line, '{"prompt": "good"}')
+    with pytest.raises(InputError, match=message):
+        read_prompts(path)
+
+
+def test_missing_empty_and_odd_files(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        read_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="folder"):
+        read_prompts(tmp_path)
+    with pytest.raises(InputError, match="no prompts"):
+        read_prompts(write(tmp_path, "", ""))
+
+
+def test_limit_keeps_the_first_of_every_category(tmp_path):
+    lines = [json.dumps({"prompt": str(i), "category": "ab"[i % 2]}) for i in range(6)]
+    prompts = read_prompts(write(tmp_path, *lines))
+    assert [prompt.text for prompt in limit_per_category(prompts, 2)] == ["0", "1", "2", "3"]
+    assert limit_per_category(prompts, None) == prompts
+
+
+def test_the_bundled_suite():
+    prompts = read_prompts(BUNDLED_SUITE)
+    assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(
+        ("arithmetic", "dialogue", "code", "passage", "chat"), 6
+    )
+    assert len({prompt.id for prompt in prompts}) == len({prompt.text for prompt in prompts}) == len(prompts)
