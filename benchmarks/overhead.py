@@ -28,7 +28,7 @@ from adapters import our_recipes
 from forwards import Decoder, interleaved, new_request, quartiles, watch
 from rich.console import Console
 from rich.table import Table
-from versions import command
+from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.files import check_writable, write_whole
@@ -42,6 +42,7 @@ ROWS = (1, 2, 4, 8, 16, 32)
 def main() -> int:
     options = _options()
     torch.set_num_threads(options.threads)
+    quiet = Quiet()
     if options.json:
         check_writable(options.json, "--json")
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -57,9 +58,11 @@ def main() -> int:
     if "forward" in parts:
         found["forward"] = forward_profile(llm, options)
         console.print(_forward_table(found["forward"]))
+    others = quiet.report()
     if options.json:
         facts = provenance([], model=options.model, draft=options.draft, dtype=options.dtype, threads=options.threads)
         facts["command"] = command("overhead.py")
+        facts["share_of_processors_used_by_others"] = others
         write_whole(Path(options.json), json.dumps({"provenance": facts, **found}, indent=1) + "\n")
     return 0
 

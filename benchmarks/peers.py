@@ -31,7 +31,7 @@ import comparison
 import torch
 from comparison import BASELINE, Call
 from rich.console import Console
-from versions import command, versions
+from versions import Quiet, command, versions
 
 from foretoken import LLM
 from foretoken.bench.files import check_writable, write_whole
@@ -56,7 +56,9 @@ def main() -> int:
         engines = _engines(options, target, draft, context, Path(folder))
         if not engines:
             raise ConfigError(f"--methods {options.methods}: no engine of that name")
+        quiet = Quiet()
         calls, complete = measure(engines, prompts, ids_of, options.max_tokens, options.repeats)
+    others = quiet.report()
     names = [engine.name for engine in engines]
     results = comparison.summarise(calls, names)
     groups = {engine.name: engine.group for engine in engines}
@@ -85,6 +87,7 @@ def main() -> int:
             llama_flash_attention=options.llama_flash,
         )
         facts["command"] = command("peers.py")
+        facts["share_of_processors_used_by_others"] = others
         facts["versions"] |= versions()
         document = {
             "provenance": facts,

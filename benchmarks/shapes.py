@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
-from versions import command, versions
+from versions import Quiet, command, versions
 
 from foretoken import LLM, SamplingParams, zoo
 from foretoken.bench.files import check_writable, write_whole
@@ -60,6 +60,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 def main() -> int:
     options = _options()
     torch.set_num_threads(options.threads)
+    quiet = Quiet()
     if options.json:
         check_writable(options.json, "--json")
     names = options.shapes.split(",")
@@ -71,9 +72,11 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="foretoken-shapes-") as folder:
             found[name] = _shape(name, Path(folder), options, console)
+    others = quiet.report()
     if options.json:
         facts = provenance([], dtype=options.dtype, threads=options.threads, context=options.context, seed=0)
         facts["command"] = command("shapes.py")
+        facts["share_of_processors_used_by_others"] = others
         facts["versions"] |= versions()
         write_whole(Path(options.json), json.dumps({"provenance": facts, "shapes": found}, indent=1) + "\n")
     return 0

@@ -1,9 +1,11 @@
-"""What a result must say beside the package's own provenance: the peers' versions and the script's command."""
+"""What a result must say beside the package's own provenance: peers' versions, the command, and how quiet it was."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,3 +33,49 @@ def command(script: str) -> str:
     """The command line, with absolute paths cut to their last part: the rest is of no use on another machine."""
     arguments = [Path(each).name if Path(each).is_absolute() else each for each in sys.argv[1:]]
     return shlex.join(["python", f"benchmarks/{script}", *arguments])
+
+
+class Quiet:
+    """How much processor time others took while we measured.
+
+    It matters more than it seems: threads of an OpenMP team wait for each other, so one busy neighbour can slow
+    transformers and llama.cpp tenfold, and a comparison made then is worth nothing.
+    """
+
+    LIMIT = 0.03
+
+    def __init__(self) -> None:
+        self.began, self.busy, self.own = time.time(), _busy_seconds(), _own_seconds()
+
+    def share(self) -> float | None:
+        """Share of all processors' time that other processes used since the start; None where it cannot be known."""
+        busy = _busy_seconds()
+        if busy is None or self.busy is None:
+            return None
+        others = (busy - self.busy) - (_own_seconds() - self.own)
+        return max(others, 0.0) / ((time.time() - self.began) * (os.cpu_count() or 1))
+
+    def report(self) -> float | None:
+        """The share, after a warning if it is too much for figures to be used."""
+        share = self.share()
+        if share is not None and share > self.LIMIT:
+            print(
+                f"WARNING: other processes used {share:.0%} of the processors during this run; "
+                "it shows that the scripts work, and no more. Measure again on a quiet machine.",
+                file=sys.stderr,
+            )
+        return share
+
+
+def _busy_seconds() -> float | None:
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _, _, interrupts, soft, stolen = (int(each) for each in fields[:8])
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

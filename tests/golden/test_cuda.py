@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from foretoken.models.load import load
 from helpers import golden
 from helpers.golden import Session
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
-
-from foretoken.models.load import load
 
 pytestmark = pytest.mark.gpu
 

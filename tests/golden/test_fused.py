@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: to
     for edges in ([0, 60], [0, 13, 30, 31, 60], [0, 5, 10, 60]):
         other = Session(model)
         slot = other.cache.acquire()
-        chunked = torch.cat([other.chunk(slot, tokens[a:b]) for a, b in zip(edges, edges[1:], strict=False)])
+        chunked = torch.cat([other.chunk(slot, tokens[a:b]) for a, b in itertools.pairwise(edges)])
         assert torch.equal(chunked, single)
 
     # a tree, in a packed batch with a prompt and another request, each row against its own path read token by token

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model
 
 LLAMA = dict(FAMILIES["llama"].options)
 SMALL = {**LLAMA, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 4}

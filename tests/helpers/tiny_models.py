@@ -23,8 +23,8 @@ WINDOW = 5
 
 _COMMON = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
-    "intermediate_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
@@ -69,6 +69,7 @@ _LATENT = {
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama"),
+    "llama_odd_heads": Family("llama", {**_GROUPED, "hidden_size": 48, "head_dim": 12}),
     "llama_multi_query": Family("llama", {**_COMMON, "num_key_value_heads": 1}),
     "llama_rope_llama3": Family(
         "llama",
@@ -138,7 +139,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family("granitemoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "stablelm": Family("stablelm", {**_GROUPED, "partial_rotary_factor": 0.5}),
     "starcoder2": Family("starcoder2", {**_GROUPED, "sliding_window": WINDOW}, windowed=True),
-    "opt": Family("opt", {**_COMMON, "ffn_dim": 64, "word_embed_proj_dim": 48}),
+    "opt": Family("opt", {**_COMMON, "ffn_dim": 64, "word_embed_proj_dim": 64}),
     "ernie4_5": Family("ernie4_5"),
     "gemma3n_text": Family(
         "gemma3n_text",

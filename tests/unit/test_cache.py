@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import golden
-from helpers.golden import LayerPlan, Session
-from helpers.tiny_models import VOCAB_SIZE, save_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,6 +17,10 @@ from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.plans.dense import DensePlan
+from helpers import golden
+from helpers.golden import LayerPlan, Session
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import VOCAB_SIZE, save_model
 
 LAYERS, HEADS, WIDTH, VALUE_WIDTH = 2, 2, 3, 4
 SLOTS, LENGTH = 5, 40

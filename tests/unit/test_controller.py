@@ -94,7 +94,7 @@ class Run:
         return tokens / seconds, nodes / steps
 
 
-@pytest.mark.parametrize("first", [0.0, 0.2])
+@pytest.mark.parametrize("first", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize("row", [0.0, 0.02, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("node", [0.0, 0.02, 0.1, 0.3])
 def test_it_finds_the_best_fixed_length(first, row, node):
@@ -119,13 +119,15 @@ def test_it_drafts_where_the_text_is_predictable(first, share):
     assert run.go(world, 3000)[0] / world.best() > 0.88
 
 
-@pytest.mark.parametrize("world", [World(0.3, 0.1, 0.02, (0.15,), True), World(0.0, 1.2, 0.1, (0.5,))], ids=["asking", "node"])
+@pytest.mark.parametrize(
+    "world", [World(0.3, 0.1, 0.02, (0.15,), True), World(0.0, 1.2, 0.1, (0.5,))], ids=["asking", "node"]
+)
 def test_it_stops_when_drafting_cannot_pay(world):
     run = Run()
     run.go(world, 300)
     rate, nodes = run.go(world, 1000)
     assert nodes < 0.15  # probes only
-    assert rate > 0.96 * world.rate(1.0)
+    assert rate > 0.93 * world.rate(1.0)
 
 
 def test_it_recovers_by_probing_when_the_text_becomes_predictable():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.golden import random_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,6 +12,8 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.plans.dense import DensePlan, _allowed
+from helpers.golden import random_tree
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 CPU = torch.device("cpu")
 

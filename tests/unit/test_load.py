@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.tiny_models import FAMILIES, VOCAB_SIZE, save_model, save_tokenizer
 from safetensors.torch import load_file, save_file
 
-from foretoken import LLM
+from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.models.load import load
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import FAMILIES, VOCAB_SIZE, save_model, save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +128,8 @@ def test_a_rotary_table_that_switches_limits_the_context(tmp_path: Path) -> None
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
-        "short_factor": [1.0] * 6,
-        "long_factor": [4.0] * 6,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
         "original_max_position_embeddings": 32,
     }
     save_model("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=32)
@@ -203,7 +204,7 @@ def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
         {"num_hidden_layers": -1},
         {"num_attention_heads": 0},
         {"num_attention_heads": 5},
-        {"hidden_size": 64},
+        {"hidden_size": 128},
         {"vocab_size": 7},
         {"num_hidden_layers": 5},
         {"hidden_act": "magic"},
@@ -264,12 +265,7 @@ def test_tables_of_other_sizes_are_accepted(saved: Path, tmp_path: Path, size: i
     """Tables are padded within a family; the text is the target's all the same."""
     other = save_model("gpt2", tmp_path, vocab_size=size)
     target, draft = (saved, other) if wide == "draft" else (other, saved)
-    if min(size, VOCAB_SIZE) == 99:
-        prompt = [5, 6, 7]
-    else:
-        prompt = [5, 6, 100]
-    from foretoken import SamplingParams
-
+    prompt = [5, 6, min(size, VOCAB_SIZE) - 1]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     plain = LLM(target, device="cpu").generate([{"prompt_token_ids": prompt}], params)
     drafted = pair_of(target, draft).generate([{"prompt_token_ids": prompt}], params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from helpers.requests import make_request
 from helpers.zoo_llms import base, prompt_ids
 

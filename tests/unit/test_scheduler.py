@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from helpers.requests import make_request
-
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Scheduler, Work
 from foretoken.models.cache import KVCache
+from helpers.requests import make_request
 
 
 def scheduler(*lengths: int, slots: int = 4, max_rows: int = 16) -> tuple[Scheduler, list[Request]]:

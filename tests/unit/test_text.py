@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from helpers.zoo_llms import base, prompt_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.engine.text import TextStream
+from helpers.zoo_llms import base, prompt_ids
 
 VOCAB = 8192
 # short tokens are single bytes and punctuation: most of the trouble is there
@@ -47,7 +47,9 @@ def test_any_unicode_text_survives(text, every):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text("ab c", min_size=1, max_size=60), st.lists(st.text("ab c", min_size=1, max_size=4), min_size=1, max_size=3))
+@given(
+    st.text("ab c", min_size=1, max_size=60), st.lists(st.text("ab c", min_size=1, max_size=4), min_size=1, max_size=3)
+)
 def test_stop_strings_cut_at_the_earliest_end_and_never_leak(text, stops):
     ids = prompt_ids(text)
     whole = decode(ids)

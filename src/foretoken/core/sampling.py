@@ -84,7 +84,8 @@ class SamplingParams:
             self._check_integer("logprobs", 0, "use None for none", high=1000)
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
-                f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: lower one or raise the other"
+                f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: "
+                "lower one or raise the other"
             )
         for text in self.stop_strings:
             if not isinstance(text, str) or not text:

@@ -1,10 +1,10 @@
 """The token tree: what a drafter proposes. A chain is a tree in which every node has at most one child.
 
-        root (last committed token, not part of the tree; parent index -1)
-        ├── 0 ── 2 ── 3
-        └── 1
-    tokens  = (t0, t1, t2, t3)
-    parents = (-1, -1,  0,  2)
+    root (last committed token, not part of the tree; parent index -1)
+    ├── 0 ── 2 ── 3
+    └── 1
+tokens  = (t0, t1, t2, t3)
+parents = (-1, -1,  0,  2)
 """
 
 from __future__ import annotations

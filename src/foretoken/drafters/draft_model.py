@@ -112,7 +112,7 @@ class ModelDrafter:
 
         def __post_init__(self) -> None:
             if not isinstance(self.model, str) or not self.model:
-                raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, a folder or a hub id")
+                raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
             if self.tree not in _SHAPES:
                 raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_SHAPES)}")
             if not isinstance(self.branching, int) or isinstance(self.branching, bool) or not 1 <= self.branching <= 64:
@@ -146,7 +146,8 @@ class ModelDrafter:
             # The draft may have fewer positions than the target: then the request goes on without drafts.
             depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
             if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
-                growing.append(_Growing(context, Budget(budget.max_nodes, depth, budget.patience), self._state(context)))
+                bounded = Budget(budget.max_nodes, depth, budget.patience)
+                growing.append(_Growing(context, bounded, self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:
             with torch.inference_mode():
@@ -292,6 +293,12 @@ class ModelDrafter:
             logits_MV = maker.process(logits_MV, TokenTree(draft.tokens, draft.parents), draft.frontier)
         return logits_MV
 
+    def _no_law(self) -> RequestError:
+        return RequestError(
+            f"draft model '{self.config.model}' has nothing to propose: its logits are NaN, "
+            "or logit_bias and min_tokens forbid every token"
+        )
+
     def _expand_greedy(self, draft: _Growing, rows: _Rows) -> None:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
         output, row = rows.output, rows.start
@@ -300,7 +307,7 @@ class ModelDrafter:
         assert output.shares is not None
         confidence = output.shares[row]
         if confidence != confidence:
-            raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+            raise self._no_law()
         parent = draft.frontier[0]
         reach = 1.0 if parent == ROOT else draft.reach[parent]
         if not self._pays(draft, reach, confidence):
@@ -313,7 +320,7 @@ class ModelDrafter:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
         q_MV = torch.softmax(self._law(draft, rows), dim=-1)
         if bool(torch.isnan(q_MV).any()):
-            raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+            raise self._no_law()
         count = 1 if self.config.tree == "chain" else self.config.branching
         replacement = self.config.tree != "sampled_without_replacement"
         generator = draft.context.streams.generator("draft")
@@ -331,8 +338,7 @@ class ModelDrafter:
             draws = min(count, room, int((q_V > 0).sum()) if not replacement else count)
             tokens = torch.multinomial(q_V, draws, replacement=replacement, generator=generator).tolist()
             draft.q_rows.append(q_V)
-            for token in tokens:
-                fresh.append(draft.add(token, parent, confidence, len(draft.q_rows) - 1))
+            fresh += [draft.add(token, parent, confidence, len(draft.q_rows) - 1) for token in tokens]
         fresh.sort(key=lambda node: -draft.reach[node])
         width = 1 if self.config.tree == "chain" else self.config.branching
         draft.frontier = sorted(node for node in fresh[:width] if self._room(draft, node))
@@ -346,7 +352,7 @@ class ModelDrafter:
             reach = 1.0 if parent == ROOT else draft.reach[parent]
             for q, token in zip(values[row].tolist(), ids[row].tolist(), strict=True):
                 if q != q:
-                    raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+                    raise self._no_law()
                 if q > 0:
                     candidates.append((reach * q, parent, token, q))
         candidates.sort(key=lambda each: -each[0])
@@ -376,4 +382,3 @@ class ModelDrafter:
             return Draft(tree, PointMass(), confidence)
         kind = WithoutReplacement if self.config.tree == "sampled_without_replacement" else Sampled
         return Draft(tree, kind(torch.stack(draft.q_rows), tuple(draft.row_of)), confidence)
-

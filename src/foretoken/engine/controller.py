@@ -13,8 +13,9 @@ while P > r * c. Everything in the rule is measured:
 A drafter may spend time before it can tell that it has nothing to propose. So it is asked at all only while drafting
 as a whole gains more tokens than its time is worth: gained > r * spent.
 
-A slope cannot be seen while every draft is equally long, nor acceptance while nothing is drafted: so now and then a
-step deviates from the rule, rarely enough to cost about one percent.
+Acceptance cannot be seen while nothing is drafted: so now and then a draft is made against the rule, rarely enough to
+cost about one percent. Nor can a slope while every draft is equally long: then the mean time per unit stands in for it;
+that is too much, so drafts get shorter until their lengths differ.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _PRIOR = 4.0  # a bin starts as so many observations that agree with the drafter
 _MEMORY = 200.0  # a bin forgets beyond so many observations
 _DECAY = 0.95  # of the rate, per step
 _SLOW = 0.99  # of costs and of what drafting as a whole gains
+_FAST = 0.8  # of the same while probing: drafts are rare then, and what they tell is news
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
 _LATE = 5.0  # a time so many times the expected one is cut there: the machine was busy with something else
-_TRIALS = 16.0  # drafting is not given up before so many steps of it,
+_TRIALS = 16  # drafting is not given up before so many steps of it,
 _PATIENT = 0.75  # and not for a loss that may be chance
-_VARY_EVERY = 8  # while drafts are equally long, let every so many-th be longer or shorter
 
 
 class Controller:
@@ -47,7 +48,7 @@ class Controller:
         self._draft = _Line()
         self._steps = self._tokens = self._seconds = 0.0  # of all steps
         self._asked = self._gained = self._spent = 0.0  # of steps that asked for drafts: tokens and seconds they added
-        self._num_steps = 0
+        self._trials = 0
         self._empty_steps = 0
         self._first_gain = 0.0  # what the first node must promise, and each later one
         self._next_gain = 0.0
@@ -66,13 +67,8 @@ class Controller:
         verify, draft = self._verify, self._draft
         self.probing = self._empty_steps >= _PROBE_EVERY
         gain = rate * (draft.slope + verify.slope)
-        if not self.probing and self._asked > _TRIALS and self._gained < _PATIENT * rate * self._spent:
+        if not self.probing and self._trials > _TRIALS and self._gained < _PATIENT * rate * self._spent:
             gain = math.inf
-        elif not self._empty_steps:
-            if verify.flat:
-                gain = math.inf  # a step without a draft shows what the rows of a draft cost
-            elif draft.flat and self._num_steps % _VARY_EVERY == 0:
-                gain *= 2.0 if self._num_steps % (2 * _VARY_EVERY) else 0.5
         self._next_gain = gain
         self._first_gain = gain + rate * draft.intercept / max(1.0, draft.mean)
 
@@ -85,20 +81,24 @@ class Controller:
             tokens: tokens emitted.
             draft, verify, total: seconds.
         """
-        self._num_steps += 1
         self._verify.add(rows, verify)
         stood = tokens - (rows - nodes)
+        memory = _FAST if self.probing else _SLOW
         if self._next_gain < math.inf:
             spent = draft + self._verify.slope * nodes
             if self._asked:
                 spent = min(spent, _LATE * self._spent / self._asked)
-            self._asked = self._asked * _SLOW + 1.0
-            self._gained = self._gained * _SLOW + stood
-            self._spent = self._spent * _SLOW + spent
+            self._trials += 1
+            self._asked = self._asked * memory + 1.0
+            self._gained = self._gained * memory + stood
+            self._spent = self._spent * memory + spent
         if not nodes:
             self._empty_steps += 1
         else:
-            self._draft.add(nodes, draft)
+            if self.probing:
+                self._draft.scale(nodes, draft)
+            else:
+                self._draft.add(nodes, draft)
             if not self.probing or stood < nodes:  # a probe that stands calls for another one
                 self._empty_steps = 0
         if self._steps:
@@ -133,6 +133,7 @@ class _Line:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, count: int, seconds: float) -> None:
+        """Take in one observation."""
         if self._n:
             seconds = min(seconds, _LATE * max(self.intercept + self.slope * count, self._y / self._n))
         self._n = self._n * _SLOW + 1
@@ -141,19 +142,22 @@ class _Line:
         self._xx = self._xx * _SLOW + count * count
         self._xy = self._xy * _SLOW + count * seconds
 
+    def scale(self, count: int, seconds: float) -> None:
+        """Move the whole line towards one observation: the counts seen now are too few and too equal for a fit."""
+        expected = self.intercept + self.slope * count
+        if expected > 0.0:
+            factor = min(_LATE, max(1.0 / _LATE, seconds / expected)) ** (1.0 - _FAST)
+            self._y *= factor
+            self._xy *= factor
+
     @property
     def mean(self) -> float:
         """The mean count."""
         return self._x / self._n if self._n else 0.0
 
     @property
-    def flat(self) -> bool:
-        """Whether the counts were too equal to tell a slope: their deviation is below a tenth of their mean."""
-        return self._n * self._xx - self._x * self._x < 0.01 * self._x * self._x
-
-    @property
     def slope(self) -> float:
-        """Seconds per additional unit; while flat, the mean seconds per unit."""
+        """Seconds per additional unit; the mean seconds per unit until two counts were seen."""
         if not self._x:
             return 0.0
         spread = self._n * self._xx - self._x * self._x

@@ -283,10 +283,14 @@ class LLM:
                         for each in group:  # completions may end in the same step
                             del group_of[each.request_id]
                         progress(self._output(group))
-        except BaseException:
+        except BaseException as stop:
             for group in groups:
                 for request in group:
                     self.engine.cancel(request)
+            if isinstance(stop, KeyboardInterrupt) and progress is not None:
+                for group in groups:  # what was generated is not lost: hand it over as it stands
+                    if group[0].request_id in group_of and any(each.num_output for each in group):
+                        progress(self._output(group))
             raise
         return [self._output(group) for group in groups]
 

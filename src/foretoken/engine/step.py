@@ -1,10 +1,10 @@
 """The one loop: propose, verify, commit. Plain decoding is the empty draft.
 
-    work    = scheduler.next()                      requests join and leave at every step
-    drafts  = drafter.propose(decoding)             one token tree per request, possibly empty
-    logits  = target.forward(packed rows)           prompts, roots and drafts in one forward
-    verdict = verifier.verify(draft, laws)          per request
-    cache.commit(path); request.accept(tokens)      a list of tokens, cut where the request ends
+work    = scheduler.next()                      requests join and leave at every step
+drafts  = drafter.propose(decoding)             one token tree per request, possibly empty
+logits  = target.forward(packed rows)           prompts, roots and drafts in one forward
+verdict = verifier.verify(draft, laws)          per request
+cache.commit(path); request.accept(tokens)      a list of tokens, cut where the request ends
 """
 
 from __future__ import annotations
@@ -183,53 +183,52 @@ class Engine:
         self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, output: Output
     ) -> tuple[list[Request], int, int]:
         """Verify every request, commit, and append. Returns requests that got tokens, tokens and nodes in all."""
-        with torch.inference_mode():
-            touched: list[Request] = []
-            judged: list[Request] = []
-            outcomes: list[Outcome] = []
-            num_tokens = num_nodes = row = 0
-            for job, segment in zip(jobs, batch.segments, strict=True):
-                request, draft, count = job
-                rows = slice(row, row + count)
-                row += count
-                if count == 0:  # a chunk in the middle of a prompt
-                    self.cache.commit(request.slot, range(segment.num_rows))
-                    continue
-                touched.append(request)
-                try:
-                    if not all(map(math.isfinite, output.peaks[rows])):
-                        raise RequestError(
-                            "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
-                        )
-                    verdict = self._verify(request, draft, output.logits_MV[rows], output.best[rows])
-                    tokens = [draft.tree.tokens[node] for node in verdict.path]
-                    tokens.append(verdict.extra)
-                    path_rows = [0, *(node + 1 for node in verdict.path)]
-                    self.cache.commit(request.slot, range(segment.num_rows) if draft is NO_DRAFT else path_rows)
-                    taken = request.accept(tokens)
-                    if request.logprobs is not None:
-                        top = request.params.logprobs or 0
-                        request.logprobs += _logprobs(output.logits_MV[rows][path_rows[:taken]], tokens[:taken], top)
-                except Exception as error:
-                    self._fail(request, error)
-                    continue
-                metrics = request.metrics
-                metrics.num_steps += 1
-                metrics.num_tokens += taken
-                metrics.distortion_sum += verdict.distortion
-                num_tokens += taken
-                if len(draft):
-                    num_nodes += len(draft)
-                    metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
-                    judged.append(request)
-                    outcomes.append(Outcome(request.request_id, draft, verdict, tuple(tokens)))
-                    if self._adaptive:
-                        self.controller.learn(draft, verdict)
-            if outcomes:
-                self._tell(judged, outcomes)
-            for request in touched:
-                if request.finished:
-                    self._leave(request)
+        touched: list[Request] = []
+        judged: list[Request] = []
+        outcomes: list[Outcome] = []
+        num_tokens = num_nodes = row = 0
+        for job, segment in zip(jobs, batch.segments, strict=True):
+            request, draft, count = job
+            rows = slice(row, row + count)
+            row += count
+            if count == 0:  # a chunk in the middle of a prompt
+                self.cache.commit(request.slot, range(segment.num_rows))
+                continue
+            touched.append(request)
+            try:
+                if not all(map(math.isfinite, output.peaks[rows])):
+                    raise RequestError(
+                        "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
+                    )
+                verdict = self._verify(request, draft, output.logits_MV[rows], output.best[rows])
+                tokens = [draft.tree.tokens[node] for node in verdict.path]
+                tokens.append(verdict.extra)
+                path_rows = [0, *(node + 1 for node in verdict.path)]
+                self.cache.commit(request.slot, range(segment.num_rows) if draft is NO_DRAFT else path_rows)
+                taken = request.accept(tokens)
+                if request.logprobs is not None:
+                    top = request.params.logprobs or 0
+                    request.logprobs += _logprobs(output.logits_MV[rows][path_rows[:taken]], tokens[:taken], top)
+            except Exception as error:
+                self._fail(request, error)
+                continue
+            metrics = request.metrics
+            metrics.num_steps += 1
+            metrics.num_tokens += taken
+            metrics.distortion_sum += verdict.distortion
+            num_tokens += taken
+            if len(draft):
+                num_nodes += len(draft)
+                metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
+                judged.append(request)
+                outcomes.append(Outcome(request.request_id, draft, verdict, tuple(tokens)))
+                if self._adaptive:
+                    self.controller.learn(draft, verdict)
+        if outcomes:
+            self._tell(judged, outcomes)
+        for request in touched:
+            if request.finished:
+                self._leave(request)
         return touched, num_tokens, num_nodes
 
     def _tell(self, requests: list[Request], outcomes: list[Outcome]) -> None:

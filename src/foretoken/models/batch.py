@@ -51,7 +51,7 @@ class PackedBatch:
         wanted: packed rows whose logits are needed, in order.
     """
 
-    __slots__ = ("tokens", "positions", "segments", "wanted")
+    __slots__ = ("positions", "segments", "tokens", "wanted")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -112,7 +112,8 @@ class LanguageModel:
             probe.check(lambda batch, roll: self.forward(batch, roll).logits_MV, self.num_layers)
         except ForetokenError as error:
             raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) is not supported: {error}") from error
-        except Exception as error:  # whatever hundreds of families raise when they are given a batch they did not expect
+        except Exception as error:
+            # hundreds of families raise whatever they like when they are given a batch they did not expect
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) cannot be run as a packed batch: {str(error).strip()[:300]}"
             ) from error
@@ -127,7 +128,9 @@ def _check_layers(text: Any, name: str, kind: str) -> None:
         raise UnsupportedArchitecture(f"model '{name}' ({kind}) has {text.num_hidden_layers} layers")
     for layer, what in enumerate(getattr(text, "layer_types", None) or ()):
         if what not in _KNOWN_LAYERS:
-            raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not supported: layer {layer} is of type '{what}'")
+            raise UnsupportedArchitecture(
+                f"model '{name}' ({kind}) is not supported: layer {layer} is of type '{what}'"
+            )
 
 
 def _max_length(text: Any, name: str, asked: int | None) -> int:
@@ -179,10 +182,9 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> str | 
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours == theirs:
         return None
-    differing = min((text for text, index in ours.items() if theirs.get(text) != index), key=ours.__getitem__, default=None)
+    odd = (text for text, index in ours.items() if theirs.get(text) != index)
+    differing = min(odd, key=ours.__getitem__, default=None)
     detail = f"{len(ours)} and {len(theirs)} entries"
     if differing is not None:
         detail += f"; '{differing}' is {ours[differing]} and {theirs.get(differing, 'absent')}"
     return detail
-
-

@@ -127,12 +127,10 @@ def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype) -> 
                 ignore_mismatched_sizes=True,  # they are refused below, by name
             )
     except Exception as error:
-        if isinstance(error, KeyError) and error.args == (
-            attention.NAME,
-        ):  # it looks attention up in a table of its own
+        if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table
             raise UnsupportedArchitecture(
-                f"model '{name}' ({config.model_type}) is not supported: its attention does not go through the library's "
-                "attention interface"
+                f"model '{name}' ({config.model_type}) is not supported: "
+                "its attention does not go through the library's attention interface"
             ) from error
         # sizes from a config that does not fit fail anywhere in hundreds of families; the remedy is the same
         raise ModelError(

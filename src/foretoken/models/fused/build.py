@@ -21,7 +21,16 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _SOURCES = ("decoder.c", "kernels.h", "team.h")
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pthread")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+    "-pthread",
+)
 _ABI = 1
 
 log = logging.getLogger(__name__)

@@ -221,7 +221,9 @@ class FusedDecoder:
         qkv = self._packed(torch.cat([each.weight for each in projections]))
         qkv_bias = None
         if any(each.bias is not None for each in projections):
-            parts = [each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in projections]
+            parts = [
+                each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in projections
+            ]
             qkv_bias = self._floats(torch.cat(parts))
         out = self._packed(attention.o_proj.weight)
         out_bias = None if attention.o_proj.bias is None else self._floats(attention.o_proj.bias)
