@@ -87,13 +87,22 @@ class TokenTree:
         return {parent: tuple(nodes) for parent, nodes in found.items()}
 
     @cached_property
+    def ancestor_rows(self) -> tuple[bytearray, ...]:
+        """One row of :attr:`ancestors_NN` per node, a byte per entry."""
+        rows: list[bytearray] = []
+        for node, parent in enumerate(self.parents):
+            row = bytearray(len(self.tokens)) if parent == ROOT else rows[parent].copy()
+            row[node] = 1
+            rows.append(row)
+        return tuple(rows)
+
+    @cached_property
     def ancestors_NN(self) -> Tensor:
         """bool [N, N]: entry (i, j) says that j is i or an ancestor of i, that is, row i may attend to row j."""
-        mask = torch.eye(len(self.tokens), dtype=torch.bool)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                mask[node] |= mask[parent]
-        return mask
+        size = len(self.tokens)
+        if not size:
+            return torch.zeros(0, 0, dtype=torch.bool)
+        return torch.frombuffer(bytearray().join(self.ancestor_rows), dtype=torch.bool).view(size, size)
 
     def path_to(self, node: int) -> list[int]:
         """Node indices from a child of the root down to ``node``, both included; empty for the root."""

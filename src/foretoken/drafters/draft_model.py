@@ -130,6 +130,7 @@ class ModelDrafter:
             )
         self.vocab_size = target.vocab_size
         self.cache = self.model.new_cache(_SLOTS)
+        self._top = min(config.branching, self.vocab_size) if config.tree == "topk" else 1
         self.branches = config.tree != "chain"
         self.laws: tuple[type[Law], ...] = {
             "chain": (Sampled, PointMass),
@@ -254,14 +255,14 @@ class ModelDrafter:
 
     def _forward(self, batch: PackedBatch) -> Output:
         """One forward; the draft's table may be padded to another size than the target's."""
-        output = self.model.forward(batch, DensePlan(self.cache, batch), shares=True)
+        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top)
         width = output.logits_MV.shape[-1]
         if width == self.vocab_size:
             return output
         if width > self.vocab_size:
-            return Output.of(output.logits_MV[:, : self.vocab_size], shares=True)
+            return Output.of(output.logits_MV[:, : self.vocab_size], top=self._top)
         missing = self.vocab_size - width
-        return Output.of(torch.nn.functional.pad(output.logits_MV, (0, missing), value=-torch.inf), shares=True)
+        return Output.of(torch.nn.functional.pad(output.logits_MV, (0, missing), value=-torch.inf), top=self._top)
 
     # ------------------------------------------------------------------ growing
 
@@ -303,9 +304,8 @@ class ModelDrafter:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
         output, row = rows.output, rows.start
         if not draft.context.laws.trivial:
-            output, row = Output.of(self._law(draft, rows), shares=True), 0
-        assert output.shares is not None
-        confidence = output.shares[row]
+            output, row = Output.of(self._law(draft, rows), top=1), 0
+        confidence = output.top_shares[row]
         if confidence != confidence:
             raise self._no_law()
         parent = draft.frontier[0]
@@ -345,14 +345,16 @@ class ModelDrafter:
 
     def _expand_topk(self, draft: _Growing, rows: _Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
-        q_MV = torch.softmax(self._law(draft, rows).float(), dim=-1)
-        values, ids = q_MV.topk(min(self.config.branching, q_MV.shape[-1]), dim=-1)
+        output, first = rows.output, rows.start
+        if not draft.context.laws.trivial:
+            output, first = Output.of(self._law(draft, rows), top=self._top), 0
         candidates: list[tuple[float, int, int, float]] = []
-        for row, parent in enumerate(draft.frontier):
+        for row, parent in enumerate(draft.frontier, first):
             reach = 1.0 if parent == ROOT else draft.reach[parent]
-            for q, token in zip(values[row].tolist(), ids[row].tolist(), strict=True):
+            ranked = slice(row * self._top, (row + 1) * self._top)
+            for q, token in zip(output.top_shares[ranked], output.top_ids[ranked], strict=True):
                 if q != q:
-                    raise self._no_law()
+                    raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
                 if q > 0:
                     candidates.append((reach * q, parent, token, q))
         candidates.sort(key=lambda each: -each[0])

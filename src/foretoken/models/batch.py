@@ -81,10 +81,10 @@ class PackedBatch:
         self.tokens.extend(tree.tokens)
         self.positions.append(prefix)
         self.positions.extend(prefix + depth for depth in tree.depths)
-        seen = torch.ones(1 + len(tree), 1 + len(tree), dtype=torch.bool).tril_()
-        seen[0, 1:] = False
-        seen[1:, 1:] = tree.ancestors_NN
-        self.segments.append(Segment(slot, prefix, start, 1 + len(tree), 0, seen, (0, *tree.depths)))
+        size = 1 + len(tree)
+        rows = bytearray(b"\1").ljust(size, b"\0") + b"".join(b"\1" + row for row in tree.ancestor_rows)
+        seen = torch.frombuffer(rows, dtype=torch.bool).view(size, size)
+        self.segments.append(Segment(slot, prefix, start, size, 0, seen, (0, *tree.depths)))
         self.wanted.extend(range(start, len(self.tokens)))
 
     def add_level(
@@ -112,9 +112,12 @@ class PackedBatch:
         count = len(tokens)
         self.tokens.extend(tokens)
         self.positions.extend(prefix + depth for depth in depths)
-        seen = torch.zeros(count, tail + count, dtype=torch.bool)
+        rows = bytearray(count * (tail + count))
         for row, visible in enumerate(ancestors):
-            seen[row, [*visible, tail + row]] = True
+            begin = row * (tail + count)
+            for column in (*visible, tail + row):
+                rows[begin + column] = 1
+        seen = torch.frombuffer(rows, dtype=torch.bool).view(count, tail + count)
         self.segments.append(Segment(slot, prefix, start, count, tail, seen, (*tail_depths, *depths)))
         self.wanted.extend(range(start, start + count))
 

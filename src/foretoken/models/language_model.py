@@ -24,27 +24,32 @@ from foretoken.models.prepack import can_prepack, prepack
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a forward returns.
+    """What a forward returns, for its M wanted rows.
 
     Attributes:
-        logits_MV: one row per wanted row of the batch; float32 or the model's dtype.
+        logits_MV: float32 or the model's dtype.
         best: the most probable token of each row.
         peaks: its logit; NaN if any logit of the row is.
-        shares: its probability at temperature 1, if asked for.
+        top_ids: the k most probable tokens of each row, most probable first, M * k of them; empty if not asked for.
+        top_shares: their probabilities at temperature 1; NaN if any logit of the row is.
     """
 
     logits_MV: Tensor
     best: Sequence[int]
     peaks: Sequence[float]
-    shares: Sequence[float] | None = None
+    top_ids: Sequence[int] = ()
+    top_shares: Sequence[float] = ()
 
     @classmethod
-    def of(cls, logits_MV: Tensor, *, shares: bool) -> Output:
+    def of(cls, logits_MV: Tensor, *, top: int = 0) -> Output:
         """Look the best tokens up."""
         # max, not argmax: the value costs nothing and is NaN if any logit of the row is
         peaks, best = logits_MV.max(dim=-1)
-        chances = torch.exp(peaks.float() - logits_MV.float().logsumexp(-1)).tolist() if shares else None
-        return cls(logits_MV, best.tolist(), peaks.tolist(), chances)
+        if not top:
+            return cls(logits_MV, best.tolist(), peaks.tolist())
+        q_MV = torch.softmax(logits_MV.float(), dim=-1)
+        shares, ids = q_MV.topk(top, dim=-1)
+        return cls(logits_MV, best.tolist(), peaks.tolist(), ids.flatten().tolist(), shares.flatten().tolist())
 
 
 class LanguageModel:
@@ -85,16 +90,16 @@ class LanguageModel:
         """An empty cache for this model."""
         return KVCache(self.num_layers, max_slots, self.max_length)
 
-    def forward(self, batch: PackedBatch, plan: Plan, *, shares: bool = False) -> Output:
+    def forward(self, batch: PackedBatch, plan: Plan, *, top: int = 0) -> Output:
         """Compute the wanted rows' logits; keys and values go where the plan puts them.
 
         Args:
             batch: packed rows; must not be empty.
             plan: made for this batch and the cache of its slots.
-            shares: also compute each best token's probability (a greedy drafter's confidence).
+            top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
         """
         if self.fused is not None and plan.dense_over is not None:
-            return Output(*self.fused.forward(batch, plan.dense_over, shares=shares))
+            return Output(*self.fused.forward(batch, plan.dense_over, top=top))
         with torch.inference_mode(), attention.following(plan):
             wanted = batch.wanted_rows(self.device)
             result = self.model(
@@ -103,7 +108,7 @@ class LanguageModel:
                 use_cache=False,
                 logits_to_keep=0 if wanted is None else wanted,
             )
-            return Output.of(result.logits[0], shares=shares)
+            return Output.of(result.logits[0], top=top)
 
     def _probe(self) -> None:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly."""

@@ -75,7 +75,9 @@ typedef struct {
     float *logits;                     /* [num_wanted][logits_stride] */
     int32_t *best;                     /* [num_wanted] */
     float *peaks;                      /* [num_wanted] */
-    float *shares;                     /* [num_wanted], or NULL */
+    int64_t top;                       /* how many tokens of each row to rank, 0 for none */
+    int32_t *top_ids;                  /* [num_wanted][top] */
+    float *top_shares;
 } Call;
 
 /* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
@@ -180,9 +182,8 @@ static uint32_t *scratch_units(Scratch *scratch, int part, size_t count) {
     return buffer->data;
 }
 
-/* Highest logit and its index, the first if there are several; the peak is NaN if any logit is.
- * share (or NULL): the probability of the best token at temperature 1. */
-static void best_of(const float *logits, long count, int32_t *best, float *peak, float *share) {
+/* Highest logit and its index, the first if there are several; the peak is NaN if any logit is. */
+static void best_of(const float *logits, long count, int32_t *best, float *peak) {
     vf top = (vf){0} - INFINITY;
     vi bad = {0};
     long i = 0;
@@ -205,13 +206,36 @@ static void best_of(const float *logits, long count, int32_t *best, float *peak,
     while (at + 1 < count && logits[at] != highest) at++;
     *best = (int32_t)at;
     *peak = any_bad ? NAN : highest;
-    if (share) {
-        vf sum = {0};
-        for (i = 0; i + 16 <= count; i += 16) sum += exponential(*(const vf_unaligned *)(logits + i) - highest);
-        float total = horizontal_sum(sum);
-        for (; i < count; i++) total += expf(logits[i] - highest);
-        *share = 1.0f / total;
+}
+
+/* The `top` most probable tokens, highest first, and their probabilities at temperature 1 (NaN if any logit is). */
+static void top_of(const float *logits, long count, long top, float peak, int32_t *ids, float *shares) {
+    vf sum = {0};
+    long i = 0;
+    for (; i + 16 <= count; i += 16) sum += exponential(*(const vf_unaligned *)(logits + i) - peak);
+    float total = horizontal_sum(sum);
+    for (; i < count; i++) total += expf(logits[i] - peak);
+    long held = 0;
+    float lowest = -INFINITY; /* of those held, once there are enough */
+    for (i = 0; i < count; i++) {
+        if (held == top && i % 16 == 0) { /* skip what cannot be among them, 16 at a time */
+            while (i + 16 <= count) {
+                const vi higher = *(const vf_unaligned *)(logits + i) > lowest;
+                int any = 0;
+                for (int k = 0; k < 16; k++) any |= higher[k];
+                if (any) break;
+                i += 16;
+            }
+            if (i >= count) break;
+        }
+        if (held == top && !(logits[i] > lowest)) continue;
+        long at = held < top ? held++ : top - 1;
+        for (; at > 0 && logits[i] > shares[at - 1]; at--) shares[at] = shares[at - 1], ids[at] = ids[at - 1];
+        shares[at] = logits[i];
+        ids[at] = (int32_t)i;
+        if (held == top) lowest = shares[top - 1];
     }
+    for (i = 0; i < held; i++) shares[i] = expf(shares[i] - peak) / total;
 }
 
 #include "team.h"

@@ -60,7 +60,9 @@ class _Call(ctypes.Structure):
         *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads")),
         *((name, _P) for name in ("tokens", "positions", "wanted")),
         ("segments", ctypes.POINTER(_Segment)),
-        *((name, _P) for name in ("keys", "values", "logits", "best", "peaks", "shares")),
+        *((name, _P) for name in ("keys", "values", "logits", "best", "peaks")),
+        ("top", _I),
+        *((name, _P) for name in ("top_ids", "top_shares")),
     ]
 
 
@@ -98,6 +100,9 @@ def misfit(model: Any) -> str | None:
     if build.library() is None:
         return "there is no compiled decoder on this machine"
     return None
+
+
+Ranked = tuple[Tensor, "array[int]", "array[float]", "array[int]", "array[float]"]
 
 
 class FusedDecoder:
@@ -153,41 +158,43 @@ class FusedDecoder:
             cos=self._floats(cos),
             sin=self._floats(sin),
         )
-        self._call = _Call()
         self._pointers: tuple[object, Any, Any] = (None, None, None)
 
-    def forward(
-        self, batch: PackedBatch, cache: KVCache, *, shares: bool
-    ) -> tuple[Tensor, array[int], array[float], array[float] | None]:
-        """Dense attention over ``cache``, the batch's rows written into it.
-
-        Returns:
-            for the M wanted rows: logits, float32 [M, V]; the most probable token of each; its logit (NaN if any logit
-            of the row is); and if asked for its probability at temperature 1.
-        """
+    def forward(self, batch: PackedBatch, cache: KVCache, *, top: int) -> Ranked:
+        """Dense attention over ``cache``, the batch's rows written into it; see Output for what comes back."""
         segments = (_Segment * len(batch.segments))()
-        masks = []
         for native, segment in zip(segments, batch.segments, strict=True):
             native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
             native.start, native.rows = segment.start, segment.num_rows
             if segment.seen is not None:
-                masks.append(segment.seen)
                 native.seen = segment.seen.data_ptr()
         keys, values = self._cache_pointers(cache)
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
-        logits_MV = torch.empty(len(wanted), self._model.logits_stride)
-        best, peaks = array("i", bytes(4 * len(wanted))), array("f", bytes(4 * len(wanted)))
-        call = self._call
-        call.num_rows, call.num_segments, call.num_wanted = len(tokens), len(segments), len(wanted)
-        call.capacity, call.threads = cache.capacity, torch.get_num_threads()
-        call.tokens, call.positions = tokens.buffer_info()[0], positions.buffer_info()[0]
-        call.wanted, call.segments = wanted.buffer_info()[0], segments
-        call.keys, call.values, call.logits = keys, values, logits_MV.data_ptr()
-        call.best, call.peaks = best.buffer_info()[0], peaks.buffer_info()[0]
-        chances = array("f", bytes(4 * len(wanted))) if shares else None
-        call.shares = None if chances is None else chances.buffer_info()[0]
+        num_wanted = len(wanted)
+        logits_MV = torch.empty(num_wanted, self._model.logits_stride)
+        best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
+        ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
+        call = _Call(
+            num_rows=len(tokens),
+            num_segments=len(segments),
+            num_wanted=num_wanted,
+            capacity=cache.capacity,
+            threads=torch.get_num_threads(),
+            tokens=tokens.buffer_info()[0],
+            positions=positions.buffer_info()[0],
+            wanted=wanted.buffer_info()[0],
+            segments=segments,
+            keys=keys,
+            values=values,
+            logits=logits_MV.data_ptr(),
+            best=best.buffer_info()[0],
+            peaks=peaks.buffer_info()[0],
+            top=top,
+            top_ids=ids.buffer_info()[0],
+            top_shares=shares.buffer_info()[0],
+        )
         self._library.foretoken_forward(ctypes.byref(self._model), ctypes.byref(call))
-        return logits_MV[:, : self.vocab_size], best, peaks, chances
+        return logits_MV[:, : self.vocab_size], best, peaks, ids, shares
 
     def linear(self, packed: Tensor, x_TK: Tensor, bias: int | None) -> Tensor:
         """[T, K] times packed weights [tiles, K / unit, 16, unit] -> float32 [T, tiles * 16]."""

@@ -313,9 +313,12 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
         finish(stage);
     }
     wait_for(stage++, shares(job, head_tiles));
-    for (long i; (i = claim(stage, M)) < M; finish(stage))
-        best_of(call->logits + i * m->logits_stride, m->vocab, call->best + i, call->peaks + i,
-                call->shares ? call->shares + i : 0);
+    for (long i; (i = claim(stage, M)) < M; finish(stage)) {
+        const float *logits = call->logits + i * m->logits_stride;
+        best_of(logits, m->vocab, call->best + i, call->peaks + i);
+        if (call->top)
+            top_of(logits, m->vocab, call->top, call->peaks[i], call->top_ids + i * call->top, call->top_shares + i * call->top);
+    }
     wait_for(stage, M);
 }
 
