@@ -64,7 +64,7 @@ class Wrapped:
             for index, row in enumerate(batch.wanted):
                 if row in poisoned:
                     logits[index, 17] = self.value
-        return Output.of(logits, shares=output.shares is not None)
+        return Output.of(logits, top=len(output.top_ids) // max(1, len(output.best)))
 
 
 def text_of(tokens: list[int]) -> str:

@@ -323,7 +323,7 @@ class ModelDrafter:
             raise self._no_law()
         count = 1 if self.config.tree == "chain" else self.config.branching
         replacement = self.config.tree != "sampled_without_replacement"
-        generator = draft.context.streams.generator("draft")
+        streams = draft.context.streams
         # sum q^2 is the chance that an independent draw from q agrees: known before the draw
         agreement = (q_MV * q_MV).sum(-1).tolist()
         fresh: list[int] = []
@@ -335,8 +335,12 @@ class ModelDrafter:
             if room <= 0 or not self._pays(draft, reach, confidence):
                 continue
             q_V = q_MV[row]
-            draws = min(count, room, int((q_V > 0).sum()) if not replacement else count)
-            tokens = torch.multinomial(q_V, draws, replacement=replacement, generator=generator).tolist()
+            if count == 1:
+                tokens = [streams.categorical("draft", q_V)]
+            else:
+                draws = min(count, room, int((q_V > 0).sum()) if not replacement else count)
+                generator = streams.generator("draft")
+                tokens = torch.multinomial(q_V, draws, replacement=replacement, generator=generator).tolist()
             draft.q_rows.append(q_V)
             fresh += [draft.add(token, parent, confidence, len(draft.q_rows) - 1) for token in tokens]
         fresh.sort(key=lambda node: -draft.reach[node])
@@ -354,7 +358,7 @@ class ModelDrafter:
             ranked = slice(row * self._top, (row + 1) * self._top)
             for q, token in zip(output.top_shares[ranked], output.top_ids[ranked], strict=True):
                 if q != q:
-                    raise RequestError(f"draft model '{self.config.model}': its logits are NaN")
+                    raise self._no_law()
                 if q > 0:
                     candidates.append((reach * q, parent, token, q))
         candidates.sort(key=lambda each: -each[0])
