@@ -44,9 +44,7 @@ class Decoder:
         cache.reserve(slot, 1)
         batch = PackedBatch()
         batch.add_chunk(slot, cache.lengths[slot], self.tokens[-1:], wanted=1)
-        logits_1V = self.model.forward(batch, DensePlan(cache, batch)).logits_MV
-        with torch.inference_mode():
-            token = int(logits_1V.argmax())
+        token = self.model.forward(batch, DensePlan(cache, batch)).best[0]
         cache.commit(slot, (0,))
         self.tokens.append(token)
 

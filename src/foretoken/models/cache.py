@@ -103,14 +103,13 @@ class KVCache:
         count = len(rows)
         first_moved = next((i for i, row in enumerate(rows) if row != i), count)
         if first_moved < count:
-            moved = rows[first_moved:]
+            index = torch.tensor([start + row for row in rows[first_moved:]])
             with torch.inference_mode():  # the buffers are made inside a forward
                 for buffer in (*self.keys, *self.values):
                     if buffer is not None:
-                        tail = buffer[slot, :, start:]
+                        index = index.to(buffer.device)
                         # index_select copies, so overlapping source and target are safe
-                        index = torch.tensor(moved, device=buffer.device)
-                        tail[:, first_moved:count] = tail.index_select(1, index)
+                        buffer[slot, :, start + first_moved : start + count] = buffer[slot].index_select(1, index)
         self.lengths[slot] = start + count
 
     def rollback(self, slot: int, length: int) -> None:
