@@ -10,8 +10,10 @@ while P > r * c. Everything in the rule is measured:
   before its first node is asked of the first node, shared over a draft of the usual length;
 * r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
 
-A drafter may spend time before it can tell that it has nothing to propose. So it is asked at all only while drafting
-as a whole gains more tokens than its time is worth: gained > r * spent.
+Some costs show in no slope: a drafter may spend time before it can tell that it has nothing to propose, and its weights
+push the target's out of the processor's cache. So whether the drafter is asked at all is decided by the plainest of
+measurements: tokens per second of steps that asked it against those of steps that did not, for a like number of
+requests. The slower way gets a short turn now and then, in case the text has changed.
 
 Acceptance cannot be seen while nothing is drafted: so now and then a draft is made against the rule, rarely enough to
 cost about one percent. Nor can a slope while every draft is equally long: then the mean time per unit stands in for it;
@@ -30,12 +32,13 @@ _BINS = 10
 _PRIOR = 4.0  # a bin starts as so many observations that agree with the drafter
 _MEMORY = 200.0  # a bin forgets beyond so many observations
 _DECAY = 0.95  # of the rate, per step
-_SLOW = 0.99  # of costs and of what drafting as a whole gains
-_FAST = 0.8  # of the same while probing: drafts are rare then, and what they tell is news
+_SLOW = 0.99  # of costs, and of the rates of the two ways
+_FAST = 0.8  # of costs while probing: drafts are rare then, and what they tell is news
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
 _LATE = 5.0  # a time so many times the expected one is cut there: the machine was busy with something else
-_TRIALS = 16  # drafting is not given up before so many steps of it,
-_PATIENT = 0.75  # and not for a loss that may be chance
+_TRIALS = 16  # drafting is not given up before so many steps of it
+_PLAIN_TURN = 1, 64  # while drafting is the faster way: so many plain steps in every so many,
+_DRAFT_TURN = 5, 64  # else so many with drafts; a draft model then reads what it has missed, which costs too
 
 
 class Controller:
@@ -47,8 +50,10 @@ class Controller:
         self._verify = _Line()
         self._draft = _Line()
         self._steps = self._tokens = self._seconds = 0.0  # of all steps
-        self._asked = self._gained = self._spent = 0.0  # of steps that asked for drafts: tokens and seconds they added
-        self._trials = 0
+        self._ways: dict[int, tuple[_Rate, _Rate]] = {}  # plain and asked, by the magnitude of the number of requests
+        self._way = _Rate()  # of this step
+        self._asks = True
+        self._num_steps = 0
         self._empty_steps = 0
         self._first_gain = 0.0  # what the first node must promise, and each later one
         self._next_gain = 0.0
@@ -61,16 +66,27 @@ class Controller:
         stands = self._stood[bin_of := _bin(confidence)] / self._seen[bin_of]
         return reach * stands > (self._next_gain if num_nodes else self._first_gain)
 
-    def plan(self) -> None:
-        """Called once before drafting: refresh the threshold r * c."""
+    def plan(self, num_requests: int = 1) -> None:
+        """Called once before drafting: decide whether to ask at all, and refresh the threshold r * c."""
+        self._num_steps += 1
+        plain, asked = self._ways.setdefault(num_requests.bit_length(), (_Rate(), _Rate()))
+        self._asks = self._asking_pays(plain, asked)
+        self._way = asked if self._asks else plain
+        self.probing = self._asks and self._empty_steps >= _PROBE_EVERY
         rate = self._tokens / self._seconds if self._seconds else 0.0
-        verify, draft = self._verify, self._draft
-        self.probing = self._empty_steps >= _PROBE_EVERY
-        gain = rate * (draft.slope + verify.slope)
-        if not self.probing and self._trials > _TRIALS and self._gained < _PATIENT * rate * self._spent:
-            gain = math.inf
-        self._next_gain = gain
-        self._first_gain = gain + rate * draft.intercept / max(1.0, draft.mean)
+        draft = self._draft
+        self._next_gain = rate * (draft.slope + self._verify.slope) if self._asks else math.inf
+        self._first_gain = self._next_gain + rate * draft.intercept / max(1.0, draft.mean)
+
+    def _asking_pays(self, plain: _Rate, asked: _Rate) -> bool:
+        """Whether this step asks the drafter: as the faster way so far has it, or because the other has its turn."""
+        if asked.steps < _TRIALS:
+            return True
+        if plain.steps < _TRIALS // 4:
+            return False
+        drafting_is_faster = asked.value > plain.value
+        turn, period = _PLAIN_TURN if drafting_is_faster else _DRAFT_TURN
+        return (self._num_steps % period < turn) != drafting_is_faster
 
     def measure(self, *, rows: int, nodes: int, tokens: int, draft: float, verify: float, total: float) -> None:
         """Take in one pure decoding step.
@@ -83,17 +99,8 @@ class Controller:
         """
         self._verify.add(rows, verify)
         stood = tokens - (rows - nodes)
-        memory = _FAST if self.probing else _SLOW
-        if self._next_gain < math.inf:
-            spent = draft + self._verify.slope * nodes
-            if self._asked:
-                spent = min(spent, _LATE * self._spent / self._asked)
-            self._trials += 1
-            self._asked = self._asked * memory + 1.0
-            self._gained = self._gained * memory + stood
-            self._spent = self._spent * memory + spent
         if not nodes:
-            self._empty_steps += 1
+            self._empty_steps += self._asks
         else:
             if self.probing:
                 self._draft.scale(nodes, draft)
@@ -103,6 +110,7 @@ class Controller:
                 self._empty_steps = 0
         if self._steps:
             total = min(total, _LATE * self._seconds / self._steps)
+        self._way.add(tokens, total)
         self._steps = self._steps * _DECAY + 1.0
         self._tokens = self._tokens * _DECAY + tokens
         self._seconds = self._seconds * _DECAY + total
@@ -124,6 +132,25 @@ class Controller:
 
 def _bin(confidence: float) -> int:
     return min(_BINS - 1, int(confidence * _BINS))
+
+
+class _Rate:
+    """Tokens per second of one way of decoding, slowly forgotten."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Take in one step."""
+        self.steps += 1
+        self._tokens = self._tokens * _SLOW + tokens
+        self._seconds = self._seconds * _SLOW + seconds
+
+    @property
+    def value(self) -> float:
+        """Tokens per second."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
 
 class _Line:

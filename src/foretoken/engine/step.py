@@ -141,7 +141,7 @@ class Engine:
         nodes = min(recipe.num_nodes, spare_rows // len(decoding))
         patience = None
         if self._adaptive:
-            self.controller.plan()
+            self.controller.plan(len(decoding))
             patience = self.controller
         # The last token of a request never needs a draft behind it: one token is always emitted.
         budgets = []
