@@ -18,6 +18,8 @@ CONFIGS = {
     "suffix adaptive": {"method": "suffix"},
     "chain": {**DRAFT, "num_speculative_tokens": 4},
     "chain adaptive": DRAFT,
+    "coupled": {**DRAFT, "tree": "coupled", "num_speculative_tokens": 4},
+    "coupled adaptive": {**DRAFT, "tree": "coupled"},
     "topk": {**DRAFT, "tree": "topk", "num_speculative_tokens": 6},
     "sampled": {**DRAFT, "tree": "sampled", "num_speculative_tokens": 6},
 }
@@ -103,3 +105,11 @@ def test_the_seed_decides():
     every = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=seed, ignore_eos=True) for seed in (1, 1, 2)]
     runs = [ids(llm.generate(PROMPTS[0], params))[0] for params in every]
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_drawing_with_the_same_noise_is_accepted_far_more_often_than_independent_draws():
+    def accepted(name: str) -> float:
+        outputs = llm_of(name).generate(PROMPTS, all_params("1.0"))
+        return sum(o.metrics.num_accepted_tokens for o in outputs) / sum(o.metrics.num_draft_tokens for o in outputs)
+
+    assert accepted("coupled") > 2 * accepted("chain")

@@ -4,6 +4,8 @@ Nearly every known bias of speculative decoding is a verifier that assumed the w
 
 * :class:`PointMass`: the proposals are a deterministic function of the past (n-gram, suffix, top-k expansion);
   q(x) = 1 at the proposed token.
+* :class:`Coupled`: drawn with the noise that the `match` verifier samples the target with; a function of seed, position
+  and past, hence a point mass, but not independent of that noise.
 * :class:`Sampled`: siblings are independent draws from q (with replacement; repeats are possible and count).
 * :class:`WithoutReplacement`: siblings are successive draws from q, each without the tokens drawn before it.
 
@@ -22,6 +24,15 @@ from foretoken.core.tree import EMPTY_TREE, TokenTree
 @dataclass(frozen=True, slots=True)
 class PointMass:
     """Deterministic proposals: q is 1 at the proposed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coupled(PointMass):
+    """Tokens drawn from q by the noise of (seed, position), the same that `match` uses on the target.
+
+    For `match` any draft is right, and this one agrees with the target's sample far more often than an independent
+    draw. A rule whose decisions look ahead (`block`) would be biased: noise of later positions is used again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass, Sampled, WithoutReplacement
 from foretoken.core.errors import ConfigError, MismatchError, RequestError
 from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.randomness import gumbel
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
@@ -31,8 +32,8 @@ from foretoken.plans.dense import DensePlan
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _CHUNK_ROWS = 512  # rows of one forward while a prompt is read
 
-Shape = Literal["chain", "topk", "sampled", "sampled_without_replacement"]
-_SHAPES: tuple[Shape, ...] = ("chain", "topk", "sampled", "sampled_without_replacement")
+Shape = Literal["chain", "coupled", "topk", "sampled", "sampled_without_replacement"]
+_SHAPES: tuple[Shape, ...] = ("chain", "coupled", "topk", "sampled", "sampled_without_replacement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class ModelDrafter:
              EAGLE-2, arXiv:2406.16858 §4, does with its own head; sampled trees as SpecInfer, arXiv:2305.09781.
     Exact:   chains and sampled trees carry the q they were drawn from; at temperature 0 and for `topk` the proposals
              are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
+             `coupled` draws with the noise that `match` uses (the Gumbel coupling of arXiv:2408.07978).
     Differs: the chain's length may be decided while drafting (adaptive). For drawn tokens that decision never looks
              at the token it would drop, else the law of what is proposed would no longer be q.
     """
@@ -101,7 +103,8 @@ class ModelDrafter:
 
         Attributes:
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
-            tree: shape and law of the draft: 'chain'; 'topk', a tree of the most probable continuations;
+            tree: shape and law of the draft: 'chain'; 'coupled', a chain drawn with the noise of the 'match' verifier,
+                which then accepts more and keeps a seed's tokens; 'topk', a tree of the most probable continuations;
                 'sampled' or 'sampled_without_replacement', a tree of drawn children (a chain at temperature 0).
             branching: children per expanded node, and nodes expanded per level, of a tree.
         """
@@ -131,9 +134,10 @@ class ModelDrafter:
         self.vocab_size = target.vocab_size
         self.cache = self.model.new_cache(_SLOTS)
         self._top = min(config.branching, self.vocab_size) if config.tree == "topk" else 1
-        self.branches = config.tree != "chain"
+        self.branches = config.tree not in ("chain", "coupled")
         self.laws: tuple[type[Law], ...] = {
             "chain": (Sampled, PointMass),
+            "coupled": (Coupled, PointMass),
             "topk": (PointMass,),
             "sampled": (Sampled, PointMass),
             "sampled_without_replacement": (WithoutReplacement, PointMass),
@@ -280,6 +284,8 @@ class ModelDrafter:
                 self._expand_topk(draft, its)
             elif draft.context.params.greedy:
                 self._expand_greedy(draft, its)
+            elif self.config.tree == "coupled":
+                self._expand_coupled(draft, its)
             else:
                 self._expand_sampled(draft, its)
             if draft.frontier:
@@ -314,6 +320,23 @@ class ModelDrafter:
             draft.frontier = []
             return
         node = draft.add(output.best[row], parent, confidence, 0)
+        draft.frontier = [node] if self._room(draft, node) else []
+
+    def _expand_coupled(self, draft: _Growing, rows: _Rows) -> None:
+        """One child, drawn by the noise of its position. `match` does not mind which tokens are proposed."""
+        logits_V = self._law(draft, rows)[0]
+        context, parent = draft.context, draft.frontier[0]
+        position = len(context.tokens) + (0 if parent == ROOT else draft.depths[parent])
+        noise_V = gumbel(context.streams.seed, (position,), self.vocab_size, logits_V.device)[0]
+        token = int((noise_V + logits_V).argmax())
+        confidence = float(torch.softmax(logits_V, dim=-1)[token])
+        if confidence != confidence:
+            raise self._no_law()
+        reach = 1.0 if parent == ROOT else draft.reach[parent]
+        if not self._pays(draft, reach, confidence):
+            draft.frontier = []
+            return
+        node = draft.add(token, parent, confidence, 0)
         draft.frontier = [node] if self._room(draft, node) else []
 
     def _expand_sampled(self, draft: _Growing, rows: _Rows) -> None:
@@ -385,6 +408,7 @@ class ModelDrafter:
         tree = TokenTree(draft.tokens, None if draft.chain else draft.parents)
         confidence = tuple(min(1.0, max(1e-6, value)) for value in draft.confidence)
         if not draft.q_rows:
-            return Draft(tree, PointMass(), confidence)
+            drawn = self.config.tree == "coupled" and not draft.context.params.greedy
+            return Draft(tree, Coupled() if drawn else PointMass(), confidence)
         kind = WithoutReplacement if self.config.tree == "sampled_without_replacement" else Sampled
         return Draft(tree, kind(torch.stack(draft.q_rows), tuple(draft.row_of)), confidence)

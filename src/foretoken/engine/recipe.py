@@ -46,8 +46,8 @@ class Recipe:
         """The asked-for verifier, else the strongest lossless rule for this draft.
 
         * temperature 0: `greedy`.
-        * point-mass drafts, the empty one included: `match`. Accepting exactly when the target's own sample is among
-          the proposals has acceptance equal to the proposals' target mass, which is optimal, and keeps the stream.
+        * point-mass drafts, coupled and empty ones included: `match`. Accepting exactly when the target's own sample
+          is among the proposals has acceptance equal to their target mass, which is optimal, and keeps the stream.
         * chains drawn from q: `block`, which never accepts less than token by token.
         * trees drawn from q: `recursive`.
         """
@@ -64,7 +64,7 @@ class Recipe:
         """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
         if self.verifier is not None:
             return self.verifier.promise
-        return "same stream" if self.drafter.laws == (PointMass,) else "same law"
+        return "same stream" if all(issubclass(law, PointMass) for law in self.drafter.laws) else "same law"
 
     def promise_for(self, params: SamplingParams) -> str:
         """The promise for one request."""

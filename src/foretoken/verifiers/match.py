@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams, gumbel
 from foretoken.core.verdict import Verdict, follow
@@ -15,7 +15,7 @@ class MatchVerifier:
 
     name = "match"
     promise = "same stream"
-    laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
+    laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement)
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -26,7 +26,8 @@ class MatchVerifier:
         Exact:   the emitted token is the target's own sample, so its law is p whatever the draft and its law, and the
             stream equals that without speculation as far as the logits do. One request is one fixed stream: the law
             is that over seeds. Checked by tests/statistical/test_exactness.py.
-        Differs: accepts less often than the ratio rule where the drafter draws noise of its own.
+        Differs: accepts less often than the ratio rule where the drafter draws noise of its own (draft_model:
+            tree=coupled draws with this noise).
 
         Args:
             draft: tree of N nodes; its law is not looked at. An empty one is plain sampling, the same code.
