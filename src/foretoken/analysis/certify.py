@@ -24,12 +24,14 @@ from foretoken.analysis.teeth import CAUGHT, TEETH, PlainRatio, SameNoise
 from foretoken.core.draft import Draft, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
+from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 
 TOLERANCE = 1e-9
+_NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe says otherwise
 ALPHA = 1e-3  # per look at one setting; a failure needs two looks, so false alarms are near 1e-6
 WATCHED = 5  # first tokens of each request that the sampled test looks at
 
@@ -125,7 +127,8 @@ def certify(
     settings = dict(settings or {})
     say(f"loading {model} in float32")
     plain_llm = LLM(model, dtype="float32", max_num_seqs=64, max_rows_per_step=1024)
-    recipe_llm = plain_llm.with_method({"method": method, **settings})
+    # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
+    recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
     if recipe.promise == "approximate":
         raise ConfigError(
@@ -133,7 +136,8 @@ def certify(
         )
     rules = rules_of(recipe)
     samples = any(rule.name != "greedy" for rule in rules)
-    plain, speculative = _tokens_of(plain_llm), _tokens_of(recipe_llm)
+    drafted = Metrics()
+    plain, speculative = _tokens_of(plain_llm, Metrics()), _tokens_of(recipe_llm, drafted)
 
     sections = []
     with one_thread():
@@ -149,6 +153,8 @@ def certify(
     if recipe.promise == "same stream":
         say("same stream: seeded requests with and without speculation")
         sections.append(same_stream(plain, speculative, quick=quick))
+    if method != "none":
+        sections.append(drafts(drafted))
     return Certificate(
         method, settings, str(model), recipe.promise, quick, tuple(sections), time.perf_counter() - began
     )
@@ -166,12 +172,13 @@ def rules_of(recipe: Any) -> list[Verifier]:
     return [catalog.find(name, "verifier").load()() for name in names]
 
 
-def _tokens_of(llm: Any) -> Generate:
+def _tokens_of(llm: Any, counted: Metrics) -> Generate:
     def generate(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
         outputs = llm.generate(list(prompts), list(params))
         for output in outputs:
             if output.error is not None:
                 raise RuntimeError(f"a request failed: {output.error}")
+            counted.add(output.metrics)
         return [list(output.token_ids) for output in outputs]
 
     return generate
@@ -264,6 +271,13 @@ def same_stream(plain: Generate, speculative: Generate, *, quick: bool = False) 
     differences = _differences(prompts, plain(prompts, params), speculative(prompts, params))
     summary = f"{len(prompts) - len(differences)} of {len(prompts)} seeded requests equal, up to {length} tokens each"
     return Section("same_stream", not differences, summary, {"num_requests": len(prompts), "differences": differences})
+
+
+def drafts(counted: Metrics) -> Section:
+    """Whether the parts above put the verifier to work: some drafts stood and some fell."""
+    proposed, stood = counted.num_draft_tokens, counted.num_accepted_tokens
+    summary = f"{proposed} draft tokens were judged on the real model, {stood} stood"
+    return Section("drafts", 0 < stood < proposed, summary, {"proposed": proposed, "accepted": stood})
 
 
 def _differences(prompts: Sequence[str], first: list[list[int]], second: list[list[int]]) -> list[dict[str, Any]]:
