@@ -45,7 +45,7 @@ def build(**settings):
         ({"method": "suffix", "min_match": 9, "max_match": 3}, "lower one or raise the other"),
         ({"method": "draft_model"}, "method 'draft_model': .*'model'"),
         ({"method": "draft_model", "model": ""}, "must name the draft checkpoint"),
-        ({**DRAFT, "tree": "binary"}, "tree='binary' must be one of chain, topk"),
+        ({**DRAFT, "tree": "binary"}, "tree='binary' must be one of chain, coupled, topk"),
         ({**DRAFT, "branching": 0}, "branching=0"),
         ({**DRAFT, "tree": "topk", "verifier": "ratio"}, "verifies chains, but method 'draft_model'"),
         ({"method": "suffix", "verifier": "block"}, "use verifier='recursive' or 'match'"),
