@@ -105,4 +105,4 @@ def _cache_folder() -> Path:
             return folder
     except OSError:
         pass
-    return Path(tempfile.gettempdir()) / f"foretoken-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    return Path(tempfile.mkdtemp(prefix="foretoken-"))  # ours alone: nobody else can have put a library there
