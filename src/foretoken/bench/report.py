@@ -41,7 +41,7 @@ def html_report(results: Sequence[dict[str, Any]], provenance: dict[str, Any]) -
 
     Args:
         results: what :func:`foretoken.bench.summary.summarise` returned.
-        provenance: what :func:`foretoken.bench.provenance.provenance` returned.
+        provenance: what :func:`foretoken.core.provenance.provenance` returned.
     """
     methods = [result for result in results if result["method"] != BASELINE]
     sections = [_overall_section(results)]

@@ -12,20 +12,16 @@ benchmark of several methods on several models would no longer compare like with
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from foretoken.core.errors import InputError
+from foretoken.data.readers import open_bytes
 
 BUNDLED_SUITE = Path(__file__).resolve().parent / "prompts.jsonl"
 NO_CATEGORY = "uncategorised"
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +94,8 @@ def limit_per_category(prompts: Iterable[Prompt], limit: int | None) -> list[Pro
 
 
 def _read_bytes(path: Path) -> bytes:
-    opener = _OPENERS.get(path.suffix, open)
-    try:
-        with opener(path, "rb") as file:
-            content: bytes = file.read()
-            return content
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: this is a folder, not a file of prompts") from None
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise InputError(f"{path}: damaged compressed file ({error})") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    with open_bytes(path) as file:
+        return file.read()
 
 
 def _parse_record(line: str, place: str, index: int) -> Prompt:

@@ -1,36 +1,89 @@
-"""The bundled small models: ordinary Hugging Face folders beside this file, ``zoo:NAME`` wherever a model is asked."""
+"""The zoo: small real models of every kind, ordinary Hugging Face folders; ``zoo:NAME`` wherever a model is asked for.
+
+Some are bundled beside this file; the others are made by one command, and are then found in a folder of the user's.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
 
 PREFIX = "zoo:"
+ENVIRONMENT = "FORETOKEN_ZOO"
 _HERE = Path(__file__).resolve().parent
-_DESCRIPTIONS = {
-    "base": "the target of the first pair: Llama layout, 8 layers, width 384, 15.7 M parameters, chat template",
-    "draft": "the draft of the first pair: Llama layout, 2 layers, width 192, 2.4 M parameters, same tokenizer",
+
+MODELS = {
+    "base": "dense target: Llama layout, 8 layers, width 384, 15.7 M parameters, chat template",
+    "draft": "draft of base: Llama layout, 2 layers, width 192, 2.4 M parameters, distilled on base's own words",
+    "moe": "mixture of experts: Qwen3-MoE layout, 6 layers, width 256, 8 experts of which 2 compute a token",
+    "hybrid": "hybrid: Bamba layout, 2 Mamba-2 and 2 attention layers by turns, width 256",
+    "mamba": "state space: pure Mamba-2, 4 layers, width 256, 64 states a channel",
+    "diffusion": "masked diffusion, not for generating alone: ModernBERT layout, bidirectional, fills runs of masks",
+    "long": "base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
 }
 
 
-def names() -> list[str]:
-    """The bundled models: every folder beside this file that holds a ``config.json``."""
-    return sorted(folder.parent.name for folder in _HERE.glob("*/config.json"))
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of the zoo.
+
+    Attributes:
+        name: without the prefix.
+        description: one line.
+        folder: where it lies; None if it has to be made first.
+        bundled: whether it came with the package.
+        record: its ``training.json``: how it was made, and how long that took; None where there is none.
+    """
+
+    name: str
+    description: str
+    folder: Path | None
+    bundled: bool
+    record: dict[str, Any] | None
+
+    @property
+    def how(self) -> str:
+        """The command that makes it."""
+        return f"foretoken train base --recipe {self.name} --data DATA"
 
 
-def path(name: str) -> Path:
-    """The folder of a bundled model, by ``NAME`` or ``zoo:NAME``.
+def home() -> Path:
+    """The folder of the models that are not bundled: ``FORETOKEN_ZOO``, else in the user's data folder."""
+    if named := os.environ.get(ENVIRONMENT):
+        return Path(named)
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "foretoken" / "zoo"
+
+
+def find(name: str) -> Model:
+    """A model of the zoo, made or not, by ``NAME`` or ``zoo:NAME``.
 
     Raises:
         ConfigError: there is no such model; the message offers the nearest name.
     """
     short = name.removeprefix(PREFIX)
-    if short not in names():
-        raise ConfigError(f"unknown zoo model '{short}': {nearest(short, names())}")
-    return _HERE / short
+    if short not in MODELS:
+        raise ConfigError(f"unknown zoo model '{short}': {nearest(short, MODELS)}")
+    for folder, bundled in ((_HERE / short, True), (home() / short, False)):
+        if (folder / "config.json").exists():
+            record = folder / "training.json"
+            made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else None
+            return Model(short, MODELS[short], folder, bundled, made)
+    return Model(short, MODELS[short], None, False, None)
 
 
-def describe(name: str) -> str:
-    """One line about a bundled model."""
-    return _DESCRIPTIONS.get(path(name).name, "see the README beside it")
+def path(name: str) -> Path:
+    """The folder of a model, by ``NAME`` or ``zoo:NAME``.
+
+    Raises:
+        ConfigError: there is no such model, or it has to be made first; the message says how.
+    """
+    model = find(name)
+    if model.folder is None:
+        raise ConfigError(f"zoo model '{model.name}' is not bundled; make it with: {model.how}")
+    return model.folder

@@ -1,0 +1,105 @@
+"""Records of JSON Lines files and the text of plain ones, compressed or not, one at a time.
+
+Nothing is read whole: a file larger than the memory is read like any other. A record that cannot be used is an error
+that names the file, the line and the field, never a record silently left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from foretoken.core.errors import InputError
+
+PARAGRAPHS = 1 << 16  # characters of a plain text file that make one record
+
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, through its compression if its name ends in ``.gz`` or ``.xz``.
+
+    Raises:
+        InputError: missing, a folder, unreadable, or damaged (also while it is being read).
+    """
+    opener = _OPENERS.get(path.suffix, open)
+    try:
+        with opener(path, "rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: this is a folder, not a file") from None
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+        raise InputError(f"{path}: damaged compressed file ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a file holds JSON records, by its name: ``.jsonl`` or ``.json`` before any ``.gz`` or ``.xz``."""
+    name = path.name.removesuffix(path.suffix) if path.suffix in _OPENERS else path.name
+    return name.endswith((".jsonl", ".json"))
+
+
+def read_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file, in order.
+
+    Args:
+        path: ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.xz``.
+        fields: names that every record must have.
+    Raises:
+        InputError: the file or a line of it cannot be used; the message names the line, and what a record lacks.
+    """
+    return (record for _, record in read_placed_records(path, fields))
+
+
+def read_placed_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same with the place of each, ``FILE:LINE``, for messages about what is in it."""
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise InputError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line)") from None
+            if text:
+                yield place, _parse(text, place, fields)
+
+
+def read_paragraphs(path: Path) -> Iterator[str]:
+    """A plain text file in pieces of about ``PARAGRAPHS`` characters that end at the end of a line.
+
+    A line of more than that is cut: a file without line ends is not read whole either.
+    """
+    with open_bytes(path) as file:
+        reader = io.TextIOWrapper(file, encoding="utf-8-sig")
+        try:
+            while piece := reader.read(PARAGRAPHS):
+                yield piece + reader.readline(PARAGRAPHS)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
+
+
+def _parse(line: str, place: str, fields: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
+    except (RecursionError, ValueError):  # nesting or an integer beyond the reader's limits
+        raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
+    for name in fields:
+        if name not in record:
+            found = ", ".join(f"'{key}'" for key in list(record)[:6]) or "no fields"
+            raise InputError(f"{place}: needs the field '{name}' (found {found})")
+    return record

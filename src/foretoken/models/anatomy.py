@@ -1,0 +1,82 @@
+"""Where a decoder's parts are: embedding, layers, final norm and head, found by walking the model.
+
+Nearly every decoder of the library is built alike, under changing names: one module, the *body*, holds the list of
+layers and beside it the norm after them; the causal model around it adds the head.
+
+    tokens ── embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── head ── logits
+             └──────────────────────── body ────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from foretoken.core.errors import UnsupportedArchitecture
+
+# What the library's decoders call the norm after the last layer. A body may hold other norms (of the embedding, say),
+# so the names are listed rather than guessed.
+_FINAL_NORMS = (
+    "norm",
+    "norm_f",
+    "ln_f",
+    "final_norm",
+    "final_layernorm",
+    "final_layer_norm",
+    "ln_out",
+    "layer_norm",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """The parts of one model; the modules themselves, not copies.
+
+    Attributes:
+        body: embedding to final norm; called with ``input_ids`` it computes everything but the head.
+        embedding: token ids to vectors, before any scaling, position or projection that the body adds.
+        layers: L of them; each maps the residual stream [B, T, D] to the next.
+        final_norm: its output is what the head reads, unless the model projects or scales in between.
+        head: maps [B, T, D] to logits, before any scaling or capping that the model adds.
+    """
+
+    body: nn.Module
+    embedding: nn.Module
+    layers: nn.ModuleList
+    final_norm: nn.Module
+    head: nn.Module
+
+
+def find(model: Any) -> Anatomy:
+    """Find the parts of a causal language model of transformers.
+
+    Raises:
+        UnsupportedArchitecture: a part was not found; the message says which, and what was there instead.
+    """
+    kind = type(model).__name__
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    body, layers = _layers(model, kind, count)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for part, what in ((embedding, "token embedding"), (head, "language head")):
+        if part is None:
+            raise UnsupportedArchitecture(f"{kind}: has no {what}")
+    return Anatomy(body, embedding, layers, _final_norm(body, kind), head)
+
+
+def _layers(model: nn.Module, kind: str, count: int) -> tuple[nn.Module, nn.ModuleList]:
+    # outer modules come first, so the experts of a layer are never taken for the layers
+    for body in model.modules():
+        for part in body.children():
+            if isinstance(part, nn.ModuleList) and len(part) == count:
+                return body, part
+    raise UnsupportedArchitecture(f"{kind}: has no list of {count} layers, the number that its config names")
+
+
+def _final_norm(body: nn.Module, kind: str) -> nn.Module:
+    parts = dict(body.named_children())
+    for name in _FINAL_NORMS:
+        if name in parts:
+            return parts[name]
+    raise UnsupportedArchitecture(f"{kind}: no norm found after the layers (beside them are: {', '.join(parts)})")

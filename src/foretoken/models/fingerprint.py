@@ -1,0 +1,73 @@
+"""A checkpoint's fingerprint: what was learned from one target must not be used with another.
+
+The fingerprint is the SHA-256 over
+
+1. the config, as JSON with sorted keys, without where it was loaded from and which version of the library wrote it;
+2. for each weight file that the library would load, in order of name: its name, its size, and ``PIECES`` pieces of
+   ``PIECE`` bytes spread evenly from its first byte to its last (the whole file where that is less).
+
+So it takes a moment for a model of any size, and a file saved again with the same content keeps it. A change of the
+weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It tells models
+apart; it is no protection against forgery. The tokenizer is not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ModelError
+
+PIECES = 64
+PIECE = 1 << 16  # bytes
+
+_PASSING = ("_name_or_path", "transformers_version")  # fields of a config that say nothing about the model
+_LAYOUTS = (  # in the order in which the library looks for weights
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+
+
+def fingerprint(folder: Path) -> str:
+    """The fingerprint of a Hugging Face folder, as 64 hexadecimal digits.
+
+    Raises:
+        ModelError: the folder has no config or no weights, or they cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        digest.update(_canonical(config))
+        for path in _weight_files(folder):
+            digest.update(f"\n{path.name} {path.stat().st_size}\n".encode())
+            _sample(path, digest)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: no fingerprint can be taken: {error}") from None
+    return digest.hexdigest()
+
+
+def _canonical(config: dict[str, Any]) -> bytes:
+    return json.dumps({key: config[key] for key in config if key not in _PASSING}, sort_keys=True).encode()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for single, index in _LAYOUTS:
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            placed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
+            return [folder / name for name in sorted(set(placed.values()))]
+    raise ModelError(f"{folder}: has no weights ({' or '.join(single for single, _ in _LAYOUTS)})")
+
+
+def _sample(path: Path, digest: Any) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= PIECES * PIECE:
+            digest.update(file.read())
+            return
+        for number in range(PIECES):
+            file.seek((size - PIECE) * number // (PIECES - 1))
+            digest.update(file.read(PIECE))

@@ -1,0 +1,184 @@
+"""Reading: a short passage about made-up persons, towns, ships ..., and a question that a span of it answers.
+
+All names are put together from syllables, so that nothing can be remembered: the answer has to be found. A passage has
+three to seven sentences about one thing, or about two of the same kind, where the other one is there to be confused
+with. Every value occurs once in a passage, so that a question has one answer and the answer one place.
+
+Notation of :mod:`foretoken.tasks.profiles_facts`: ``{It}``, ``{it}``, ``{Its}``, ``{its}`` are the thing's name or
+pronoun, ``{name}`` its name, ``{v}`` the value of the fact.
+"""
+
+# ruff: noqa: SIM905 - lists of words are read as words, not as two hundred pairs of quotes
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from foretoken.tasks.example import Example, Split, only, prompt_hash
+from foretoken.tasks.profiles_facts import KINDS, WORDS, Fact, Kind
+
+CATEGORIES = ("one_thing", "two_things")
+
+# chosen so that no common rude word can be put together
+_ONSETS = "b br d dr f fl g gr h j k kr l m n p pr r s sk st t th tr v w z".split()
+_VOWELS = "a e i o u a e o ai ea".split()
+_CODAS = "l m n r s t ng ll".split()
+_NAME_ENDINGS = "a o i e en ar us or in ek ov an el".split()
+_PLACE_ENDINGS = "ford holm burg by mouth stad wick ton dale haven field mere bach nik".split()
+_COMPANY_ENDINGS = ("Works", "Mills", "Trading", "and Sons", "Brothers", "Stores", "Supplies")
+_SHIP_BEGINNINGS = ("Queen", "Star of", "Lady", "Spirit of", "Princess", "Pride of")
+_SEAS = ("north of", "south of", "east of", "west of", "off the coast of")
+_NAMES_THING = re.compile(r"\{its?\}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Thing:
+    """What a passage is about, by name and by pronoun."""
+
+    name: str
+    pronoun: str
+    possessive: str
+
+    def words(self, named: bool) -> dict[str, str]:
+        it, its = (self.name, f"{self.name}'s") if named else (self.pronoun, self.possessive)
+        return {"it": it, "its": its, "It": it[0].upper() + it[1:], "Its": its[0].upper() + its[1:]}
+
+
+_Told = tuple[_Thing, Fact]
+
+
+def examples(split: Split, seed: int) -> Iterator[Example]:
+    """Passages with a question, without end.
+
+    Args:
+        split: the half to draw from.
+        seed: equal seeds give equal passages.
+    Raises:
+        ConfigError: unknown split.
+    """
+    return only(split, _draw(Random(f"profiles {seed}")))
+
+
+def passage_prompt(passage: str, question: str) -> str:
+    """The layout of every prompt that asks about a text."""
+    return f"{passage}\n\nQuestion: {question}"
+
+
+def _draw(rng: Random) -> Iterator[Example]:
+    while True:
+        kind = rng.choice(KINDS)
+        asked = rng.choice(kind.facts)
+        category = rng.choice(CATEGORIES)
+        if category == "one_thing":
+            about = [(_draw_thing(rng, kind), _draw_facts(rng, kind, asked, rng.randint(3, 7)))]
+        else:
+            # mostly the other thing has the same property: its value is the wrong answer to be confused with
+            other_asked = asked if rng.random() < 0.8 else rng.choice(kind.facts)
+            size, other_size = rng.choice(((2, 2), (3, 2), (3, 3), (4, 3), (2, 4)))
+            about = [
+                (_draw_thing(rng, kind), _draw_facts(rng, kind, asked, size)),
+                (_draw_thing(rng, kind), _draw_facts(rng, kind, other_asked, other_size)),
+            ]
+        passage, answer = _write(rng, about, asked)
+        places = [match.start() for match in re.finditer(rf"(?<![\w,]){re.escape(answer)}(?!\w|,\d)", passage)]
+        if len(places) != 1 or len({thing.name for thing, _ in about}) < len(about):
+            continue  # two things of one colour or one name, a year within a date: more than one place or answer
+        prompt = passage_prompt(passage, rng.choice(asked.questions).format(name=about[0][0].name))
+        yield Example(
+            id=f"profiles/{prompt_hash(prompt)}",
+            prompt=prompt,
+            answer=answer,
+            response=answer,
+            category=category,
+            depth=places[0] / len(passage),
+        )
+
+
+def _draw_facts(rng: Random, kind: Kind, asked: Fact, count: int) -> list[Fact]:
+    """The opening fact, the one that is asked for, and others, in the order of telling."""
+    opening = kind.facts[0]
+    needed = [] if asked is opening else [asked]
+    rest = [fact for fact in kind.facts[1:] if fact is not asked]
+    chosen = needed + rng.sample(rest, min(len(rest), count - 1 - len(needed)))
+    rng.shuffle(chosen)
+    return [opening, *chosen]
+
+
+def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]], asked: Fact) -> tuple[str, str]:
+    """The passage, and the value that it gives to the asked fact of the first thing."""
+    told = [[(thing, fact) for fact in facts] for thing, facts in about]
+    rng.shuffle(told)
+    mixed = len(told) == 2 and rng.random() < 0.5
+    sentences: list[str] = []
+    answer = ""
+    last: _Thing | None = None
+    for thing, fact in _interleave(rng, *told) if mixed else [pair for block in told for pair in block]:
+        value = _draw_value(rng, fact.value)
+        # told in turns, a pronoun could mean either of the two: then every sentence names its thing
+        named = mixed or thing is not last or rng.random() < 0.25
+        forms = [form for form in fact.sentences if not named or _NAMES_THING.search(form)]
+        sentences.append(rng.choice(forms).format(v=value, **thing.words(named)))
+        if thing is about[0][0] and fact is asked:
+            answer = value
+        last = thing
+    return " ".join(sentences), answer
+
+
+def _interleave(rng: Random, first: Sequence[_Told], second: Sequence[_Told]) -> list[_Told]:
+    """Both lists in one, each in its own order."""
+    turns = [True] * len(first) + [False] * len(second)
+    rng.shuffle(turns)
+    sources = {True: iter(first), False: iter(second)}
+    return [next(sources[turn]) for turn in turns]
+
+
+def _draw_thing(rng: Random, kind: Kind) -> _Thing:
+    if kind.name == "person":
+        pronoun, possessive = rng.choice((("he", "his"), ("she", "her")))
+        return _Thing(_draw_person(rng), pronoun, possessive)
+    name = {
+        "town": lambda: _draw_place(rng),
+        "company": lambda: f"{_draw_name(rng)} {rng.choice(_COMPANY_ENDINGS)}",
+        "river": lambda: f"the {_draw_name(rng)}",
+        "ship": lambda: f"the {rng.choice(_SHIP_BEGINNINGS)} {_draw_name(rng)}",
+        "bridge": lambda: f"the {_draw_name(rng)} Bridge",
+        "school": lambda: f"{_draw_name(rng)} School",
+        "island": lambda: _draw_name(rng),
+    }[kind.name]()
+    return _Thing(name, "it", "its")
+
+
+def _draw_value(rng: Random, kind: str) -> str:
+    if kind in WORDS:
+        return rng.choice(WORDS[kind])
+    return {
+        "person": lambda: _draw_person(rng),
+        "place": lambda: _draw_place(rng),
+        "year": lambda: str(rng.randint(1640, 1995)),
+        "date": lambda: f"{rng.randint(1, 28)} {rng.choice(WORDS['month'])} {rng.randint(1640, 1995)}",
+        "count": lambda: f"{rng.choice((rng.randint(12, 999), rng.randint(1, 400) * 100)):,}",
+        "length": lambda: f"{rng.randint(12, 980)} {rng.choice(('kilometres', 'miles'))}",
+        "span": lambda: f"{rng.randint(20, 900)} {rng.choice(('metres', 'feet'))}",
+        "height": lambda: f"{rng.randint(90, 3900):,} {rng.choice(('metres', 'feet'))}",
+        "direction": lambda: f"{rng.choice(_SEAS)} {_draw_place(rng)}",
+    }[kind]()
+
+
+def _draw_person(rng: Random) -> str:
+    return f"{_draw_name(rng)} {_draw_name(rng)}"
+
+
+def _draw_place(rng: Random) -> str:
+    return _draw_syllables(rng).capitalize() + rng.choice(_PLACE_ENDINGS)
+
+
+def _draw_name(rng: Random) -> str:
+    return _draw_syllables(rng).capitalize() + rng.choice(_NAME_ENDINGS)
+
+
+def _draw_syllables(rng: Random) -> str:
+    count = rng.choice((1, 1, 2))
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))

@@ -1,0 +1,22 @@
+"""One file per model of the zoo; this table finds them by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.train.recipe import Recipe
+
+NAMES = ("base", "draft", "moe", "hybrid", "mamba", "diffusion", "long")
+
+
+def find(name: str) -> Recipe:
+    """The recipe of a zoo model.
+
+    Raises:
+        ConfigError: there is none of this name; the message offers the nearest.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"--recipe {name}: {nearest(name, NAMES)}")
+    recipe: Recipe = import_module(f"foretoken.train.recipes.{name}").RECIPE
+    return recipe

@@ -1,0 +1,236 @@
+"""Where the documents of a recipe come from: corpora, generated tasks, and passages with questions made from them."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.data import documents as doc
+from foretoken.data.corpora import corpus_files
+from foretoken.data.readers import read_records
+from foretoken.tasks import arithmetic, forms, keys, profiles
+from foretoken.tasks.example import Example, prompt_hash
+from foretoken.tasks.profiles import passage_prompt
+from foretoken.train.mixture import Source, is_held_out
+
+PASSAGE_CHARACTERS = 900  # of a passage that is kept around what is asked for
+UNSEEN_COUNTRIES = 4  # one country in so many is left out of every mixture
+
+Examples = Callable[[int], Iterator[Example]]
+
+# seeds of the generated tasks; evaluation draws from the other half of each task whatever its seed
+_SEED = 1
+TASKS: dict[str, Examples] = {
+    "arithmetic": lambda seed: arithmetic.examples("train", seed),
+    "profiles": lambda seed: profiles.examples("train", seed),
+    "keys": lambda seed: keys.examples("train", seed, length=700),
+    "json": lambda seed: forms.json_examples("train", seed),
+    "code": lambda seed: forms.code_examples("train", seed),
+}
+_KEYS_HIDDEN = ((1500, 8), (2500, 24), (4000, 40), (7000, 40))  # characters of a document, keys in it
+
+
+def corpus(name: str, share: float, root: Path) -> Source:
+    """A corpus of the table, its files one after the other."""
+    return from_files(name, share, corpus_files(name, root))
+
+
+def from_files(name: str, share: float, files: list[Path]) -> Source:
+    """Files of the user, or of a corpus."""
+
+    def documents() -> Iterator[str]:
+        for path in files:
+            yield from doc.documents(path)
+
+    return Source(name, share, documents, tuple(files))
+
+
+def task(name: str, share: float) -> Source:
+    """The training half of a generated task, without end."""
+
+    def documents() -> Iterator[str]:
+        return (doc.exchange(example.prompt, example.response) for example in TASKS[name](_SEED))
+
+    return Source(name, share, documents)
+
+
+def parse_all(arguments: Sequence[str]) -> list[Source]:
+    """A user's files; those of the same name in different folders get numbers.
+
+    Raises:
+        ConfigError: see ``parse``.
+        InputError: likewise.
+    """
+    found = []
+    names: Counter[str] = Counter()
+    for source in map(parse, arguments):
+        names[source.name] += 1
+        number = names[source.name]
+        found.append(source if number == 1 else replace(source, name=f"{source.name}_{number}"))
+    return found
+
+
+def parse(argument: str) -> Source:
+    """A user's ``FILE`` or ``FILE=SHARE``.
+
+    Raises:
+        ConfigError: the share is not a positive number.
+        InputError: there is no such file.
+    """
+    name, _, share = argument.rpartition("=") if "=" in argument else (argument, "", "1")
+    try:
+        weight = float(share)
+    except ValueError:
+        weight = 0.0
+    if not (weight > 0 and math.isfinite(weight)):
+        raise ConfigError(f"--corpus {argument}: the share after '=' must be a positive number, not '{share}'")
+    path = Path(name)
+    if not path.is_file():
+        raise InputError(f"--corpus {path}: {'this is a folder, not a file' if path.is_dir() else 'no such file'}")
+    return from_files(re.sub(r"\W+", "_", path.stem), weight, [path])
+
+
+def read_country(identity: str) -> bool:
+    """Whether a factbook record is of a country that mixtures may read; the others are for evaluation alone."""
+    country = identity.split("/")[1]
+    return int(prompt_hash(country), 16) % UNSEEN_COUNTRIES != 0
+
+
+def factbook(share: float, root: Path) -> Source:
+    """Questions about a country under the passage that answers them; without the unseen countries."""
+    [questions], [passages] = corpus_files("factbook_qa", root), corpus_files("factbook_passages", root)
+
+    def documents() -> Iterator[str]:
+        texts = {record["id"]: record["text"] for record in read_records(passages, ("id", "text"))}
+        for record in read_records(questions, ("id", "messages", "passage_ids")):
+            question, answer = (message["content"] for message in record["messages"])
+            found = next((texts[i] for i in record["passage_ids"] if answer in texts.get(i, "")), None)
+            if found and read_country(record["id"]):
+                yield doc.exchange(passage_prompt(around(found, answer), question), answer)
+
+    return Source("factbook_read", share, documents, (questions, passages))
+
+
+def cloze(name: str, share: float, root: Path) -> Source:
+    """Real passages of a corpus with a gap to fill from the passage: names and numbers are what is asked for.
+
+    The corpus is prose. A sentence is repeated as the question with one name or number of it left out, so the answer
+    has to be found and copied, as in extractive question answering.
+    """
+    files = corpus_files(name, root)
+
+    def documents() -> Iterator[str]:
+        rng = random.Random(_SEED)
+        for path in files:
+            for document in doc.documents(path):
+                for paragraph in _detokenised(document).split("\n"):
+                    if 200 <= len(paragraph) <= PASSAGE_CHARACTERS and (made := _cloze(rng, paragraph)):
+                        yield made
+
+    return Source(f"{name}_cloze", share, documents, tuple(files))
+
+
+def hidden_keys(share: float, root: Path) -> Source:
+    """Pages of books with keys hidden in them, all of them asked for at the end.
+
+    Many keys in little text as well as few in much: looking up is learnt from the answers, far distance from the rest.
+    """
+    files = corpus_files("books", root)
+
+    def documents() -> Iterator[str]:
+        rng = random.Random(_SEED)
+        pages = _pages(files)
+        generators = [
+            keys.examples("train", _SEED, length=length, num_keys=num_keys, filler=lambda r: next(pages))
+            for length, num_keys in _KEYS_HIDDEN
+        ]
+        while True:
+            example = next(rng.choice(generators))
+            turns = [("user", example.prompt), ("assistant", example.response)]
+            others = sorted(set(_KEY.findall(example.prompt)) - {(_ASKED.findall(example.prompt)[-1], example.answer)})
+            for owner, number in rng.sample(others, len(others)):
+                turns += [
+                    ("user", f"What is the secret number of {owner}?"),
+                    ("assistant", keys.key_line(owner, number)),
+                ]
+            yield doc.chat(turns)
+
+    return Source("hidden_keys", share, documents, tuple(files))
+
+
+def recall(share: float, root: Path) -> Source:
+    """Pages of books, then some of their sentences again when their first words are given: far text to copy."""
+    files = corpus_files("books", root)
+
+    def documents() -> Iterator[str]:
+        rng = random.Random(_SEED)
+        pages = _pages(files)
+        while True:
+            passage = " ".join(next(pages) for _ in range(rng.randint(2, 8)))
+            sentences = [s for s in _SENTENCE.split(passage) if 60 <= len(s) <= 240 and passage.count(s) == 1]
+            if len(sentences) < 3:
+                continue
+            turns: list[tuple[str, str]] = []
+            opening = passage + "\n\n"
+            for sentence in rng.sample(sentences, 3):
+                begins = " ".join(sentence.split(" ")[:5])
+                turns += [("user", f'{opening}Which sentence begins with "{begins}"?'), ("assistant", sentence)]
+                opening = ""
+            yield doc.chat(turns)
+
+    return Source("recall", share, documents, tuple(files))
+
+
+def _pages(files: list[Path]) -> Iterator[str]:
+    """Paragraphs of the training half of the books, without end."""
+    while True:
+        for path in files:
+            for document in doc.documents(path):
+                if not is_held_out(document):
+                    yield from (line for line in doc.parts(document)[0][1].split("\n") if 200 <= len(line) <= 1500)
+
+
+def around(passage: str, answer: str) -> str:
+    """About ``PASSAGE_CHARACTERS`` of a passage with the answer in it, cut at spaces."""
+    if len(passage) <= PASSAGE_CHARACTERS:
+        return passage
+    at = passage.index(answer)
+    start = max(0, min(at - PASSAGE_CHARACTERS // 2, len(passage) - PASSAGE_CHARACTERS))
+    if start:
+        start = passage.rfind(" ", 0, start) + 1
+    end = max(start + PASSAGE_CHARACTERS, at + len(answer))
+    if end < len(passage):
+        end = passage.find(" ", end) if " " in passage[end:] else len(passage)
+    return passage[start:end]
+
+
+_SPAN = re.compile(r"(?<![.!?] )(?<!^)\b(?:[A-Z][a-z]+(?: (?:of |the )?[A-Z][a-z]+)*|\d[\d,.]*\d|\d+)\b")
+_KEY = re.compile(r"The secret number of (\w+) is (\d+)\.")
+_ASKED = re.compile(r"What is the secret number of (\w+)\?")
+_SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+
+
+def _cloze(rng: random.Random, paragraph: str) -> str | None:
+    sentences = [sentence for sentence in _SENTENCE.split(paragraph) if 40 <= len(sentence) <= 200]
+    rng.shuffle(sentences)
+    for sentence in sentences:
+        spans = [match for match in _SPAN.finditer(sentence) if sentence.count(match.group()) == 1]
+        if spans:
+            span = rng.choice(spans)
+            gap = f"{sentence[: span.start()]}____{sentence[span.end() :]}"
+            return doc.exchange(passage_prompt(paragraph.strip(), f"Fill in the gap: {gap}"), span.group())
+    return None
+
+
+def _detokenised(text: str) -> str:
+    """WikiText's tokens as prose: `` @-@ ``, spaces before punctuation, headings and unknown words undone."""
+    text = re.sub(r" @(.)@ ", r"\1", text.replace("<unk>", "it"))
+    text = re.sub(r" ([,.;:!?)%]|'s|n't)", r"\1", text)
+    text = re.sub(r"\( ", "(", text)
+    return re.sub(r"^ *=.*$", "", text, flags=re.M).replace(' " ', ' "')

@@ -1,0 +1,283 @@
+"""The training loop: one model, one objective, one mixture, until the tokens or the minutes are used up.
+
+What it promises: a run that is interrupted at any moment goes on from its last checkpoint when the same command is
+given again, with the same blocks in the same order; a loss that is not a number stops it and leaves the last good
+checkpoint; progress (tokens or time, whichever is further) decides the learning rate, so a bounded run always ends
+with the rate at zero.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.train import checkpoint
+from foretoken.train.memory import keep_freed_memory
+from foretoken.train.mixture import Mixture
+from foretoken.train.objectives import Objective
+from foretoken.train.optimiser import Optimiser, Rates
+
+CHECKPOINT_SECONDS = 120.0
+CURVE_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When a run is over: after so many tokens, or so many minutes of training, whichever comes first.
+
+    Raises:
+        ConfigError: neither is given, or one is not positive.
+    """
+
+    tokens: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [bound for bound in (self.tokens, self.minutes) if bound is not None]
+        if not given or not all(bound > 0 for bound in given):
+            raise ConfigError(f"a run needs an end: tokens={self.tokens}, minutes={self.minutes} must be more than 0")
+
+    def progress(self, tokens: int, seconds: float) -> float:
+        """The share that is done, from 0 to 1."""
+        parts = [0.0]
+        if self.tokens is not None:
+            parts.append(tokens / self.tokens)
+        if self.minutes is not None:
+            parts.append(seconds / 60 / self.minutes)
+        return min(1.0, max(parts))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a run is cut into steps.
+
+    Attributes:
+        batch: blocks of one optimiser step.
+        micro_batch: blocks of one forward; bounds the memory, which is otherwise the model, its gradient and its two
+            optimiser states in float32.
+        rates: of the optimiser.
+        seed: of masks and other draws; the mixture has its own.
+    """
+
+    batch: int = 16
+    micro_batch: int = 8
+    rates: Rates = field(default_factory=Rates)
+    seed: int = 0
+
+
+@dataclass
+class Progress:
+    """How far a run is; what the progress bar shows and the checkpoint stores.
+
+    Attributes:
+        curve: [tokens, seconds, mean training loss since the point before] a point.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = math.nan
+    done: float = 0.0
+    curve: list[list[float]] = field(default_factory=list)
+
+
+class Interrupted(ForetokenError):
+    """The run was stopped by its user; a checkpoint was written."""
+
+    exit_code = 130
+
+
+Report = Callable[[Progress], None]
+
+
+def fit(
+    model: nn.Module,
+    objective: Objective,
+    mixture: Mixture,
+    schedule: Schedule,
+    bounds: Bounds,
+    folder: Path,
+    *,
+    report: Report = lambda progress: None,
+    device: torch.device | str = "cpu",
+    checkpoint_every: float = CHECKPOINT_SECONDS,
+) -> Progress:
+    """Train until the bounds are reached, from the last checkpoint in ``folder`` if there is one.
+
+    Args:
+        model: float32 parameters; trained in place.
+        folder: for the checkpoints.
+        report: called after every step.
+        checkpoint_every: seconds between two checkpoints; one is written at the end in any case.
+    Raises:
+        ForetokenError: the loss became NaN or infinite, or a checkpoint could not be written.
+        Interrupted: Ctrl-C or SIGTERM; the step was finished and a checkpoint written.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        keep_freed_memory()
+    model.to(device).train()
+    optimiser = Optimiser(model, schedule.rates)
+    progress = _resume(folder, model, optimiser, mixture)
+    started, before = time.monotonic(), progress.seconds
+    saved = started
+    pending: list[float] = []
+    with _signals() as stop_asked:
+        while (done := bounds.progress(progress.tokens, progress.seconds)) < 1.0:
+            loss = _step(model, objective, optimiser, mixture, schedule, done, progress.step, device, folder)
+            progress.step += 1
+            progress.tokens += schedule.batch * mixture.block
+            progress.seconds = before + time.monotonic() - started
+            progress.loss, progress.done = loss, bounds.progress(progress.tokens, progress.seconds)
+            pending.append(loss)
+            _extend_curve(progress, pending)
+            report(progress)
+            if stop_asked():
+                place = _save(folder, model, optimiser, mixture, progress)
+                raise Interrupted(f"stopped at step {progress.step}; give the same command to go on from {place}")
+            if time.monotonic() - saved > checkpoint_every:
+                _save(folder, model, optimiser, mixture, progress)
+                saved = time.monotonic()
+        _save(folder, model, optimiser, mixture, progress)
+    return progress
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Have Ctrl-C and SIGTERM ask for a stop after the step that is under way; a second one stops at once.
+
+    Cut in its middle, a step would leave weights, optimiser and mixture at different places, and no checkpoint of
+    them could be gone on from.
+    """
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # signals come to no other
+        for each in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(each) not in (None, signal.SIG_IGN):
+                before[each] = signal.signal(each, ask)
+    try:
+        yield lambda: asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: nn.Module, objective: Objective, mixture: Mixture, blocks: int, micro_batch: int, seed: int = 0
+) -> float:
+    """The objective on blocks that training never reads; NaN if the mixture is too small to have any."""
+    tokens = mixture.held_out(blocks)
+    if not len(tokens):
+        return math.nan
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    for chunk in tokens.split(micro_batch):
+        with _autocast(device):
+            losses += [float(objective(model, chunk.to(device), generator))] * len(chunk)
+    model.train(was_training)
+    return sum(losses) / len(losses)
+
+
+def _step(
+    model: nn.Module,
+    objective: Objective,
+    optimiser: Optimiser,
+    mixture: Mixture,
+    schedule: Schedule,
+    done: float,
+    step: int,
+    device: torch.device,
+    folder: Path,
+) -> float:
+    seed = schedule.seed * 1_000_003 + step
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)  # of dropout, where a model has it
+    tokens = mixture.next(schedule.batch)
+    total = 0.0
+    for chunk in tokens.split(schedule.micro_batch):
+        with _autocast(device):
+            loss = objective(model, chunk.to(device), generator)
+        weight = len(chunk) / schedule.batch
+        (loss * weight).backward()
+        total += float(loss.detach()) * weight
+    norm = optimiser.step(done)
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        last = checkpoint.latest(folder)
+        kept = f"the last good checkpoint, {last}, is kept" if last else "there was no checkpoint yet"
+        raise ForetokenError(
+            f"the loss is not a number at step {step + 1} (loss {total}, gradient norm {norm}): training stopped; "
+            f"{kept}; give the command again with a lower --rate"
+        )
+    return total
+
+
+def _autocast(device: torch.device) -> Any:
+    """bf16 for the matrix products where the processor has them, float32 elsewhere."""
+    if device.type == "cpu" and not torch.backends.mkldnn.is_available():
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def _extend_curve(progress: Progress, pending: list[float]) -> None:
+    """Add a point for the losses since the last one; when there are too many points, keep every second."""
+    every = max(1, progress.step // CURVE_POINTS)
+    if progress.step % every == 0:
+        progress.curve.append([progress.tokens, round(progress.seconds, 1), round(sum(pending) / len(pending), 4)])
+        pending.clear()
+    if len(progress.curve) > 2 * CURVE_POINTS:
+        progress.curve = progress.curve[1::2]
+
+
+def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _save(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Mixture, progress: Progress) -> Path:
+    state = {
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "curve": progress.curve,
+        "mixture": mixture.state(),
+    }
+    return checkpoint.save(folder, progress.step, _weights(model), optimiser.tensors(), state)
+
+
+def _resume(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Mixture) -> Progress:
+    place = checkpoint.latest(folder)
+    if place is None:
+        return Progress()
+    weights, tensors, state = checkpoint.load(place)
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != weights.keys() or any(parameters[n].shape != weights[n].shape for n in weights):
+        raise ForetokenError(f"{place}: belongs to another model or recipe; name another --out, or remove it")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    optimiser.load(tensors)
+    mixture.resume(state["mixture"])
+    return Progress(
+        step=state["step"], tokens=state["tokens"], seconds=state["seconds"], curve=[list(p) for p in state["curve"]]
+    )

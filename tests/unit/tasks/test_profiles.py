@@ -1,0 +1,96 @@
+"""Made-up passages, read back with the sentence forms: one thing has one value, and the answer is that of the asked."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+import pytest
+
+from foretoken.tasks import profiles
+from foretoken.tasks.profiles_facts import KINDS
+
+NAME = r"(?:[Tt]he )?[A-Z]\w+(?: (?:of |and )?[A-Z]\w+)*(?:'s)?|its?|his|her?|she"
+PRONOUNS = {"the", "it", "its", "he", "his", "she", "her"}
+
+
+def pattern(form):
+    """A sentence form or question as a regular expression with the groups ``thing`` and ``value``."""
+    parts = re.split(r"(\{\w+\})", form)
+    text, named = "", False
+    for part in parts:
+        if part == "{v}":
+            text += "(?P<value>.+?)"
+        elif part.startswith("{"):
+            text += f"(?:{NAME})" if named else f"(?P<thing>{NAME})"
+            named = True
+        else:
+            text += re.escape(part)
+    return re.compile(text)
+
+
+FORMS = [(fact, [pattern(form) for form in fact.sentences]) for kind in KINDS for fact in kind.facts]
+QUESTIONS = [(fact, [pattern(form) for form in fact.questions]) for kind in KINDS for fact in kind.facts]
+
+
+def read(passage):
+    """(thing, fact, value) of every sentence, under every form that it fits."""
+    found, current = [], None
+    for sentence in re.split(r"(?<=\.) (?=[A-Z])", passage):
+        matches = [(fact, m) for fact, forms in FORMS for form in forms if (m := form.fullmatch(sentence))]
+        assert matches, sentence
+        things = {m["thing"].removesuffix("'s") for _, m in matches if "thing" in m.groupdict()}
+        named = {thing for thing in things if thing.lower() not in PRONOUNS}
+        assert len(named) <= 1, named
+        current = next(iter(named), current)
+        found += [(current[0].lower() + current[1:], fact, m["value"]) for fact, m in matches]
+    return found
+
+
+def answers(example):
+    """Every value that a reader of the passage may give."""
+    passage, question = example.prompt.split("\n\nQuestion: ")
+    facts = read(passage)
+    asked = [(fact, m["thing"]) for fact, forms in QUESTIONS for form in forms if (m := form.fullmatch(question))]
+    assert asked, question
+    return {
+        value
+        for wanted, thing in asked
+        for subject, fact, value in facts
+        if fact is wanted and subject == thing[0].lower() + thing[1:]
+    }
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return list(islice(profiles.examples("train", 11), 600))
+
+
+def test_the_passage_gives_the_asked_thing_one_value_and_it_is_the_answer(examples):
+    for each in examples:
+        # two facts of a ship share the words "was launched in", with a place or a year
+        fitting = {value for value in answers(each) if value[0].isdigit() == each.answer[0].isdigit()}
+        assert fitting == {each.answer}, each
+
+
+def test_the_answer_occurs_once_and_its_depth_is_where(examples):
+    for each in examples:
+        passage = each.prompt.split("\n\nQuestion: ")[0]
+        assert passage[round(each.depth * len(passage)) :].startswith(each.answer)
+        assert len(re.findall(rf"(?<![\w,]){re.escape(each.answer)}(?!\w|,\d)", passage)) == 1
+
+
+def test_passages_have_three_to_seven_sentences(examples):
+    counts = {len(re.split(r"(?<=\.) (?=[A-Z])", each.prompt.split("\n\n")[0])) for each in examples}
+    assert counts == {3, 4, 5, 6, 7}
+
+
+def test_two_things_compete_for_the_answer(examples):
+    pairs = [each for each in examples if each.category == "two_things"]
+    assert len(pairs) > 200
+    rivals = 0
+    for each in pairs:
+        facts = read(each.prompt.split("\n\n")[0])
+        kinds = [fact for _, fact, value in facts if value == each.answer]
+        rivals += any(fact in kinds and value != each.answer for _, fact, value in facts)
+    assert rivals / len(pairs) > 0.6

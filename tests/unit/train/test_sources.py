@@ -1,0 +1,112 @@
+"""Where documents come from: a user's files, generated tasks, and what is made from passages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+import re
+
+import pytest
+
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.data.documents import parts
+from foretoken.tasks.example import split_of
+from foretoken.train import sources
+
+PARAGRAPH = (
+    "In the year 1807 the painter Anna Holm moved to Riga with two of her brothers and opened a school there. "
+    "It stood beside the old harbour of the town for more than 40 years and was visited by many travellers. "
+    "The last of its pupils was Peter Lund, who painted the bridge over the river Daugava in 1849 or so."
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.txt"):
+        (tmp_path / name).write_text('{"text": "x"}\n')
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text('{"text": "y"}\n')
+    return tmp_path
+
+
+def test_files_of_the_user(folder):
+    found = sources.parse_all(["a.jsonl", "b.txt=0.5", "other/a.jsonl=2"])
+    assert [(source.name, source.share) for source in found] == [("a", 1.0), ("b", 0.5), ("a_2", 2.0)]
+    assert [str(path) for source in found for path in source.files] == ["a.jsonl", "b.txt", "other/a.jsonl"]
+    assert [next(source.documents()) for source in found] == [
+        "<|bos|>x<|eos|>", '<|bos|>{"text": "x"}\n<|eos|>', "<|bos|>y<|eos|>",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("share", ["0", "-1", "nan", "inf", "much", ""])
+def test_a_share_that_is_none(folder, share):
+    with pytest.raises(ConfigError, match=f"the share after '=' must be a positive number, not '{share}'"):
+        sources.parse(f"a.jsonl={share}")
+
+
+def test_a_file_that_is_none(folder):
+    with pytest.raises(InputError, match="--corpus none: no such file"):
+        sources.parse("none")
+    with pytest.raises(InputError, match="--corpus other: this is a folder"):
+        sources.parse("other=3")
+
+
+@pytest.mark.parametrize("name", sources.TASKS)
+def test_generated_tasks_are_of_the_training_half_and_repeat_themselves(name):
+    source = sources.task(name, 0.5)
+    first, again = (list(itertools.islice(source.documents(), 20)) for _ in range(2))
+    assert first == again
+    for document in first:
+        [(_, prompt), (_, response)] = parts(document)
+        assert split_of(prompt) == "train"
+        assert response
+
+
+def write(path, texts):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(lzma.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
+
+
+def test_a_gap_is_filled_from_the_passage(tmp_path):
+    (tmp_path / "wikitext2").mkdir()
+    (tmp_path / "wikitext2" / "valid.txt.xz").write_bytes(lzma.compress(f" = Title = \n{PARAGRAPH}\n".encode() * 30))
+    made = list(sources.cloze("wikitext2", 1.0, tmp_path).documents())
+    assert len(made) == 30
+    for document in made:
+        [(_, prompt), (_, answer)] = parts(document)
+        passage, question = prompt.split("\n\nQuestion: Fill in the gap: ")
+        assert passage == PARAGRAPH
+        assert question.count("____") == 1
+        assert question.replace("____", answer) in passage
+    assert len({parts(document)[1][1] for document in made}) > 3
+
+
+def test_hidden_keys_and_sentences_are_in_the_pages(tmp_path):
+    pages = [" ".join(f"Page {n} has the sentence number {s} about things of many kinds." for s in range(8))
+             for n in range(400)]  # fmt: skip
+    write(tmp_path / "books" / "part0.jsonl.xz", ["\n".join(pages[:200]), "\n".join(pages[200:])])
+    for document in itertools.islice(sources.hidden_keys(1.0, tmp_path).documents(), 6):
+        turns = [content for _, content in parts(document)]
+        assert len(turns) == 2 * turns[0].count("The secret number of") in (16, 48, 80)
+        for question, answer in zip(turns[::2], turns[1::2], strict=True):
+            owner = re.findall(r"What is the secret number of (\w+)\?", question)[-1]
+            number = re.findall(r"\d+", answer)[-1]
+            assert f"The secret number of {owner} is {number}." in turns[0]
+    for document in itertools.islice(sources.recall(1.0, tmp_path).documents(), 4):
+        turns = [content for _, content in parts(document)]
+        for question, answer in zip(turns[::2], turns[1::2], strict=True):
+            assert turns[0].count(answer) == 1
+            assert answer.startswith(re.findall(r'begins with "(.*)"\?', question)[-1])
+
+
+@pytest.mark.parametrize("at", [0, 700, 2900])
+def test_the_piece_around_an_answer_has_it(at):
+    words = "word " * 600
+    passage = f"{words[:at]}the answer{words[at:]}"
+    piece = sources.around(passage, "the answer")
+    assert "the answer" in piece
+    assert piece in passage
+    assert len(piece) <= sources.PASSAGE_CHARACTERS + 20
+    assert sources.around("the answer", "the answer") == "the answer"
