@@ -119,6 +119,47 @@ _TABLE = (
         paper="arXiv:2305.09781, arXiv:2402.14160",
         promise="same law",
     ),
+    Entry(
+        name="naive",
+        kind="verifier",
+        target="foretoken.verifiers.naive:NaiveVerifier",
+        summary="draw from the target and see whether a child carries it; valid for every draft",
+        paper="arXiv:2305.09781",
+        promise="same law",
+    ),
+    Entry(
+        name="kseq",
+        kind="verifier",
+        target="foretoken.verifiers.kseq:KSeqVerifier",
+        summary="K-SEQ: one test, weakened by the least exact factor, for all of n independent draws",
+        paper="arXiv:2310.15141",
+        promise="same law",
+    ),
+    Entry(
+        name="spechub",
+        kind="verifier",
+        target="foretoken.verifiers.spechub:SpecHubVerifier",
+        summary="pairs that share the draft's favourite token; the optimum of their law",
+        paper="arXiv:2411.05289",
+        promise="same law",
+    ),
+    Entry(
+        name="greedy_draft",
+        kind="verifier",
+        target="foretoken.verifiers.greedy_draft:GreedyDraftVerifier",
+        summary="favourites and one drawn token per node; the optimum of their law",
+        paper="arXiv:2502.18779",
+        promise="same law",
+    ),
+    Entry(
+        name="transport",
+        kind="verifier",
+        target="foretoken.verifiers.transport:TransportVerifier",
+        summary="the optimal coupling by linear programming, for laws of few tokens",
+        paper="arXiv:2310.15141, arXiv:2502.18779",
+        promise="same law",
+        needs="scipy (extra 'optimal')",
+    ),
 )
 
 

@@ -41,6 +41,23 @@ def test_top_p_equals_the_library(top_p: float, sharpness: float) -> None:
     assert torch.equal(found[~found.isinf() & ~expected.isinf()], raw[~found.isinf() & ~expected.isinf()])
 
 
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.05, 0.5, 0.9, 0.999])
+def test_top_p_of_a_large_vocabulary_equals_the_library(top_p: float, sharpness: float) -> None:
+    raw = sharpness * torch.randn(3, 20_000, generator=torch.Generator().manual_seed(5))
+    raw[1, :15_000] = raw[1, 0]  # a tie of most tokens
+    raw[2, 7:] = -torch.inf  # what other filters left
+    expected = TopPLogitsWarper(top_p)(None, raw.clone())
+    found = process(raw, top_p=top_p)
+    count = lambda x_MV: (~x_MV.isinf()).sum(-1)  # noqa: E731
+    assert (count(found) - count(expected)).abs().max() <= 3  # masses added up in another order, in float32 there
+    assert (count(found) > 0).all()
+    kept = torch.softmax(raw, -1).double().masked_fill(found.isinf(), 0.0)
+    assert (kept.sum(-1) >= top_p - 1e-5).all()
+    smallest = kept.masked_fill(kept == 0.0, 2.0).amin(-1)
+    assert (kept.sum(-1) - smallest <= top_p + 1e-5).all(), "one token more than needed"
+
+
 @pytest.mark.parametrize("top_k", [1, 7, 1499])
 def test_top_k_equals_the_library(top_k: int) -> None:
     raw = logits()

@@ -46,7 +46,7 @@ def build(**settings):
         ({"method": "draft_model"}, "method 'draft_model': .*'model'"),
         ({"method": "draft_model", "model": ""}, "must name the draft checkpoint"),
         ({**DRAFT, "tree": "binary"}, "tree='binary' must be one of chain, coupled, topk"),
-        ({**DRAFT, "branching": 0}, "branching=0"),
+        ({**DRAFT, "num_drafts": 0}, "num_drafts=0"),
         ({**DRAFT, "tree": "topk", "verifier": "ratio"}, "verifies chains, but method 'draft_model'"),
         ({"method": "suffix", "verifier": "block"}, "use verifier='recursive' or 'match'"),
     ],
@@ -108,7 +108,7 @@ def test_the_default_rule_is_the_strongest_that_fits():
     assert recipe.verifier_for(Draft(chain), SAMPLING).name == "match"
     assert recipe.verifier_for(Draft(EMPTY_TREE), SAMPLING).name == "match"
     assert recipe.verifier_for(Draft(chain, drawn), SAMPLING).name == "block"
-    assert recipe.verifier_for(Draft(tree, drawn), SAMPLING).name == "recursive"
+    assert recipe.verifier_for(Draft(tree, drawn), SAMPLING).name == "kseq"
     assert build(method="ngram", verifier="ratio").verifier_for(Draft(chain), SAMPLING).name == "ratio"
 
 

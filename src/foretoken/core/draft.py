@@ -8,6 +8,10 @@ Nearly every known bias of speculative decoding is a verifier that assumed the w
   and past, hence a point mass, but not independent of that noise.
 * :class:`Sampled`: siblings are independent draws from q (with replacement; repeats are possible and count).
 * :class:`WithoutReplacement`: siblings are successive draws from q, each without the tokens drawn before it.
+* :class:`TopThenSampled`: siblings are the most probable tokens of q, then one draw from what is left of q.
+* :class:`HubPair`: two siblings, of which one is always the most probable token of q.
+
+How many siblings a node gets must be decided before any of them is drawn: the number is part of the law.
 
 Letters: N draft nodes, K distinct parents that were expanded, V vocabulary.
 """
@@ -61,7 +65,24 @@ class WithoutReplacement(_Tabulated):
     """Siblings, in node order, are successive draws from their row of q without replacement."""
 
 
-Law = PointMass | Sampled | WithoutReplacement
+@dataclass(frozen=True, slots=True)
+class TopThenSampled(_Tabulated):
+    """The elder n - 1 of n siblings are the most probable tokens of their row of q, the youngest is drawn without them.
+
+    "Greedy draft sampling" (arXiv:2502.18779). With one sibling it is a draw from q.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class HubPair(_Tabulated):
+    """Two siblings: a draw from q, then the most probable token a of q; where the draw was a, a draw from q without a.
+
+    The pair law of SpecHub (arXiv:2411.05289). With one sibling it is a draw from q.
+    """
+
+
+Law = PointMass | Sampled | WithoutReplacement | TopThenSampled | HubPair
+Tabulated = Sampled | WithoutReplacement | TopThenSampled | HubPair
 
 
 @dataclass(frozen=True, slots=True)

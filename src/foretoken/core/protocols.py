@@ -83,7 +83,8 @@ class Drafter(Protocol):
 
     Attributes:
         name: the catalogue's name.
-        laws: kinds of q this drafter proposes with, as configured.
+        laws: kinds of q this drafter proposes with at temperatures above 0, as configured (at 0 every lossless rule
+            is the walk along the argmax, and the kind does not matter).
         branches: whether its trees may branch.
     """
 
@@ -129,6 +130,14 @@ class Verifier(Protocol):
         Returns:
             a path of 0..N nodes and exactly one extra token.
         """
+        ...
+
+
+class BatchVerifier(Verifier, Protocol):
+    """A verifier that decides many requests in one go. The engine uses it where a rule has it."""
+
+    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
+        """:meth:`verify` for each of the requests, with the same streams and the same result."""
         ...
 
 

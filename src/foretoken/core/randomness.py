@@ -83,6 +83,38 @@ class Streams:
         return first + _invert(p_V[first : first + _BLOCK], draw)
 
 
+def categorical_rows(rngs: Sequence[Streams], purpose: str, weights_BV: Tensor) -> list[int]:
+    """One draw per request from its row of non-negative weights, [B, V]; see :meth:`Streams.categorical`.
+
+    The same uniforms as B separate draws, the running sums of all rows in one operation.
+    """
+    if len(rngs) == 1:
+        return [rngs[0].categorical(purpose, weights_BV[0])]
+    vocab_size = weights_BV.shape[1]
+    num_draws = 1 if vocab_size <= 2 * _BLOCK else 2
+    draws = [
+        torch.rand(num_draws, dtype=torch.float64, generator=rng.generator(purpose), device=rng.device) for rng in rngs
+    ]
+    draws_BU = torch.stack(draws)
+    if num_draws == 1:
+        found = _invert_rows(weights_BV, draws_BU)
+    else:
+        padded_BV = torch.nn.functional.pad(weights_BV, (0, -vocab_size % _BLOCK))
+        blocks_BKC = padded_BV.view(len(rngs), -1, _BLOCK)
+        first_B = _invert_rows(blocks_BKC.sum(-1), draws_BU[:, :1])
+        inside_BC = blocks_BKC[torch.arange(len(rngs), device=first_B.device), first_B]
+        found = first_B * _BLOCK + _invert_rows(inside_BC, draws_BU[:, 1:])
+    tokens: list[int] = found.tolist()
+    return tokens
+
+
+def _invert_rows(weights_BK: Tensor, draw_B1: Tensor) -> Tensor:
+    """:func:`_invert` for every row, int64 [B]."""
+    upto_BK = weights_BK.cumsum(1, dtype=torch.float64)
+    index_B = torch.searchsorted(upto_BK, draw_B1 * upto_BK[:, -1:], right=True)[:, 0]
+    return torch.where(index_B < weights_BK.shape[1], index_B, weights_BK.argmax(1))
+
+
 def _invert(weights: Tensor, draw: Tensor) -> int:
     """The index whose share of the running sum holds ``draw`` (float64 [1] on [0, 1)); its weight is positive."""
     upto = weights.cumsum(0, dtype=torch.float64)

@@ -13,16 +13,28 @@ Letters: B requests, N draft nodes, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import (
+    NO_DRAFT,
+    Coupled,
+    Draft,
+    HubPair,
+    Law,
+    PointMass,
+    Sampled,
+    Tabulated,
+    TopThenSampled,
+    WithoutReplacement,
+)
 from foretoken.core.errors import ConfigError, MismatchError, RequestError
-from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.protocols import Budget, Context, Outcome, Verifier
 from foretoken.core.randomness import gumbel
+from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
@@ -32,8 +44,19 @@ from foretoken.plans.dense import DensePlan
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _CHUNK_ROWS = 512  # rows of one forward while a prompt is read
 
-Shape = Literal["chain", "coupled", "topk", "sampled", "sampled_without_replacement"]
-_SHAPES: tuple[Shape, ...] = ("chain", "coupled", "topk", "sampled", "sampled_without_replacement")
+_LAW_OF: dict[str, type[Law]] = {
+    "chain": Sampled,
+    "coupled": Coupled,
+    "topk": PointMass,
+    "sampled": Sampled,
+    "sampled_without_replacement": WithoutReplacement,
+    "top_then_sampled": TopThenSampled,
+    "hub": HubPair,
+}
+_CHAINS = ("chain", "coupled")
+# where a rule takes several kinds: those with the higher optimum first
+_PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub", "topk")
+_NUM_DRAFTS = 3  # children per node of a tree, unless told
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +128,61 @@ class ModelDrafter:
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
             tree: shape and law of the draft: 'chain'; 'coupled', a chain drawn with the noise of the 'match' verifier,
                 which then accepts more and keeps a seed's tokens; 'topk', a tree of the most probable continuations;
-                'sampled' or 'sampled_without_replacement', a tree of drawn children (a chain at temperature 0).
-            branching: children per expanded node, and nodes expanded per level, of a tree.
+                or a tree of drawn children (a chain at temperature 0): 'sampled' independently,
+                'sampled_without_replacement', 'top_then_sampled' (greedy draft sampling) or 'hub' (SpecHub's pairs).
+                None: a chain, or the tree that the verifier and ``num_drafts`` ask for.
+            num_drafts: children per expanded node, and nodes expanded per level, of a tree; None: 3, of a hub tree 2.
         """
 
         model: str
-        tree: str = "chain"
-        branching: int = 3
+        tree: str | None = None
+        num_drafts: int | None = None
 
         def __post_init__(self) -> None:
             if not isinstance(self.model, str) or not self.model:
                 raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
-            if self.tree not in _SHAPES:
-                raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_SHAPES)}")
-            if not isinstance(self.branching, int) or isinstance(self.branching, bool) or not 1 <= self.branching <= 64:
-                raise ConfigError(f"branching={self.branching!r} must be an integer between 1 and 64")
+            if self.tree is not None and self.tree not in _LAW_OF:
+                raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_LAW_OF)}")
+            count = self.num_drafts
+            if count is None:
+                return
+            if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 64:
+                raise ConfigError(f"num_drafts={count!r} must be an integer between 1 and 64")
+            if self.tree in _CHAINS and count > 1:
+                raise ConfigError(
+                    f"num_drafts={count} with tree='{self.tree}': a chain has one token per position; leave one out"
+                )
+            if self.tree == "hub" and count != 2:
+                raise ConfigError(f"num_drafts={count} with tree='hub': SpecHub draws pairs; use 2 or leave it out")
+
+        def suited_to(self, verifier: Verifier | None) -> ModelDrafter.Config:
+            """What the user left open, chosen so that the verifier knows the law.
+
+            Raises:
+                ConfigError: several drafts per position for a rule of chains.
+            """
+            tree = self.tree or self._tree_for(verifier)
+            count = self.num_drafts or (1 if tree in _CHAINS else 2 if tree == "hub" else _NUM_DRAFTS)
+            return replace(self, tree=tree, num_drafts=count)
+
+        def _tree_for(self, verifier: Verifier | None) -> str:
+            several = (self.num_drafts or 1) > 1
+            if verifier is None:
+                return "top_then_sampled" if several else "chain"
+            if not verifier.trees:
+                if several:
+                    raise ConfigError(
+                        f"num_drafts={self.num_drafts} with verifier='{verifier.name}', which verifies chains: "
+                        "leave num_drafts out, or use a rule of trees (foretoken methods lists them)"
+                    )
+                return "chain"
+            if PointMass in verifier.laws and not several:
+                return "chain"
+            if Coupled in verifier.laws:
+                return "topk"  # a rule that does not look at the law accepts most where the draft is most probable
+            if self.num_drafts == 1 and Sampled in verifier.laws:
+                return "chain"
+            return next((tree for tree in _PREFERRED if _LAW_OF[tree] in verifier.laws), "chain")
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
@@ -133,15 +196,14 @@ class ModelDrafter:
             )
         self.vocab_size = target.vocab_size
         self.cache = self.model.new_cache(_SLOTS)
-        self._top = min(config.branching, self.vocab_size) if config.tree == "topk" else 1
-        self.branches = config.tree not in ("chain", "coupled")
-        self.laws: tuple[type[Law], ...] = {
-            "chain": (Sampled, PointMass),
-            "coupled": (Coupled, PointMass),
-            "topk": (PointMass,),
-            "sampled": (Sampled, PointMass),
-            "sampled_without_replacement": (WithoutReplacement, PointMass),
-        }[config.tree]
+        config = config.suited_to(None)
+        self._tree = cast(str, config.tree)
+        self._count = cast(int, config.num_drafts)
+        if self._count > self.vocab_size:
+            raise ConfigError(f"num_drafts={self._count} is above the vocabulary of {self.vocab_size}: use fewer")
+        self._top = self._count if self._tree == "topk" else 1
+        self.branches = self._tree not in _CHAINS
+        self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
         self._states: dict[int, _State] = {}
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
@@ -280,11 +342,11 @@ class ModelDrafter:
         """Give the frontier of each draft its children; returns the drafts that go on."""
         going_on = []
         for draft, its in zip(drafts, rows, strict=True):
-            if self.config.tree == "topk":
+            if self._tree == "topk":
                 self._expand_topk(draft, its)
             elif draft.context.params.greedy:
                 self._expand_greedy(draft, its)
-            elif self.config.tree == "coupled":
+            elif self._tree == "coupled":
                 self._expand_coupled(draft, its)
             else:
                 self._expand_sampled(draft, its)
@@ -344,8 +406,7 @@ class ModelDrafter:
         q_MV = torch.softmax(self._law(draft, rows), dim=-1)
         if bool(torch.isnan(q_MV).any()):
             raise self._no_law()
-        count = 1 if self.config.tree == "chain" else self.config.branching
-        replacement = self.config.tree != "sampled_without_replacement"
+        kind = cast(type[Tabulated], _LAW_OF[self._tree])
         streams = draft.context.streams
         # sum q^2 is the chance that an independent draw from q agrees: known before the draw
         agreement = (q_MV * q_MV).sum(-1).tolist()
@@ -358,17 +419,11 @@ class ModelDrafter:
             if room <= 0 or not self._pays(draft, reach, confidence):
                 continue
             q_V = q_MV[row]
-            if count == 1:
-                tokens = [streams.categorical("draft", q_V)]
-            else:
-                draws = min(count, room, int((q_V > 0).sum()) if not replacement else count)
-                generator = streams.generator("draft")
-                tokens = torch.multinomial(q_V, draws, replacement=replacement, generator=generator).tolist()
+            tokens = draw_siblings(kind, q_V, min(self._count, room), streams)
             draft.q_rows.append(q_V)
             fresh += [draft.add(token, parent, confidence, len(draft.q_rows) - 1) for token in tokens]
         fresh.sort(key=lambda node: -draft.reach[node])
-        width = 1 if self.config.tree == "chain" else self.config.branching
-        draft.frontier = sorted(node for node in fresh[:width] if self._room(draft, node))
+        draft.frontier = sorted(node for node in fresh[: self._count] if self._room(draft, node))
 
     def _expand_topk(self, draft: _Growing, rows: _Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
@@ -386,7 +441,7 @@ class ModelDrafter:
                     candidates.append((reach * q, parent, token, q))
         candidates.sort(key=lambda each: -each[0])
         fresh: list[int] = []
-        for _, parent, token, q in candidates[: self.config.branching]:
+        for _, parent, token, q in candidates[: self._count]:
             reach = 1.0 if parent == ROOT else draft.reach[parent]
             if len(draft.tokens) >= draft.budget.max_nodes or not self._pays(draft, reach, q):
                 break
@@ -408,7 +463,7 @@ class ModelDrafter:
         tree = TokenTree(draft.tokens, None if draft.chain else draft.parents)
         confidence = tuple(min(1.0, max(1e-6, value)) for value in draft.confidence)
         if not draft.q_rows:
-            drawn = self.config.tree == "coupled" and not draft.context.params.greedy
+            drawn = self._tree == "coupled" and not draft.context.params.greedy
             return Draft(tree, Coupled() if drawn else PointMass(), confidence)
-        kind = WithoutReplacement if self.config.tree == "sampled_without_replacement" else Sampled
+        kind = cast(type[Tabulated], _LAW_OF[self._tree])
         return Draft(tree, kind(torch.stack(draft.q_rows), tuple(draft.row_of)), confidence)

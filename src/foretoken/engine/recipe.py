@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken import catalog
-from foretoken.core.draft import Draft, PointMass
+from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.sampling import SamplingParams
@@ -20,6 +20,12 @@ from foretoken.core.sampling import SamplingParams
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens")
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
+BEST_OF_TREES: dict[type[Law], str] = {
+    Sampled: "kseq",
+    WithoutReplacement: "recursive",
+    TopThenSampled: "greedy_draft",
+    HubPair: "spechub",
+}
 _DRAFTER = ("name", "laws", "branches", "propose", "observe", "release")
 _RULE = ("name", "promise", "laws", "trees", "verify")
 
@@ -49,7 +55,8 @@ class Recipe:
         * point-mass drafts, coupled and empty ones included: `match`. Accepting exactly when the target's own sample
           is among the proposals has acceptance equal to their target mass, which is optimal, and keeps the stream.
         * chains drawn from q: `block`, which never accepts less than token by token.
-        * trees drawn from q: `recursive`.
+        * trees drawn from q: the rule of their law that comes nearest to its optimum (docs/analysis.md): `greedy_draft`
+          and `spechub` reach it, `kseq` and `recursive` nearly.
         """
         if self.verifier is not None:
             return self.verifier
@@ -57,7 +64,7 @@ class Recipe:
             return _verifier("greedy")
         if isinstance(draft.law, PointMass) or not len(draft):
             return _verifier("match")
-        return _verifier("block" if draft.tree.is_chain else "recursive")
+        return _verifier("block" if draft.tree.is_chain else BEST_OF_TREES[type(draft.law)])
 
     @property
     def promise(self) -> str:
@@ -122,14 +129,14 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if method == "none":
         num_nodes, adaptive = 0, False
     verifier = None if asked in (None, "auto") else _rule(asked)
-    drafter = _named(method, settings, target) if isinstance(method, str) else _instance(method, settings)
+    drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
         _check_fit(drafter.name, drafter, verifier)
     return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive)
 
 
-def _named(method: str, settings: Mapping[str, Any], target: Any) -> Drafter:
-    """A drafter of the catalogue with its options."""
+def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> Drafter:
+    """A drafter of the catalogue with its options; what they leave open may depend on the verifier."""
     drafter_class = catalog.find(method, "drafter").load()
     known = [f.name for f in dataclasses.fields(drafter_class.Config)]
     for key in settings:
@@ -139,6 +146,8 @@ def _named(method: str, settings: Mapping[str, Any], target: Any) -> Drafter:
         config = drafter_class.Config(**settings)
     except TypeError as error:
         raise ConfigError(f"method '{method}': {str(error).split('__init__() ')[-1]}") from None
+    if hasattr(config, "suited_to"):
+        config = config.suited_to(verifier)
     drafter: Drafter = drafter_class(config, target)
     return drafter
 

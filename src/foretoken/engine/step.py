@@ -12,15 +12,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ForetokenError, RequestError
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import Budget, Outcome, Plan
+from foretoken.core.protocols import BatchVerifier, Budget, Outcome, Plan, Verifier
 from foretoken.core.tree import EMPTY_TREE
 from foretoken.core.verdict import Verdict
 from foretoken.engine.controller import Controller
@@ -33,6 +36,18 @@ from foretoken.models.language_model import LanguageModel, Output
 from foretoken.plans.dense import DensePlan
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Case:
+    """One request's draft before its verifier."""
+
+    request: Request
+    draft: Draft
+    num_rows: int
+    logits_MV: Tensor
+    laws: Laws = field(init=False)
+    verdict: Verdict | None = None
 
 
 class Engine:
@@ -168,16 +183,34 @@ class Engine:
         return drafts
 
     def _ask(self, requests: list[Request], budgets: list[Budget]) -> list[Draft]:
-        """The drafter's proposals, refused if they would break the forward of everybody."""
+        """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
         drafts = self.recipe.drafter.propose(requests, budgets)
-        for draft, budget in zip(drafts, budgets, strict=True):
+        for request, draft, budget in zip(requests, drafts, budgets, strict=True):
             tokens = draft.tree.tokens
             if tokens and (len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self.target.vocab_size):
                 raise RequestError(
                     f"drafter '{self.recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
                     f"at most {budget.max_nodes} below {self.target.vocab_size} may be"
                 )
+            if tokens:
+                self._check_law(request, draft)
         return drafts
+
+    def _check_law(self, request: Request, draft: Draft) -> None:
+        """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
+        drafter, kind = self.recipe.drafter, type(draft.law)
+        # at temperature 0 the kind does not matter: every rule walks along the argmax
+        if not request.params.greedy and kind not in drafter.laws:
+            declared = ", ".join(law.__name__ for law in drafter.laws)
+            raise RequestError(
+                f"drafter '{self.recipe.method}' proposed a draft of kind {kind.__name__}, but declares {declared}"
+            )
+        try:
+            check(draft.law, draft.tree, self.target.vocab_size)
+        except ValueError as error:
+            raise RequestError(
+                f"drafter '{self.recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
+            ) from error
 
     def _decide(
         self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, output: Output
@@ -187,6 +220,7 @@ class Engine:
         judged: list[Request] = []
         outcomes: list[Outcome] = []
         num_tokens = num_nodes = row = 0
+        cases: list[_Case] = []
         for job, segment in zip(jobs, batch.segments, strict=True):
             request, draft, count = job
             rows = slice(row, row + count)
@@ -195,20 +229,30 @@ class Engine:
                 self.cache.commit(request.slot, range(segment.num_rows))
                 continue
             touched.append(request)
+            cases.append(_Case(request, draft, segment.num_rows, output.logits_MV[rows]))
             try:
                 if not all(map(math.isfinite, output.peaks[rows])):
                     raise RequestError(
                         "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
                     )
-                verdict = self._verify(request, draft, output.logits_MV[rows], output.best[rows])
+                cases[-1].laws = self._laws(request, draft, output.logits_MV[rows], output.best[rows])
+            except Exception as error:
+                self._fail(request, error)
+                cases.pop()
+        self._judge(cases)
+        for case in cases:
+            request, draft, verdict = case.request, case.draft, case.verdict
+            if verdict is None:
+                continue
+            try:
                 tokens = [draft.tree.tokens[node] for node in verdict.path]
                 tokens.append(verdict.extra)
                 path_rows = [0, *(node + 1 for node in verdict.path)]
-                self.cache.commit(request.slot, range(segment.num_rows) if draft is NO_DRAFT else path_rows)
+                self.cache.commit(request.slot, range(case.num_rows) if draft is NO_DRAFT else path_rows)
                 taken = request.accept(tokens)
                 if request.logprobs is not None:
                     top = request.params.logprobs or 0
-                    request.logprobs += _logprobs(output.logits_MV[rows][path_rows[:taken]], tokens[:taken], top)
+                    request.logprobs += _logprobs(case.logits_MV[path_rows[:taken]], tokens[:taken], top)
             except Exception as error:
                 self._fail(request, error)
                 continue
@@ -244,21 +288,51 @@ class Engine:
         for request, outcome in zip(requests, outcomes, strict=True):
             self._tell([request], [outcome])
 
-    def _verify(self, request: Request, draft: Draft, logits_MV: Tensor, best: Sequence[int]) -> Verdict:
-        verifier = self.recipe.verifier_for(draft, request.params)
+    def _laws(self, request: Request, draft: Draft, logits_MV: Tensor, best: Sequence[int]) -> Laws:
+        """The target's laws at every node; they are processed where a rule looks at them."""
         maker = request.laws
         start = len(request.tokens)
         if maker.trivial:
-            laws = Laws(logits_MV, greedy=True, positions=range(start, start + len(best)), best=best)
-        else:
-            nodes = range(-1, len(draft))
-            positions = (start, *(start + depth for depth in draft.tree.depths))
-            processed = maker.process(logits_MV, draft.tree or EMPTY_TREE, nodes)
-            # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
-            if not math.isfinite(processed[0].max()):
-                raise RequestError("no token is possible here: logit_bias and min_tokens forbid all of them")
-            laws = Laws(processed, greedy=request.params.greedy, positions=positions)
-        return verifier.verify(draft, laws, request.streams)
+            return Laws(logits_MV, greedy=True, positions=range(start, start + len(best)), best=best)
+        tree = draft.tree or EMPTY_TREE
+        laws = Laws(
+            logits_MV,
+            greedy=request.params.greedy,
+            positions=(start, *(start + depth for depth in draft.tree.depths)),
+            process=lambda rows: maker.process(
+                logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
+            ),
+        )
+        # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
+        if not math.isfinite(laws.logits_at(0).max()):
+            raise RequestError("no token is possible here: logit_bias and min_tokens forbid all of them")
+        return laws
+
+    def _judge(self, cases: Sequence[_Case]) -> None:
+        """Let each case's rule decide, the cases of a rule together where it can; fills in the verdicts."""
+        groups: dict[int, tuple[Verifier, list[_Case]]] = {}
+        for case in cases:
+            verifier = self.recipe.verifier_for(case.draft, case.request.params)
+            groups.setdefault(id(verifier), (verifier, []))[1].append(case)
+        for verifier, group in groups.values():
+            if len(group) > 1 and hasattr(verifier, "verify_batch"):
+                try:
+                    verdicts = cast(BatchVerifier, verifier).verify_batch(
+                        [case.draft for case in group],
+                        [case.laws for case in group],
+                        [case.request.streams for case in group],
+                    )
+                except Exception:  # one by one, so that only the culprit ends
+                    log.debug("verifying one by one", exc_info=True)
+                else:
+                    for case, verdict in zip(group, verdicts, strict=True):
+                        case.verdict = verdict
+                    continue
+            for case in group:
+                try:
+                    case.verdict = verifier.verify(case.draft, case.laws, case.request.streams)
+                except Exception as error:
+                    self._fail(case.request, error)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End one request with its error; the others go on."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual, residual_without
@@ -17,7 +16,7 @@ class BlockVerifier:
 
     name = "block"
     promise = "same law"
-    laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
+    laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = False
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -62,20 +61,21 @@ class BlockVerifier:
         num = len(tree)
         if num == 0:
             return Verdict((), rng.categorical("bonus", target.p_at(0)))
-        p_MV = target.p_MV
-        tokens_N1 = tree.tokens_N.to(p_MV.device)[:, None]
-        p_N: list[float] = p_MV[:num].gather(1, tokens_N1)[:, 0].tolist()
-        q_N = [1.0] * num
-        if not isinstance(law, PointMass):
-            rows_N = torch.tensor(law.row_of, device=law.q_KV.device)
-            q_N = law.q_KV[rows_N, tokens_N1[:, 0].to(law.q_KV.device)].tolist()
         weights = [1.0]
-        for p, q in zip(p_N, q_N, strict=True):
-            weights.append(min(weights[-1] * ratio(p, q), 1.0) if weights[-1] > 0.0 else 0.0)
+        p_NV: list[Tensor] = []
+        p_N: list[float] = []
+        for node, token in enumerate(tree.tokens):
+            if weights[-1] == 0.0:  # no longer prefix can stand: its rows are not processed
+                weights += [0.0] * (num - node)
+                break
+            p_NV.append(target.p_at(node))
+            p_N.append(float(p_NV[node][token]))
+            q = 1.0 if isinstance(law, PointMass) else float(law.q_at(node)[token])
+            weights.append(min(weights[-1] * ratio(p_N[node], q), 1.0))
 
         hopeful = rng.bernoulli("accept", weights[1:])
         if hopeful[-1]:
-            return Verdict(tuple(range(num)), rng.categorical("bonus", p_MV[num]))
+            return Verdict(tuple(range(num)), rng.categorical("bonus", target.p_at(num)))
         for tau in range(num - 1, 0, -1):
             if not hopeful[tau - 1]:
                 continue
@@ -84,15 +84,15 @@ class BlockVerifier:
             if isinstance(law, PointMass):
                 mass = weight * max(1.0 - p_N[tau], 0.0)
             else:
-                left_V = (p_MV[tau] * weight).sub_(law.q_at(tau)).clamp_(min=0.0)
+                left_V = (p_NV[tau] * weight).sub_(law.q_at(tau)).clamp_(min=0.0)
                 mass = float(left_V.sum())
             if mass <= 0.0 or not rng.bernoulli("accept", (mass / (mass + (1.0 - weight)) / weight,))[0]:
                 continue
             if left_V is None:
-                left_V = residual_without(p_MV[tau], tree.tokens[tau : tau + 1])
+                left_V = residual_without(p_NV[tau], tree.tokens[tau : tau + 1])
             return Verdict(tuple(range(tau)), rng.categorical("residual", left_V))
         if isinstance(law, PointMass):
-            left_V = residual_without(p_MV[0], tree.tokens[:1])
+            left_V = residual_without(p_NV[0], tree.tokens[:1])
         else:
-            left_V = residual(p_MV[0], law.q_at(0))
+            left_V = residual(p_NV[0], law.q_at(0))
         return Verdict((), rng.categorical("residual", left_V))

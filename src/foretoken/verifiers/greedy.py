@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict, follow
@@ -13,7 +13,7 @@ class GreedyVerifier:
 
     name = "greedy"
     promise = "same text"
-    laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement)
+    laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams, gumbel
 from foretoken.core.verdict import Verdict, follow
@@ -15,7 +15,7 @@ class MatchVerifier:
 
     name = "match"
     promise = "same stream"
-    laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement)
+    laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -38,7 +38,7 @@ class MatchVerifier:
         """
         if target.greedy:
             return follow(draft.tree, target.best)
-        if target.logits_MV.is_cuda:  # one transfer for all rows
+        if target.on_gpu:  # one transfer for all rows
             return follow(draft.tree, _sample_rows(target, rng.seed))
         return follow(draft.tree, _Lazy(target, rng.seed))
 
@@ -51,7 +51,7 @@ class _Lazy:
         self._seed = seed
 
     def __getitem__(self, row: int, /) -> int:
-        logits_V = self._target.logits_MV[row]
+        logits_V = self._target.logits_at(row)
         positions = (self._target.positions[row],)
         ids_K = None
         if float(logits_V.amin()) == -torch.inf:  # filtered: noise for the tokens that can win, the same values

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual, residual_without
 from foretoken.core.verdict import Verdict, follow
+from foretoken.verifiers import recursive
+from foretoken.verifiers.walk import walk
 
 
 class RatioVerifier:
@@ -16,7 +18,7 @@ class RatioVerifier:
 
     name = "ratio"
     promise = "same law"
-    laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
+    laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = False
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -31,8 +33,8 @@ class RatioVerifier:
 
         Args:
             draft: chain of N tokens; q_KV float32 (already processed) or point mass.
-            target: N + 1 rows; row i scores draft token i, row N the bonus.
-            rng: N decisions of purpose accept, then one draw of purpose residual or bonus.
+            target: N + 1 rows; row i scores draft token i, row N the bonus. Rows after a miss are not processed.
+            rng: one decision of purpose accept per tried token, then one draw of purpose residual or bonus.
         Returns:
             Verdict with 0..N accepted nodes and exactly one extra token.
         Raises:
@@ -43,22 +45,20 @@ class RatioVerifier:
             return follow(tree, target.best)
         if not tree.is_chain:
             raise ValueError("the ratio rule verifies chains: use 'recursive' or 'match' for a branching tree")
-        num = len(tree)
-        if num == 0:
-            return Verdict((), rng.categorical("bonus", target.p_at(0)))
-        p_MV = target.p_MV
-        tokens_N1 = tree.tokens_N.to(p_MV.device)[:, None]
-        chances: list[float] = p_MV[:num].gather(1, tokens_N1)[:, 0].tolist()
-        if not isinstance(law, PointMass):
-            rows_N = torch.tensor(law.row_of, device=law.q_KV.device)
-            q_N = law.q_KV[rows_N, tokens_N1[:, 0].to(law.q_KV.device)].tolist()
-            chances = [ratio(p, q) for p, q in zip(chances, q_N, strict=True)]
-        stands = rng.bernoulli("accept", chances)
-        if all(stands):
-            return Verdict(tuple(range(num)), rng.categorical("bonus", p_MV[num]))
-        miss = stands.index(False)
-        if isinstance(law, PointMass):
-            weights_V = residual_without(p_MV[miss], tree.tokens[miss : miss + 1])
-        else:
-            weights_V = residual(p_MV[miss], law.q_at(miss))
-        return Verdict(tuple(range(miss)), rng.categorical("residual", weights_V))
+        for node, token in enumerate(tree.tokens):
+            p_V = target.p_at(node)
+            chance = float(p_V[token])
+            if not isinstance(law, PointMass):
+                chance = ratio(chance, float(law.q_at(node)[token]))
+            if not rng.bernoulli("accept", (chance,))[0]:
+                left_V = (
+                    residual_without(p_V, (token,)) if isinstance(law, PointMass) else residual(p_V, law.q_at(node))
+                )
+                return Verdict(tuple(range(node)), rng.categorical("residual", left_V))
+        return Verdict(tuple(range(len(tree))), rng.categorical("bonus", target.p_at(len(tree))))
+
+    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
+        """:meth:`verify` for many requests abreast: on chains recursive rejection is this rule."""
+        if not all(draft.tree.is_chain or target.greedy for draft, target in zip(drafts, targets, strict=True)):
+            raise ValueError("the ratio rule verifies chains: use 'recursive' or 'match' for a branching tree")
+        return walk(self.name, self.laws, recursive.decide, drafts, targets, rngs)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
-from foretoken.core.randomness import Streams
+from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio, residual_without
-from foretoken.core.tree import ROOT
-from foretoken.core.verdict import Verdict, follow
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers.walk import Pick, Siblings, at_tokens, walk
 
 
 class RecursiveVerifier:
@@ -47,62 +50,83 @@ class RecursiveVerifier:
         Returns:
             Verdict with 0..N accepted nodes and exactly one extra token.
         """
-        tree = draft.tree
-        if target.greedy:
-            return follow(tree, target.best)
-        path: list[int] = []
-        node = ROOT
-        while True:
-            p_V = target.p_at(node + 1)
-            children = tree.children.get(node, ())
-            if not children:
-                return Verdict(tuple(path), rng.categorical("bonus", p_V))
-            if isinstance(draft.law, PointMass):
-                found, left_V = _try_points(tree.tokens, children, p_V, rng)
-            else:
-                found, left_V = _try_draws(draft.law, tree.tokens, children, p_V, rng)
-            if found is None:
-                return Verdict(tuple(path), rng.categorical("residual", left_V))
-            path.append(found)
-            node = found
+        return self.verify_batch([draft], [target], [rng])[0]
+
+    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
+        """:meth:`verify` for many requests abreast."""
+        return walk(self.name, self.laws, decide, drafts, targets, rngs)
 
 
-def _try_points(
-    tokens: tuple[int, ...], children: tuple[int, ...], p_V: Tensor, rng: Streams
-) -> tuple[int | None, Tensor]:
-    """The child that stands, or None and the residual weights [V]; one pass over the vocabulary if all are refused."""
+def decide(
+    kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+) -> list[Pick]:
+    """One pick per request, see ``walk``."""
+    if q_BV is None:
+        return [_try_points(p_V, its, rng) for p_V, its, rng in zip(p_BV, tokens, rngs, strict=True)]
+    return _try_draws(p_BV, q_BV, tokens, rngs, distinct=kind is WithoutReplacement)
+
+
+def _try_points(p_V: Tensor, tokens: Siblings, rng: Streams) -> Pick:
+    """One pass over the vocabulary if all are refused, none before."""
     refused: list[int] = []
     mass = 1.0
-    for child in children:
-        token = tokens[child]
+    for number, token in enumerate(tokens):
         chance = 0.0 if token in refused else float(p_V[token])
         # mass <= 0 only by rounding: then the elder siblings held everything, and this one has the rest for certain
-        if chance > 0.0 and rng.bernoulli("accept", (chance / mass if mass > 0.0 else 1.0,))[0]:
-            return child, p_V
+        if rng.bernoulli("accept", (chance / mass if mass > 0.0 else float(chance > 0.0),))[0]:
+            return number, token
         refused.append(token)
         mass -= chance
-    return None, residual_without(p_V, refused)
+    return None, rng.categorical("residual", residual_without(p_V, refused))
 
 
 def _try_draws(
-    law: Sampled | WithoutReplacement, tokens: tuple[int, ...], children: tuple[int, ...], p_V: Tensor, rng: Streams
-) -> tuple[int | None, Tensor]:
-    """The child that stands, or None and the residual weights [V]."""
-    distinct = isinstance(law, WithoutReplacement)
-    q_V = law.q_at(children[0])
-    for number, child in enumerate(children):
-        token = tokens[child]
-        if rng.bernoulli("accept", (ratio(float(p_V[token]), float(q_V[token])),))[0]:
-            return child, p_V
-        left_V = (p_V - q_V).clamp_(min=0.0)
-        mass = float(left_V.sum())
-        if mass <= 0.0:
+    p_BV: Tensor, q_BV: Tensor, tokens: Sequence[Siblings], rngs: Sequence[Streams], *, distinct: bool
+) -> list[Pick]:
+    """One round per sibling; the rows of requests that are still open shrink from round to round."""
+    picks: list[Pick] = [(None, -1)] * len(tokens)
+    rows = list(range(len(tokens)))  # the request of each row
+    ends = [len(its) for its in tokens]  # siblings that are tried of each request, at most
+    for turn in range(max(ends) + 1):
+        ended = [row for row, number in enumerate(rows) if turn >= ends[number]]
+        if ended:
+            extras = categorical_rows([rngs[rows[row]] for row in ended], "residual", _take(p_BV, ended))
+            for row, extra in zip(ended, extras, strict=True):
+                picks[rows[row]] = (None, extra)
+            tried = [row for row, number in enumerate(rows) if turn < ends[number]]
+            p_BV, q_BV, rows = _take(p_BV, tried), _take(q_BV, tried), [rows[row] for row in tried]
+        if not rows:
             break
-        p_V = left_V.div_(mass)
-        if distinct and number + 1 < len(children):
-            q_V = residual_without(q_V, (token,))
-            mass = float(q_V.sum())
-            q_V = q_V / mass
-            if float(q_V[token]) > 0.0:  # nothing but this token was left to draw from
-                break
-    return None, p_V
+        ids = [tokens[number][turn] for number in rows]
+        p_B, q_B = at_tokens(p_BV, ids), at_tokens(q_BV, ids)
+        stands = [rngs[n].bernoulli("accept", (ratio(p, q),))[0] for n, p, q in zip(rows, p_B, q_B, strict=True)]
+        for number, token, stood in zip(rows, ids, stands, strict=True):
+            if stood:
+                picks[number] = (turn, token)
+        refused = [row for row, stood in enumerate(stands) if not stood]
+        if not refused:
+            break
+        p_BV, q_BV, rows = _take(p_BV, refused), _take(q_BV, refused), [rows[row] for row in refused]
+        p_BV, left = _normalised((p_BV - q_BV).clamp_(min=0.0), p_BV)
+        if distinct:
+            ids_B1 = torch.tensor([[ids[row]] for row in refused], device=q_BV.device)
+            q_BV, undrawn = _normalised(q_BV.scatter(1, ids_B1, 0.0), q_BV)
+            left = [a and b for a, b in zip(left, undrawn, strict=True)]
+        for number, good in zip(rows, left, strict=True):
+            if not good:
+                ends[number] = turn + 1
+    return picks
+
+
+def _take(rows_BV: Tensor, wanted: Sequence[int]) -> Tensor:
+    """Some rows in order; all of them are not copied."""
+    return rows_BV if len(wanted) == rows_BV.shape[0] else rows_BV[list(wanted)]
+
+
+def _normalised(weights_BV: Tensor, otherwise_BV: Tensor) -> tuple[Tensor, list[bool]]:
+    """Rows divided by their sums, and whether each had any mass; a row without takes its other value."""
+    mass_B1 = weights_BV.sum(-1, keepdim=True)
+    good = [mass > 0.0 for mass in mass_B1[:, 0].tolist()]
+    if all(good):
+        return weights_BV.div_(mass_B1), good
+    return torch.where(mass_B1 > 0.0, weights_BV / mass_B1.clamp_min(1e-45), otherwise_BV), good
