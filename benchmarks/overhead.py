@@ -31,10 +31,10 @@ from rich.table import Table
 from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
-from foretoken.bench.files import check_writable, write_whole
-from foretoken.bench.provenance import provenance
 from foretoken.bench.workloads import BUNDLED_SUITE, limit_per_category, read_prompts
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_writable, write_whole
+from foretoken.core.provenance import provenance
 
 ROWS = (1, 2, 4, 8, 16, 32)
 

@@ -34,10 +34,10 @@ from rich.console import Console
 from versions import Quiet, command, versions
 
 from foretoken import LLM
-from foretoken.bench.files import check_writable, write_whole
-from foretoken.bench.provenance import provenance
 from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
 from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.core.files import check_writable, write_whole
+from foretoken.core.provenance import provenance
 
 _WARM_UP_PROMPTS = 2
 

@@ -35,11 +35,11 @@ from transformers.utils import logging as transformers_logging
 from versions import Quiet, command, versions
 
 from foretoken import LLM, SamplingParams, zoo
-from foretoken.bench.files import check_writable, write_whole
-from foretoken.bench.provenance import provenance
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
+from foretoken.core.files import check_writable, write_whole
 from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.recipe import Recipe

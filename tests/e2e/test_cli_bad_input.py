@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
-from foretoken.cli.main import main
+from foretoken.cli.main import app, main
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +123,21 @@ def test_report_without_matplotlib_is_refused_before_the_run(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["", "generate", "methods", "bench", "certify", "zoo", "zoo list", "zoo path"])
-def test_every_command_teaches(command, capsys):
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    yield " ".join(path)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, (*path, name))
+
+
+@pytest.mark.parametrize("command", list(_commands(typer.main.get_command(app))))
+def test_every_command_teaches(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*command.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert "Usage: foretoken" in out
-    if command != "zoo list":
+    if command not in ("zoo list", "train", "analyze"):
         assert "Example" in out
+    assert not re.search(r"--[a-z-]+\u2026", out), "an option's name is cut at 80 columns"
 
 
 def test_methods_as_text_and_json(capsys):

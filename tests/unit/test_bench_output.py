@@ -9,16 +9,16 @@ import re
 import pytest
 from rich.console import Console
 
-from foretoken.bench.files import check_writable, write_whole
 from foretoken.bench.harness import Method, Records, Sample
-from foretoken.bench.provenance import git_commit, provenance
 from foretoken.bench.report import html_report
 from foretoken.bench.summary import summarise
 from foretoken.bench.table import tables
 from foretoken.bench.workloads import Prompt
 from foretoken.cli.settings import parse_methods, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError
+from foretoken.core.files import check_writable, write_whole
 from foretoken.core.metrics import Metrics
+from foretoken.core.provenance import git_commit, provenance
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_provenance_names_command_versions_and_machine(tmp_path):
 def test_methods_with_options():
     methods = parse_methods(
         "none,ngram,draft_model+num_speculative_tokens=4+tree=topk",
-        ["draft_model.branching=2", "ngram.prompt_lookup_max=3"],
+        ["draft_model.num_drafts=2", "ngram.prompt_lookup_max=3"],
         target="zoo:base",
     )
     assert [method.label for method in methods] == [
@@ -119,7 +119,7 @@ def test_methods_with_options():
         "draft_model+num_speculative_tokens=4+tree=topk",
     ]
     assert methods[1].settings == {"prompt_lookup_max": 3}
-    assert methods[2].settings == {"branching": 2, "num_speculative_tokens": 4, "tree": "topk", "model": "zoo:draft"}
+    assert methods[2].settings == {"num_drafts": 2, "num_speculative_tokens": 4, "tree": "topk", "model": "zoo:draft"}
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, pairwise
 
 import pytest
 
 from foretoken.analysis import certify as certificates
-from foretoken.analysis.certify import Certificate, Section, closed_form, greedy_text, same_stream, sampled_law, teeth
+from foretoken.analysis.certify import (
+    ALPHA,
+    Certificate,
+    Section,
+    closed_form,
+    compare,
+    greedy_text,
+    same_stream,
+    sampled_law,
+    teeth,
+)
 from foretoken.analysis.enumeration import one_thread
-from foretoken.analysis.teeth import TEETH, PlainRatio, SameNoise, Tooth
+from foretoken.analysis.plain_rules import PlainRatio
+from foretoken.analysis.teeth import TEETH, SameNoise, Tooth
 from foretoken.core.sampling import SamplingParams
 from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.greedy import GreedyVerifier
@@ -59,10 +71,57 @@ def test_sampled_law_fails_without_power() -> None:
     assert not section.passed
 
 
-def test_a_suspicious_look_is_settled_by_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificates, "ALPHA", 0.9999)  # everything looks suspicious
-    looks = sampled_law(engine(), engine(salt=1), quick=True).details["tests"][0]["recipe"]
-    assert len(looks) == 2
+def test_looks_grow_and_a_gross_bias_ends_at_the_first() -> None:
+    sizes: list[int] = []
+
+    def counted(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
+        sizes.append(len(params))
+        return engine(salt=1)(prompts, params)
+
+    fair = sampled_law(engine(), counted)
+    assert fair.passed, fair
+    steps = [b - a for a, b in pairwise((0, *certificates.LOOKS))]
+    assert sizes == steps * len(certificates.SETTINGS)
+    for test in fair.details["tests"]:
+        assert [look["num_each"] for look in test["recipe"]] == list(certificates.LOOKS)
+        assert len(test["contrast"]) < len(certificates.LOOKS)  # told apart early, and drawn no further
+    biased = sampled_law(engine(), engine(salt=1, tilt=0.5))
+    assert not biased.passed
+    assert [look["num_each"] for look in biased.details["tests"][0]["recipe"]] == [250]
+    assert "the recipe's law is not plain sampling's" in biased.summary
+
+
+def test_each_look_has_its_share_of_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    for p_value in (ALPHA / 4 * 0.99, ALPHA / 4 * 1.01):
+        found = {"statistic": 1.0, "df": 3, "where": "token 2", "p_value": p_value}
+        monkeypatch.setattr(certificates, "compare", lambda first, second, found=found: found)
+        tests = sampled_law(engine(), engine(salt=1)).details["tests"]
+        shares.append([len(test["recipe"]) for test in tests])
+    assert shares == [[1] * 5, [4] * 5]
+
+
+def test_the_null_bracket_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count()
+
+    def restless(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
+        return engine(tilt=0.5 * (next(calls) % 2))(prompts, params)  # plain, then null of one setting
+
+    section = sampled_law(restless, engine(), quick=True)
+    assert not section.passed
+    assert "plain sampling differs from itself" in section.summary
+
+
+def test_false_alarms_over_all_looks_are_rare() -> None:
+    # at a level of a tenth instead of ALPHA, so that alarms can be counted
+    level, alarms, runs = 0.1, 0, 60
+    for run in range(runs):
+        params = [SamplingParams(seed=seed, temperature=1.0, max_tokens=6) for seed in range(400)]
+        first, second = (engine(salt=2 * run + arm)([""] * 400, params) for arm in (0, 1))
+        first, second = ([tuple(ids[:5]) for ids in sample] for sample in (first, second))  # type: ignore[misc]
+        looks = [compare(first[:size], second[:size])["p_value"] for size in (100, 200, 400)]  # type: ignore[arg-type]
+        alarms += min(looks) <= level / len(looks)
+    assert alarms <= 12  # binomial with 0.1: 12 or fewer with probability 0.99; Bonferroni has some in reserve
 
 
 def test_greedy_text_and_same_stream_report_the_first_difference() -> None:

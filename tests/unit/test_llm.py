@@ -167,7 +167,7 @@ def test_without_params_the_defaults_hold():
 
 
 def test_natural_ends_stop():
-    (output,) = base().chat([{"role": "user", "content": "Say hello."}], SamplingParams(max_tokens=400))
+    (output,) = base().chat([{"role": "user", "content": PROMPTS[0]}], SamplingParams(max_tokens=400))
     assert output.finish_reason == "stop"
     assert output.token_ids[-1] in target().end_ids
     assert output.text == text_of(output.token_ids[:-1])

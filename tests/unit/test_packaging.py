@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,13 @@ def test_every_file_beside_the_code_is_declared_as_package_data() -> None:
     }
     assert {file.suffix for file in beside} >= {".c", ".h", ".jsonl", ".safetensors", ".typed"}
     assert beside - carried == set()
+
+
+def test_the_wheel_stays_small() -> None:
+    """Under 60 MB: weights are nearly all of it, and deflate takes about a fifth off them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    zoo = ROOT / "src" / "foretoken" / "zoo"
+    left_out = {file for pattern in settings["exclude-package-data"]["foretoken.zoo"] for file in zoo.glob(pattern)}
+    carried = [file for file in zoo.rglob("*") if file.is_file() and file not in left_out]
+    assert {file.parent.name for file in left_out} == {"mamba", "long"}
+    assert sum(len(zlib.compress(file.read_bytes(), 1)) for file in carried) < 58e6

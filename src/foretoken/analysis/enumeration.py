@@ -16,27 +16,35 @@ here; its law is tested over seeds, and its stream by identity.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, Tabulated, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, mix64
+from foretoken.core.siblings import hub_of
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
 
-Kind = Literal["point", "sampled", "without"]
+Kind = Literal["point", "sampled", "without", "top", "hub"]
 Stop = Literal["never", "after", "drop"]
-KINDS: tuple[Kind, ...] = ("point", "sampled", "without")
-LAW_OF: dict[Kind, type[Law]] = {"point": PointMass, "sampled": Sampled, "without": WithoutReplacement}
-STYLES = ("flat", "peaked", "zeros", "point", "equal")
+KINDS: tuple[Kind, ...] = ("point", "sampled", "without", "top", "hub")
+LAW_OF: dict[Kind, type[Law]] = {
+    "point": PointMass,
+    "sampled": Sampled,
+    "without": WithoutReplacement,
+    "top": TopThenSampled,
+    "hub": HubPair,
+}
+STYLES = ("flat", "peaked", "steep", "zeros", "point", "equal")
 
 
 @contextmanager
@@ -104,8 +112,9 @@ class TablePair:
     Args:
         vocab_size: V, at most 4 or so.
         seed: fixes every table.
-        style: "flat" or "peaked" laws; "zeros": about a third of the entries are zero, in p and q apart;
-            "point": p and q are one-hot in half of the contexts; "equal": q = p.
+        style: "flat" or "peaked" laws; "steep": as at a low temperature, one token has nearly everything in half of
+            the contexts, so that differences from 1 keep no digits; "zeros": about a third of the entries are zero,
+            in p and q apart; "point": p and q are one-hot in half of the contexts; "equal": q = p.
         greedy: p is one-hot everywhere and the verifier is told so.
     """
 
@@ -147,7 +156,7 @@ class TablePair:
             law = torch.zeros(size, dtype=torch.float64)
             law[int(torch.randint(size, (1,), generator=rng))] = 1.0
             return law
-        sharpness = 4.0 if self.style == "peaked" else 1.0
+        sharpness = {"peaked": 4.0, "steep": 40.0 if coins[1] < 0.5 else 2.0}.get(self.style, 1.0)
         law = torch.rand(size, generator=rng, dtype=torch.float64).neg().log1p().neg() ** sharpness
         if self.style == "zeros":
             keep = torch.rand(size, generator=rng) > 0.35
@@ -161,6 +170,23 @@ CHAINS: tuple[Shape, ...] = ((), (-1,), (-1, 0), (-1, 0, 1))
 TREES: tuple[Shape, ...] = ((-1, -1), (-1, -1, 0), (-1, -1, -1), (-1, -1, 0, 1), (-1, -1, 0, 0))
 
 
+def random_shapes(seed: int, count: int, max_nodes: int = 5) -> tuple[Shape, ...]:
+    """Parents of random branching trees of 3 to ``max_nodes`` nodes: each node's parent is any node before it.
+
+    Args:
+        seed: fixes the trees.
+        count: how many different ones; there must be so many.
+        max_nodes: nodes of a tree at most.
+    """
+    rng = random.Random(seed)
+    found: dict[Shape, None] = {}
+    while len(found) < count:
+        shape = tuple(rng.randrange(ROOT, node) for node in range(rng.randint(3, max_nodes)))
+        if len(set(shape)) < len(shape):  # two children of one parent: not a chain
+            found[shape] = None
+    return tuple(found)
+
+
 def drafts(
     pair: TablePair, shape: Shape, kind: Kind, stop: Stop = "never"
 ) -> Iterator[tuple[float, tuple[int, ...], Shape]]:
@@ -170,7 +196,7 @@ def drafts(
         pair: the models.
         shape: the parents of the wanted tree. Without replacement a node is left out, with all below it, where q has
             no token left for it.
-        kind: the law that the tokens are really drawn by.
+        kind: the law that the tokens are really drawn by; "hub" gives a node two children at most.
         stop: what an adaptive draft length does. "after": a token that trips the rule stays, and nothing is drafted
             below it (exact for every rule here). "drop": a token that trips the rule is thrown away after it was
             drawn, so those that remain no longer follow q: a bias, unless the draft is a point mass.
@@ -191,14 +217,7 @@ def drafts(
             yield from grow(weight, tokens, parents, placed, node + 1)
             return
         elders = [tokens[i] for i, other in enumerate(parents) if other == parent]
-        if kind == "point":
-            # with more children than tokens the guesses repeat, which a verifier must survive
-            law = torch.zeros(pair.vocab_size)
-            law[pair.guesses(context)[len(elders) % pair.vocab_size]] = 1.0
-        else:
-            law = pair.q(context).clone()
-            if kind == "without":
-                law[elders] = 0.0
+        law = _next_sibling(pair, kind, context, elders, _num_siblings(pair, kind, context, shape, shape[node]))
         mass = float(law.sum())
         if mass <= 0.0:
             yield from grow(weight, tokens, parents, placed, node + 1)
@@ -211,6 +230,37 @@ def drafts(
                 yield from grow(weight * share, (*tokens, token), (*parents, parent), here, node + 1)
 
     yield from grow(1.0, (), (), {ROOT: ROOT}, 0)
+
+
+def _num_siblings(pair: TablePair, kind: Kind, context: tuple[int, ...], shape: Shape, parent: int) -> int:
+    """Children that the node gets: as many as the shape says, and as q has tokens where none may repeat."""
+    wanted = shape.count(parent)
+    if kind == "hub":
+        wanted = min(wanted, 2)
+    if kind in ("point", "sampled"):
+        return wanted
+    return min(wanted, int((pair.q(context) > 0.0).sum()))
+
+
+def _next_sibling(pair: TablePair, kind: Kind, context: tuple[int, ...], elders: Sequence[int], count: int) -> Tensor:
+    """The law of the next child after its elder siblings, as weights, float64 [V]; all zero where there is none."""
+    law = pair.q(context).clone()
+    only = torch.zeros_like(law)
+    if kind == "point":
+        # with more children than tokens the guesses repeat, which a verifier must survive
+        only[pair.guesses(context)[len(elders) % pair.vocab_size]] = 1.0
+        return only
+    if len(elders) == count:
+        return only
+    if kind == "top" and len(elders) < count - 1:
+        only[int(law.topk(count - 1).indices[len(elders)])] = 1.0
+        return only
+    if kind == "hub" and elders and elders[0] != hub_of(law):
+        only[hub_of(law)] = 1.0
+        return only
+    if kind != "sampled":
+        law[list(elders)] = 0.0
+    return law
 
 
 def _context(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int, ...]:
@@ -276,7 +326,7 @@ def _law(pair: TablePair, tokens: Sequence[int], parents: Sequence[int], declare
     expanded = list(dict.fromkeys(parents))
     q_KV = torch.stack([pair.q(_context(tokens, parents, parent)) for parent in expanded])
     rows = tuple(expanded.index(parent) for parent in parents)
-    return Sampled(q_KV, rows) if declared == "sampled" else WithoutReplacement(q_KV, rows)
+    return cast(type[Tabulated], LAW_OF[declared])(q_KV, rows)
 
 
 def continuation(
@@ -313,6 +363,7 @@ def worst_error(
     greedy: bool = False,
     declared: Kind | None = None,
     stop: Stop = "never",
+    styles: Sequence[str] = STYLES,
     seed: int = 0,
 ) -> Worst:
     """Enumerate a rule over every law it declares, chains and trees, and every style of random tables.
@@ -325,6 +376,7 @@ def worst_error(
         greedy: one-hot targets (temperature 0).
         declared: the law that the verifier is told, if not the truth.
         stop: the drafter's stop rule.
+        styles: kinds of random tables, see :class:`TablePair`.
         seed: fixes the tables.
 
     Returns:
@@ -335,9 +387,8 @@ def worst_error(
         shapes = (*CHAINS, *TREES) if verifier.trees else CHAINS
     error, case, count = 0.0, "", 0
     for number, (kind, shape) in enumerate(itertools.product(kinds, shapes)):
-        for style, trial in itertools.product(STYLES, range(num_pairs)):
-            wide = len(shape) > 2 and kind != "point"
-            size = 3 if wide else 4
+        for style, trial in itertools.product(styles, range(num_pairs)):
+            size = _vocab_size(kind, shape)
             pair = TablePair(size, mix64(seed ^ mix64(1000 * number + trial)), style, greedy=greedy)
             length = 2 if len(shape) > 3 else 3
             joint = step_law(verifier, pair, shape, kind, length=length, declared=declared, stop=stop).joint
@@ -346,3 +397,10 @@ def worst_error(
             if found >= error:
                 error, case = found, f"{kind}, parents {list(shape)}, {style}, V={size}"
     return Worst(error, count, case)
+
+
+def _vocab_size(kind: Kind, shape: Shape) -> int:
+    """The largest vocabulary whose drafts are still few; siblings alone get one token more than they can cover."""
+    if kind == "point" or len(shape) <= 2 or shape == (ROOT,) * 3:
+        return 4
+    return 3 if len(shape) <= 4 else 2

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.bench.files import check_writable, write_whole
 from foretoken.bench.harness import Method, Plan, Records, measure
 from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
 from foretoken.cli.console import emit, finite, note, stderr_console
@@ -28,6 +27,7 @@ from foretoken.cli.options import (
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_methods
 from foretoken.core.errors import ConfigError
+from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 _INTERRUPTED = 130
@@ -230,7 +230,7 @@ def _facts(
 ) -> dict[str, Any]:
     import torch
 
-    from foretoken.bench.provenance import provenance
+    from foretoken.core.provenance import provenance
 
     prompts: Sequence[Prompt] = plan.prompts
     return provenance(

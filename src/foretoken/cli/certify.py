@@ -26,9 +26,9 @@ def certify(
 ) -> int:
     """Prove what a recipe promises about its output. The exit code is 1 if any part fails.
 
-    The law in closed form on a tiny vocabulary, a statistical test on a real
+    The law in closed form on a tiny vocabulary, a sequential test on a real
     model, deliberately biased verifiers that must fail, and equality of text
-    or stream where that is promised.
+    or stream where that is promised. docs/certify.md says how much that is.
 
     [bold]Examples[/bold]
 

@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import bench, certify, generate, methods, zoo
+from foretoken.cli import analyze, bench, certify, generate, methods, train, zoo
 from foretoken.cli.console import OutputClosed, note, prepare_output, silence_libraries
+from foretoken.cli.eval import eval_command
 from foretoken.core.errors import ForetokenError
 
 INTERRUPTED = 130
@@ -30,7 +31,10 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("methods")(methods.methods)
 app.add_typer(bench.app, name="bench")
+app.command("eval")(eval_command)
 app.command("certify")(certify.certify)
+app.add_typer(analyze.app, name="analyze")
+app.add_typer(train.app, name="train")
 app.add_typer(zoo.app, name="zoo")
 
 
