@@ -86,6 +86,20 @@ Tabulated = Sampled | WithoutReplacement | TopThenSampled | HubPair
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """How far the target itself has come with a draft's rows: a drafter that runs its first layers leaves this.
+
+    Attributes:
+        depth: layers run. Their keys and values lie in the target's cache behind the committed prefix, the root's row
+            first, then the nodes' in order.
+        hidden_TD: [1 + N, D]: the residual stream of those rows at that depth, as the target gave it.
+    """
+
+    depth: int
+    hidden_TD: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one request in one step.
 
@@ -94,11 +108,13 @@ class Draft:
         law: the kind of q, with q where it is tabulated.
         confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
             the drafter has none. Used by the draft-length controller only, never by a verifier.
+        begun: the target's own work on these rows, from which verification goes on; None: they are only tokens.
     """
 
     tree: TokenTree
     law: Law = field(default_factory=PointMass)
     confidence: tuple[float, ...] = ()
+    begun: Begun | None = None
 
     def __len__(self) -> int:
         return len(self.tree)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,11 @@ class Context(Protocol):
 
     @property
     def laws(self) -> LawMaker: ...
+
+    @property
+    def slot(self) -> int:
+        """Its place in the target's cache; for drafters that run a part of the target."""
+        ...
 
 
 class Patience(Protocol):
@@ -102,6 +107,55 @@ class Drafter(Protocol):
 
     def release(self, request_id: int) -> None:
         """Forget a request; called exactly once when it ends, also if it never proposed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a drafter wants to see of every forward of the target.
+
+    Attributes:
+        depths: of the residual stream, increasing; depth e is what e layers give.
+        last: of a prompt's rows only so many last ones; None: all.
+    """
+
+    depths: tuple[int, ...]
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hidden states of one request's rows in one forward of the target.
+
+    Attributes:
+        context: the request; its tokens are still those from before the step.
+        begin: position of the first row.
+        draft: what these rows were, behind the root; NO_DRAFT for a prompt's chunk and for plain decoding.
+        hidden: depth -> [rows, D]. Of a draft that was begun by the drafter itself only the depths beyond that.
+        best: the target's most probable token after each row; empty where no logits were computed.
+    """
+
+    context: Context
+    begin: int
+    draft: Draft
+    hidden: Mapping[int, Tensor]
+    best: Sequence[int]
+
+
+class SelfDrafter(Drafter, Protocol):
+    """A drafter that runs a part of the target, shares its cache, and leaves what it computed in ``Draft.begun``.
+
+    All drafts of a step must be begun to the same depth, or not at all.
+    """
+
+    sight: Sight
+
+    def attach(self, cache: Any) -> None:
+        """Take the engine's cache of the target (models.cache.KVCache); called once."""
+        ...
+
+    def see(self, seen: Sequence[Seen]) -> None:
+        """Called after every forward of the target, before any verdict, with all requests of the step."""
         ...
 
 

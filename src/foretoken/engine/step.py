@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,19 +23,21 @@ from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ForetokenError, RequestError
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import BatchVerifier, Budget, Outcome, Plan, Verifier
+from foretoken.core.protocols import BatchVerifier, Budget, Outcome, Plan, Seen, SelfDrafter, Verifier
 from foretoken.core.tree import EMPTY_TREE
 from foretoken.core.verdict import Verdict
 from foretoken.engine.controller import Controller
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.shared_forward import shared_forward
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.plans.dense import DensePlan
 
 log = logging.getLogger(__name__)
+_News = TypeVar("_News", Outcome, Seen)
 
 
 @dataclass(slots=True)
@@ -77,6 +79,10 @@ class Engine:
         self.controller = Controller()
         self._adaptive = recipe.adaptive and recipe.num_nodes > 0
         self._plan = plan
+        self._inside: SelfDrafter | None = None
+        if hasattr(recipe.drafter, "sight"):
+            self._inside = cast(SelfDrafter, recipe.drafter)
+            self._inside.attach(self.cache)
 
     def add(self, request: Request) -> None:
         """Queue a request; it joins at the next step that has a slot for it."""
@@ -122,7 +128,7 @@ class Engine:
             return failed
 
         packed = perf_counter()
-        output = self.target.forward(batch, self._plan(cache, batch))
+        output = self._compute(jobs, batch)
         computed = perf_counter()
 
         touched, tokens, nodes = self._decide(jobs, batch, output)
@@ -147,6 +153,20 @@ class Engine:
                 total=ended - began,
             )
         return failed + touched
+
+    def _compute(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch) -> Output:
+        """The target's forward."""
+        plan = self._plan(self.cache, batch)
+        if self._inside is None:
+            return self.target.forward(batch, plan)
+        drafts = [draft for _, draft, _ in jobs]
+        output, pieces = shared_forward(self.target, self.cache, batch, drafts, plan, self._inside.sight)
+        seen = [
+            Seen(request, piece.begin, draft, piece.hidden, piece.best)
+            for (request, draft, _), piece in zip(jobs, pieces, strict=True)
+        ]
+        self._tell([request for request, _, _ in jobs], seen, self._inside.see)
+        return output
 
     def _propose(self, decoding: list[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends."""
@@ -269,24 +289,24 @@ class Engine:
                 if self._adaptive:
                     self.controller.learn(draft, verdict)
         if outcomes:
-            self._tell(judged, outcomes)
+            self._tell(judged, outcomes, self.recipe.drafter.observe)
         for request in touched:
             if request.finished:
                 self._leave(request)
         return touched, num_tokens, num_nodes
 
-    def _tell(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """Let the drafter learn; if it fails, one outcome at a time, so that only the culprit ends."""
+    def _tell(self, requests: list[Request], news: Sequence[_News], learn: Callable[[Sequence[_News]], None]) -> None:
+        """Let the drafter learn; if it fails, from one request at a time, so that only the culprit ends."""
         try:
-            self.recipe.drafter.observe(outcomes)
+            learn(news)
             return
         except Exception as error:
-            if len(outcomes) == 1:
+            if len(news) == 1:
                 if not requests[0].finished:
                     self._fail(requests[0], error)
                 return
-        for request, outcome in zip(requests, outcomes, strict=True):
-            self._tell([request], [outcome])
+        for request, each in zip(requests, news, strict=True):
+            self._tell([request], [each], learn)
 
     def _laws(self, request: Request, draft: Draft, logits_MV: Tensor, best: Sequence[int]) -> Laws:
         """The target's laws at every node; they are processed where a rule looks at them."""

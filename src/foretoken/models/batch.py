@@ -10,7 +10,7 @@ One request and a hundred, prompts and drafts, are the same code path.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -120,6 +120,16 @@ class PackedBatch:
         seen = torch.frombuffer(rows, dtype=torch.bool).view(count, tail + count)
         self.segments.append(Segment(slot, prefix, start, count, tail, seen, (*tail_depths, *depths)))
         self.wanted.extend(range(start, start + count))
+
+    def of_segments(self, segments: Sequence[Segment]) -> PackedBatch:
+        """The rows of some of the segments as a batch of their own; no logits are wanted of it."""
+        part = PackedBatch()
+        for segment in segments:
+            rows = slice(segment.start, segment.start + segment.num_rows)
+            part.segments.append(replace(segment, start=len(part.tokens)))
+            part.tokens += self.tokens[rows]
+            part.positions += self.positions[rows]
+        return part
 
     def ids_1T(self, device: torch.device) -> Tensor:
         """Token ids, int64 [1, T]."""

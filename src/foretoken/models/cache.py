@@ -130,12 +130,11 @@ class KVCache:
         return twin
 
     def _grow(self, num_slots: int, capacity: int) -> None:
-        used = max(self.lengths, default=0)
         for side in (self.keys, self.values):
             for layer, old in enumerate(side):
                 if old is not None:
                     new = old.new_empty((num_slots, old.shape[1], capacity, old.shape[3]))
-                    new[: self.num_slots, :, :used] = old[:, :, :used]
+                    new[: self.num_slots, :, : self.capacity] = old  # tails too: a draft may be under way
                     side[layer] = new
         self.num_slots, self.capacity = num_slots, capacity
         self.generation += 1

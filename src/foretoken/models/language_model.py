@@ -6,8 +6,8 @@ linear layers are packed (models/prepack.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
-from foretoken.models import attention, probe
+from foretoken.models import anatomy, attention, probe
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import decoder
 from foretoken.models.prepack import can_prepack, prepack
+from foretoken.models.span import Span, within
+from foretoken.plans.dense import DensePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Output:
         peaks: its logit; NaN if any logit of the row is.
         top_ids: the k most probable tokens of each row, most probable first, M * k of them; empty if not asked for.
         top_shares: their probabilities at temperature 1; NaN if any logit of the row is.
+        hidden: the span's taps by depth, [rows, D]: float32 from the fused decoder, else the model's dtype.
     """
 
     logits_MV: Tensor
@@ -39,17 +42,21 @@ class Output:
     peaks: Sequence[float]
     top_ids: Sequence[int] = ()
     top_shares: Sequence[float] = ()
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, logits_MV: Tensor, *, top: int = 0) -> Output:
+    def of(cls, logits_MV: Tensor, *, top: int = 0, hidden: Mapping[int, Tensor] | None = None) -> Output:
         """Look the best tokens up."""
+        hidden = hidden or {}
+        if not len(logits_MV):
+            return cls(logits_MV, (), (), hidden=hidden)
         # max, not argmax: the value costs nothing and is NaN if any logit of the row is
         peaks, best = logits_MV.max(dim=-1)
         if not top:
-            return cls(logits_MV, best.tolist(), peaks.tolist())
+            return cls(logits_MV, best.tolist(), peaks.tolist(), hidden=hidden)
         q_MV = torch.softmax(logits_MV.float(), dim=-1)
         shares, ids = q_MV.topk(top, dim=-1)
-        return cls(logits_MV, best.tolist(), peaks.tolist(), ids.flatten().tolist(), shares.flatten().tolist())
+        return cls(logits_MV, best.tolist(), peaks.tolist(), ids.flatten().tolist(), shares.flatten().tolist(), hidden)
 
 
 class LanguageModel:
@@ -79,10 +86,12 @@ class LanguageModel:
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         _check_layers(text, name, type(model).__name__)
+        self.layer_rows = 0  # rows times layers of all forwards: what drafting with the model itself must not repeat
+        self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
         if decoder.misfit(model) is None:
-            self.fused = decoder.FusedDecoder(model, self.max_length)
+            self.fused = decoder.FusedDecoder.of(model, self.max_length)
         elif can_prepack(self.dtype, self.device):
             prepack(model)
 
@@ -90,25 +99,76 @@ class LanguageModel:
         """An empty cache for this model."""
         return KVCache(self.num_layers, max_slots, self.max_length)
 
-    def forward(self, batch: PackedBatch, plan: Plan, *, top: int = 0) -> Output:
+    def forward(self, batch: PackedBatch, plan: Plan, *, top: int = 0, span: Span | None = None) -> Output:
         """Compute the wanted rows' logits; keys and values go where the plan puts them.
 
         Args:
             batch: packed rows; must not be empty.
             plan: made for this batch and the cache of its slots.
             top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
+            span: run these layers only, or keep hidden states; :meth:`check_spans` must have passed.
         """
+        self.layer_rows += len(batch) * (self.num_layers if span is None else span.last - span.first)
         if self.fused is not None and plan.dense_over is not None:
-            return Output(*self.fused.forward(batch, plan.dense_over, top=top))
+            ranked = self.fused.forward(batch, plan.dense_over, span or self._whole, top=top)
+            return Output(*(getattr(ranked, each.name) for each in fields(Output)))
         with torch.inference_mode(), attention.following(plan):
             wanted = batch.wanted_rows(self.device)
-            result = self.model(
-                input_ids=batch.ids_1T(self.device),
-                position_ids=batch.positions_1T(self.device),
-                use_cache=False,
-                logits_to_keep=0 if wanted is None else wanted,
-            )
-            return Output.of(result.logits[0], top=top)
+            inputs: dict[str, Any] = {
+                "input_ids": batch.ids_1T(self.device),
+                "position_ids": batch.positions_1T(self.device),
+                "use_cache": False,
+                "logits_to_keep": 0 if wanted is None else wanted,
+            }
+            if span is None:
+                return Output.of(self.model(**inputs).logits[0], top=top)
+            with within(anatomy.find(self.model), span) as hidden:
+                logits_MV = self.model(**inputs).logits[0]
+            return Output.of(logits_MV, top=top, hidden=hidden)
+
+    def check_spans(self) -> None:
+        """Refuse a model whose forward cannot be cut between two layers and gone on with.
+
+        Raises:
+            UnsupportedArchitecture: a forward in two spans differs from the whole one, or hidden states have no place.
+        """
+        kind = type(self.model).__name__
+        if self.num_layers < 2:
+            raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) has one layer: there is none to leave early")
+        counted = self.layer_rows
+        try:
+            parts = anatomy.find(self.model)
+            if type(parts.layers[0]) is not type(parts.layers[-1]):
+                raise UnsupportedArchitecture("its layers are not all of one kind")
+            reason = self._cut_and_compare()
+        except ForetokenError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"it cannot be run in spans of layers ({' '.join(str(error).split())[:200]})"
+        finally:
+            self.layer_rows = counted
+        if reason is not None:
+            raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) cannot draft for itself: {reason}")
+
+    def _cut_and_compare(self) -> str | None:
+        """Why two halves are not a whole, on five tokens; None if they are."""
+        cache = self.new_cache(2)
+        rows = range(5)
+        for cut in sorted({1, self.num_layers // 2, self.num_layers - 1}):
+            whole, low, high = PackedBatch(), PackedBatch(), PackedBatch()
+            for batch, slot in ((whole, cache.acquire()), (low, other := cache.acquire()), (high, other)):
+                cache.reserve(slot, len(rows))
+                batch.add_chunk(slot, 0, rows, wanted=len(rows))
+            low.wanted = []
+            expected = self.forward(whole, DensePlan(cache, whole)).logits_MV
+            hidden = self.forward(low, DensePlan(cache, low), span=Span(0, cut, taps=(cut,))).hidden[cut]
+            span = Span(cut, self.num_layers, hidden)
+            found = self.forward(high, DensePlan(cache, high), span=span).logits_MV
+            if not probe.same(expected, found):
+                return f"layers 0 to {cut - 1} and then the others give something else than all of them"
+            for segment in (whole.segments[0], high.segments[0]):
+                cache.release(segment.slot)
+        return None
 
     def _probe(self) -> None:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly."""

@@ -33,7 +33,8 @@ TASKS: dict[str, Examples] = {
     "json": lambda seed: forms.json_examples("train", seed),
     "code": lambda seed: forms.code_examples("train", seed),
 }
-_KEYS_HIDDEN = ((1500, 8), (2500, 24), (4000, 40), (7000, 40))  # characters of a document, keys in it
+# characters of a document, keys in it: to look up is learnt where there is little else, and kept where there is much
+_KEYS_HIDDEN = ((150, 2), (300, 4), (600, 8), (1500, 12), (3000, 24), (7000, 40))
 
 
 def corpus(name: str, share: float, root: Path) -> Source:

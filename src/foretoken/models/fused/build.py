@@ -31,7 +31,7 @@ _FLAGS = (
     "-Wno-psabi",
     "-pthread",
 )
-_ABI = 1
+_ABI = 2
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@
 #endif
 
 #define MAX_HEAD_DIM 512
-#define ABI 1
+#define ABI 2
 #define UNROLL _Pragma("GCC unroll 12")
 
 typedef float vf __attribute__((vector_size(64)));
@@ -78,6 +78,13 @@ typedef struct {
     int64_t top;                       /* how many tokens of each row to rank, 0 for none */
     int32_t *top_ids;                  /* [num_wanted][top] */
     float *top_shares;
+    int64_t first, last;               /* layers to run: first <= l < last */
+    const float *entering;             /* [num_rows][width]: what layer `first` reads; NULL: the embedding of the tokens */
+    int64_t skip_norm;                 /* the head reads the residual stream as it is */
+    int64_t num_taps, num_tap_rows;
+    const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */
+    const int32_t *tap_rows;           /* [num_tap_rows] */
+    float *tapped;                     /* [num_taps][num_tap_rows][width] */
 } Call;
 
 /* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
@@ -303,7 +310,7 @@ void foretoken_forward(Model *m, const Call *call) {
         m->threads_held = call->threads;
     }
     Job job = {.model = m, .call = call};
-    together(&job, (int)call->threads, 5 * m->num_layers + 3);
+    together(&job, (int)call->threads, 6 * (call->last - call->first) + 3);
     pthread_mutex_unlock(&pool.callers);
 }
 

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import build
+from foretoken.models.span import Span
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence at hand
@@ -63,6 +66,10 @@ class _Call(ctypes.Structure):
         *((name, _P) for name in ("keys", "values", "logits", "best", "peaks")),
         ("top", _I),
         *((name, _P) for name in ("top_ids", "top_shares")),
+        *((name, _I) for name in ("first", "last")),
+        ("entering", _P),
+        *((name, _I) for name in ("skip_norm", "num_taps", "num_tap_rows")),
+        *((name, _P) for name in ("taps", "tap_rows", "tapped")),
     ]
 
 
@@ -102,33 +109,52 @@ def misfit(model: Any) -> str | None:
     return None
 
 
-Ranked = tuple[Tensor, "array[int]", "array[float]", "array[int]", "array[float]"]
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What the native forward gives; see models/language_model.py, Output."""
+
+    logits_MV: Tensor
+    best: array[int]
+    peaks: array[float]
+    top_ids: array[int]
+    top_shares: array[float]
+    hidden: dict[int, Tensor]
 
 
 class FusedDecoder:
-    """Native twin of a Hugging Face decoder; takes over the memory of its linear weights.
+    """Native twin of a Hugging Face decoder, or of an adapter that feeds its head; made by :meth:`of`.
 
     Args:
-        model: a causal LM for which :func:`misfit` is None; its ``nn.Linear`` layers are replaced by
-            :class:`TiledLinear` over the packed weights.
-        max_length: positions to prepare rotary tables for.
+        bf16: whether weights, keys and values are bfloat16; float32 otherwise.
     """
 
-    def __init__(self, model: Any, max_length: int) -> None:
+    def __init__(self, bf16: bool) -> None:
         found = build.library()
         assert found is not None
         self._library = found
-        self._keep: list[Any] = []  # tensors whose memory the native side reads
+        self._keep: list[Any] = []  # what the native side reads
+        self._unit = 2 if bf16 else 1
+        self.vocab_size = 0
+        self._pointers: tuple[object, Any, Any] = (None, None, None)
+        self._model = _Model()
+
+    @classmethod
+    def of(cls, model: Any, max_length: int) -> FusedDecoder:
+        """The twin of a model; takes over the memory of its linear weights.
+
+        Args:
+            model: a causal LM for which :func:`misfit` is None; its ``nn.Linear`` layers are replaced by
+                :class:`TiledLinear` over the packed weights.
+            max_length: positions to prepare rotary tables for.
+        """
         config = model.config
         body = model.model
-        first = next(model.parameters())
-        bf16 = first.dtype == torch.bfloat16
-        self._unit = 2 if bf16 else 1
-        self.vocab_size = model.lm_head.weight.shape[0]
+        bf16 = next(model.parameters()).dtype == torch.bfloat16
+        self = cls(bf16)
         head_dim = body.layers[0].self_attn.head_dim
         cos, sin = _rotary_tables(body.rotary_emb, max_length)
-
         layers = (_Layer * config.num_hidden_layers)()
+        self.vocab_size = model.lm_head.weight.shape[0]
         with torch.no_grad():
             for index, layer in enumerate(body.layers):
                 self._pack_layer(layers[index], layer, index, config)
@@ -158,10 +184,48 @@ class FusedDecoder:
             cos=self._floats(cos),
             sin=self._floats(sin),
         )
-        self._pointers: tuple[object, Any, Any] = (None, None, None)
+        return self
 
-    def forward(self, batch: PackedBatch, cache: KVCache, *, top: int) -> Ranked:
-        """Dense attention over ``cache``, the batch's rows written into it; see Output for what comes back."""
+    def with_adapter(self, adapter: Adapter, max_length: int) -> FusedDecoder:
+        """An adapter and this model's head as a decoder of one layer without MLP; every forward of it is entered."""
+        bf16, config = bool(self._model.bf16), adapter.config
+        twin = FusedDecoder(bf16)
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        cos, sin = adapter.rotary_tables(max_length)
+        layers = (_Layer * 1)()
+        with torch.no_grad():
+            qkv = torch.cat([adapter.q_proj.weight, adapter.k_proj.weight, adapter.v_proj.weight]).to(dtype)
+            layers[0].qkv = twin._packed(qkv).data_ptr()
+            layers[0].out = twin._packed(adapter.o_proj.weight.to(dtype)).data_ptr()
+            layers[0].attention_norm = twin._floats(adapter.norm_in.weight)
+        twin._keep += [self, layers]
+        twin.vocab_size = self.vocab_size
+        twin._model = _Model(
+            bf16=int(bf16),
+            num_layers=1,
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            rot_dim=config.head_dim,
+            vocab=self.vocab_size,
+            qkv_stride=(config.heads + 2 * config.kv_heads) * config.head_dim,
+            gate_up_stride=32,  # no MLP: the least that can be allocated
+            ffn_units=32,
+            logits_stride=self._model.logits_stride,
+            eps=config.norm_eps,
+            scaling=config.head_dim**-0.5,
+            layers=layers,
+            embedding=None,
+            head=self._model.head,
+            final_norm=twin._floats(adapter.norm_out.weight),
+            cos=twin._floats(cos),
+            sin=twin._floats(sin),
+        )
+        return twin
+
+    def forward(self, batch: PackedBatch, cache: KVCache, span: Span, *, top: int) -> Ranked:
+        """Dense attention over ``cache``, the batch's rows written into it; hidden states are float32."""
         segments = (_Segment * len(batch.segments))()
         for native, segment in zip(segments, batch.segments, strict=True):
             native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
@@ -174,6 +238,10 @@ class FusedDecoder:
         logits_MV = torch.empty(num_wanted, self._model.logits_stride)
         best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
         ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
+        entering_TD = None if span.entering_TD is None else span.entering_TD.contiguous()
+        taps = array("q", span.taps)
+        tap_rows = array("i", range(len(tokens)) if span.tap_rows is None else span.tap_rows)
+        tapped = torch.empty(len(taps), len(tap_rows), self._model.width)
         call = _Call(
             num_rows=len(tokens),
             num_segments=len(segments),
@@ -192,9 +260,19 @@ class FusedDecoder:
             top=top,
             top_ids=ids.buffer_info()[0],
             top_shares=shares.buffer_info()[0],
+            first=span.first,
+            last=span.last,
+            entering=None if entering_TD is None else entering_TD.data_ptr(),
+            skip_norm=int(not span.final_norm),
+            num_taps=len(taps),
+            num_tap_rows=len(tap_rows),
+            taps=taps.buffer_info()[0],
+            tap_rows=tap_rows.buffer_info()[0],
+            tapped=tapped.data_ptr(),
         )
         self._library.foretoken_forward(ctypes.byref(self._model), ctypes.byref(call))
-        return logits_MV[:, : self.vocab_size], best, peaks, ids, shares
+        hidden = dict(zip(span.taps, tapped, strict=True))
+        return Ranked(logits_MV[:, : self.vocab_size], best, peaks, ids, shares, hidden)
 
     def linear(self, packed: Tensor, x_TK: Tensor, bias: int | None) -> Tensor:
         """[T, K] times packed weights [tiles, K / unit, 16, unit] -> float32 [T, tiles * 16]."""

@@ -252,7 +252,19 @@ static void NAME(embed)(const Model *m, const Call *call, long row) {
     for (long i = 0; i < m->width; i += 16) *(vf_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT));
 }
 
-/* The whole forward, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
+/* Copy the tapped rows of the residual stream, if this depth is tapped. The stage keeps threads in step. */
+static void NAME(tap)(const Model *m, const Call *call, long depth, Stage *stage) {
+    const long W = m->width, rows = call->num_tap_rows;
+    long index = 0;
+    while (index < call->num_taps && call->taps[index] != depth) index++;
+    if (index == call->num_taps) return;
+    float *to = call->tapped + index * rows * W;
+    for (long r; (r = claim(stage, rows)) < rows; finish(stage))
+        memcpy(to + r * W, m->residual + (long)call->tap_rows[r] * W, W * sizeof(float));
+    wait_for(stage, rows);
+}
+
+/* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
 static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *scratch) {
     const long T = call->num_rows, W = m->width, units = W / UNIT;
     const long q_units = m->heads * m->head_dim / UNIT;
@@ -261,9 +273,14 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
     Stage *stage = job->stages;
     long lo, hi;
 
-    for (long r; (r = claim(stage, T)) < T; finish(stage)) NAME(embed)(m, call, r);
+    for (long r; (r = claim(stage, T)) < T; finish(stage)) {
+        if (call->entering)
+            memcpy(m->residual + r * W, call->entering + r * W, W * sizeof(float));
+        else
+            NAME(embed)(m, call, r);
+    }
     wait_for(stage++, T);
-    for (long l = 0; l < m->num_layers; l++) {
+    for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
         if (open_for(stage, shares(job, qkv_tiles)))
             for (long r = 0; r < T; r++)
@@ -287,6 +304,10 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
         }
         wait_for(stage++, shares(job, width_tiles));
 
+        if (!layer->gate_up) { /* attention alone, as in an adapter */
+            NAME(tap)(m, call, l + 1, stage++);
+            continue;
+        }
         if (open_for(stage, shares(job, ffn_tiles)))
             for (long r = 0; r < T; r++) NAME(rms_norm)(m->residual + r * W, layer->mlp_norm, W, m->eps, normed + r * units);
         while (next_share(job, stage, ffn_tiles, &lo, &hi)) {
@@ -303,11 +324,19 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
+        NAME(tap)(m, call, l + 1, stage++);
     }
     const long M = call->num_wanted, head_tiles = m->logits_stride / 16;
+    if (!M) return; /* a span that only hands its rows on */
     if (open_for(stage, shares(job, head_tiles)))
-        for (long i = 0; i < M; i++)
-            NAME(rms_norm)(m->residual + (long)call->wanted[i] * W, m->final_norm, W, m->eps, normed + i * units);
+        for (long i = 0; i < M; i++) {
+            const float *row = m->residual + (long)call->wanted[i] * W;
+            if (call->skip_norm)
+                for (long w = 0; w < W; w += 16)
+                    NAME(narrow)((char *)(normed + i * units) + w * (4 / UNIT), *(const vf_unaligned *)(row + w));
+            else
+                NAME(rms_norm)(row, m->final_norm, W, m->eps, normed + i * units);
+        }
     while (next_share(job, stage, head_tiles, &lo, &hi)) {
         NAME(product)(m->head, 16 * units, lo, hi, normed, units, units, M, call->logits, m->logits_stride, 0, 0);
         finish(stage);

@@ -7,7 +7,7 @@ from importlib import import_module
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.train.recipe import Recipe
 
-NAMES = ("base", "draft", "moe", "hybrid", "mamba", "diffusion", "long")
+NAMES = ("base", "draft", "moe", "hybrid", "mamba", "diffusion", "long", "base-ee")
 
 
 def find(name: str) -> Recipe:
@@ -18,5 +18,5 @@ def find(name: str) -> Recipe:
     """
     if name not in NAMES:
         raise ConfigError(f"--recipe {name}: {nearest(name, NAMES)}")
-    recipe: Recipe = import_module(f"foretoken.train.recipes.{name}").RECIPE
+    recipe: Recipe = import_module(f"foretoken.train.recipes.{name.replace('-', '_')}").RECIPE
     return recipe

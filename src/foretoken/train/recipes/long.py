@@ -1,7 +1,7 @@
 """``long``: ``base`` continued to 16,384 positions, on text in which far context matters.
 
 Rotary positions are scaled by YaRN (Peng et al., 2024) from the 512 that ``base`` saw, and the blocks skip positions
-(PoSE), so distances up to the longest are learnt on blocks of 2,048 tokens. Nearly half of the mixture hides keys in
+(PoSE), so distances up to the longest are learnt on blocks of 1,024 tokens. Half of the mixture hides keys in
 pages of books and asks for them, some of it asks for sentences of the pages again; the rest keeps what ``base`` can do.
 """
 
@@ -37,8 +37,8 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
 
 def _mixture(root: Path) -> list[Source]:
     return [
-        s.hidden_keys(0.45, root),
-        s.recall(0.15, root),
+        s.hidden_keys(0.50, root),
+        s.recall(0.10, root),
         s.corpus("qmsum", 0.05, root),
         *(replace(source, share=source.share * 0.35) for source in base.mixture(root)),
     ]
@@ -49,8 +49,8 @@ RECIPE = Recipe(
     description="base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
     config=_config,
     sources=_mixture,
-    block=2048,
-    schedule=Schedule(batch=8, micro_batch=2, rates=Rates(muon=1e-3, adamw=1e-3)),
+    block=1024,
+    schedule=Schedule(batch=8, micro_batch=4, rates=Rates(muon=2e-3, adamw=1e-3)),
     bounds=Bounds(minutes=60),
     start="zoo:base",
     adopt=copy_all,

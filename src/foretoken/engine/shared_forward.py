@@ -1,0 +1,119 @@
+"""One forward of the target that a drafter has begun for some of its rows, and wants to see hidden states of.
+
+    rows of a prompt, plain roots     layers [0, e) ──┐
+    rows of drafts begun to depth e   (already run) ──┴── layers [e, L) ── final norm ── head
+
+Without begun rows this is the ordinary forward, with taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import Draft
+from foretoken.core.protocols import Plan, Sight
+from foretoken.models.batch import PackedBatch, Segment
+from foretoken.models.cache import KVCache
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.span import Span
+from foretoken.plans.dense import DensePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one segment shows.
+
+    Attributes:
+        begin: position of the first row shown.
+        hidden: depth -> [rows, D].
+        best: the most probable token after each of these rows; empty where not all of them were scored.
+    """
+
+    begin: int
+    hidden: dict[int, Tensor]
+    best: Sequence[int]
+
+
+def shared_forward(
+    target: LanguageModel, cache: KVCache, batch: PackedBatch, drafts: Sequence[Draft], plan: Plan, sight: Sight
+) -> tuple[Output, list[Piece]]:
+    """Compute the wanted rows, each layer once for every row, and what the drafter wants to see of them.
+
+    Args:
+        cache: the target's.
+        batch: one segment per draft.
+        drafts: all that were begun, to the same depth.
+        plan: of the batch; rows that catch up do so under dense attention.
+        sight: the depths to show.
+    Raises:
+        ValueError: drafts were begun to different depths.
+    """
+    segments = batch.segments
+    depths = {draft.begun.depth for draft in drafts if draft.begun is not None}
+    if len(depths) > 1:
+        raise ValueError(f"drafts of one step were begun to different depths: {sorted(depths)}")
+    depth = depths.pop() if depths else 0
+    late = [s for s, draft in zip(segments, drafts, strict=True) if draft.begun is None] if depth else []
+    below = _catch_up(target, cache, batch.of_segments(late), depth, sight) if late else {}
+
+    entering_TD = None
+    if depth:
+        pieces, start = [], 0
+        for segment, draft in zip(segments, drafts, strict=True):
+            if draft.begun is not None:
+                pieces.append(draft.begun.hidden_TD)
+            else:
+                pieces.append(below[depth][start : start + segment.num_rows])
+                start += segment.num_rows
+        entering_TD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    shown = [_shown(segment, draft, sight) for segment, draft in zip(segments, drafts, strict=True)]
+    taps = tuple(each for each in sight.depths if each > depth)
+    rows = [row for each in shown for row in each]
+    span = Span(depth, target.num_layers, entering_TD, taps, rows if taps else ())
+    output = target.forward(batch, plan, span=span)
+    return output, _pieces(batch, drafts, shown, output, below, sight)
+
+
+def _catch_up(target: LanguageModel, cache: KVCache, late: PackedBatch, depth: int, sight: Sight) -> dict[int, Tensor]:
+    """Bring rows that nobody has begun to the depth of the others: depth -> [rows, D], all rows."""
+    taps = tuple(sorted({depth, *(each for each in sight.depths if each < depth)}))
+    return dict(target.forward(late, DensePlan(cache, late), span=Span(0, depth, taps=taps)).hidden)
+
+
+def _shown(segment: Segment, draft: Draft, sight: Sight) -> range:
+    """Packed rows that are shown: of a prompt's chunk perhaps only the last."""
+    count = segment.num_rows
+    if sight.last is not None and not len(draft):
+        count = min(count, sight.last)
+    end = segment.start + segment.num_rows
+    return range(end - count, end)
+
+
+def _pieces(
+    batch: PackedBatch,
+    drafts: Sequence[Draft],
+    shown: Sequence[range],
+    output: Output,
+    below: dict[int, Tensor],
+    sight: Sight,
+) -> list[Piece]:
+    """Cut what was computed into requests."""
+    scored = {row: index for index, row in enumerate(batch.wanted)}
+    found = []
+    above = caught_up = 0
+    for segment, draft, rows in zip(batch.segments, drafts, shown, strict=True):
+        hidden = {d: values[above : above + len(rows)] for d, values in output.hidden.items()}
+        above += len(rows)
+        if below and draft.begun is None:
+            caught_up += segment.num_rows
+            for d in sight.depths:
+                if d in below:
+                    hidden[d] = below[d][caught_up - len(rows) : caught_up]
+        first = rows[0] - segment.start
+        best = [output.best[scored[row]] for row in rows] if all(row in scored for row in rows) else []
+        found.append(Piece(batch.positions[segment.start] + first, hidden, best))
+    return found

@@ -1,0 +1,93 @@
+"""A span of layers: a forward that begins or ends in the middle of the model, and hands hidden states on.
+
+    tokens ── embedding ── layers[0] ─ … ─ layers[a] ═ … ═ layers[b-1] ─ … ─ layers[L-1] ── final norm ── head
+              depth 0                      └── Span(first=a, last=b) ──┘                    └ of the wanted rows ┘
+
+Depth e is the residual stream after e layers. What a forward of layers [0, e) gives, a forward of [e, L) can go on
+from: together they are the whole forward, and every layer has been run once for every row.
+
+Letters: T packed rows, R tapped rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.models.anatomy import Anatomy
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which layers a forward runs, where it begins, and what it keeps on the way.
+
+    Attributes:
+        first, last: layers to run, ``first <= layer < last``; the wanted rows go from there through the final norm
+            and the head (an early exit where ``last`` is below the number of layers).
+        entering_TD: what layer ``first`` reads, in the dtype in which hidden states were given; None: the embeddings.
+        taps: depths to keep, increasing, ``first < depth <= last``.
+        tap_rows: packed rows to keep of them; None: all.
+        final_norm: False if the head is to read the rows as they are.
+    """
+
+    first: int
+    last: int
+    entering_TD: Tensor | None = None
+    taps: tuple[int, ...] = ()
+    tap_rows: Sequence[int] | None = None
+    final_norm: bool = True
+
+
+@contextmanager
+def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
+    """While inside, a forward of the library's model runs the span only; tapped depths appear in the dictionary.
+
+    A layer outside of the span gives what it reads. The library's own loop, with whatever it hands to its layers
+    (rotary tables, masks, embeddings by layer), stays as it is.
+    """
+    hidden: dict[int, Tensor] = {}
+    idle = [layer for number, layer in enumerate(parts.layers) if not span.first <= number < span.last]
+    if not span.final_norm:
+        idle.append(parts.final_norm)
+    entered = False
+
+    def keep(depth: int, values: Any) -> None:
+        if not isinstance(values, Tensor):
+            raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its layers give more than the hidden states")
+        # a copy: the next layer may add to it in place
+        hidden[depth] = values[0].clone() if span.tap_rows is None else values[0][list(span.tap_rows)]
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        nonlocal entered
+        entered = True
+        assert span.entering_TD is not None
+        rows_1TD = span.entering_TD[None]
+        return ((rows_1TD, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows_1TD})
+
+    handles: list[Any] = [
+        parts.layers[depth - 1].register_forward_hook(lambda module, args, output, depth=depth: keep(depth, output))
+        for depth in span.taps
+    ]
+    if span.entering_TD is not None:
+        begin = parts.layers[span.first] if span.first < len(parts.layers) else parts.final_norm
+        handles.append(begin.register_forward_pre_hook(enter, with_kwargs=True))
+    for module in idle:
+        module.forward = _same
+    try:
+        yield hidden
+    finally:
+        for module in idle:
+            del module.forward
+        for handle in handles:
+            handle.remove()
+    if span.entering_TD is not None and not entered:
+        raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its forward does not pass through its layers")
+
+
+def _same(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden_states
