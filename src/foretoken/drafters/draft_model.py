@@ -31,11 +31,12 @@ from foretoken.core.draft import (
     TopThenSampled,
     WithoutReplacement,
 )
-from foretoken.core.errors import ConfigError, MismatchError, RequestError
+from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.protocols import Budget, Context, Outcome, Verifier
 from foretoken.core.randomness import gumbel
 from foretoken.core.siblings import draw_siblings
-from foretoken.core.tree import ROOT, TokenTree
+from foretoken.core.tree import ROOT
+from foretoken.drafters.growth import Growing, no_law
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
 from foretoken.models.load import load
@@ -78,32 +79,10 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A draft while it grows."""
+class _Growing(Growing):
+    """A draft while it grows, and where its request stands in the draft's cache."""
 
-    context: Context
-    budget: Budget
-    state: _State
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    reach: list[float] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    row_of: list[int] = field(default_factory=list)  # row of q each node was drawn from
-    q_rows: list[Tensor] = field(default_factory=list)
-    frontier: list[int] = field(default_factory=list)  # nodes to expand next; ROOT at first
-    chain: bool = True
-
-    def add(self, token: int, parent: int, confidence: float, q_row: int) -> int:
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
-        self.reach.append(confidence * (1.0 if parent == ROOT else self.reach[parent]))
-        self.confidence.append(confidence)
-        self.row_of.append(q_row)
-        self.chain = self.chain and parent == node - 1
-        return node
+    state: _State = field(kw_only=True)
 
 
 class ModelDrafter:
@@ -214,7 +193,7 @@ class ModelDrafter:
             depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
             if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
                 bounded = Budget(budget.max_nodes, depth, budget.patience)
-                growing.append(_Growing(context, bounded, self._state(context)))
+                growing.append(_Growing(context, bounded, state=self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:
             with torch.inference_mode():
@@ -312,12 +291,7 @@ class ModelDrafter:
 
     def _seen(self, draft: _Growing, node: int) -> list[int]:
         """Tail rows that a node about to be read may attend to: its ancestors'."""
-        rows = []
-        node = draft.parents[node]
-        while node != ROOT:
-            rows.append(draft.state.row_of[node])
-            node = draft.parents[node]
-        return rows
+        return [draft.state.row_of[each] for each in draft.ancestors(node)]
 
     def _forward(self, batch: PackedBatch) -> Output:
         """One forward; the draft's table may be padded to another size than the target's."""
@@ -334,7 +308,6 @@ class ModelDrafter:
 
     def _wants_first(self, draft: _Growing) -> bool:
         """Whether drafting pays at all, before anything is spent; the draft's confidence is not known yet."""
-        draft.frontier = [ROOT]
         patience = draft.budget.patience
         return patience is None or patience.worthwhile(1.0, 1.0, 0)
 
@@ -355,18 +328,8 @@ class ModelDrafter:
         return going_on
 
     def _law(self, draft: _Growing, rows: _Rows) -> Tensor:
-        """Processed logits of the frontier, under the history that each node stands for."""
-        logits_MV = rows.output.logits_MV[rows.start : rows.stop]
-        maker = draft.context.laws
-        if not maker.trivial:
-            logits_MV = maker.process(logits_MV, TokenTree(draft.tokens, draft.parents), draft.frontier)
-        return logits_MV
-
-    def _no_law(self) -> RequestError:
-        return RequestError(
-            f"draft model '{self.config.model}' has nothing to propose: its logits are NaN, "
-            "or logit_bias and min_tokens forbid every token"
-        )
+        """Processed logits of the frontier."""
+        return draft.process(rows.output.logits_MV[rows.start : rows.stop])
 
     def _expand_greedy(self, draft: _Growing, rows: _Rows) -> None:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
@@ -375,14 +338,14 @@ class ModelDrafter:
             output, row = Output.of(self._law(draft, rows), top=1), 0
         confidence = output.top_shares[row]
         if confidence != confidence:
-            raise self._no_law()
+            raise no_law(self.config.model)
         parent = draft.frontier[0]
-        reach = 1.0 if parent == ROOT else draft.reach[parent]
+        reach = draft.reach_of(parent)
         if not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
         node = draft.add(output.best[row], parent, confidence, 0)
-        draft.frontier = [node] if self._room(draft, node) else []
+        draft.frontier = [node] if draft.has_room(node) else []
 
     def _expand_coupled(self, draft: _Growing, rows: _Rows) -> None:
         """One child, drawn by the noise of its position. `match` does not mind which tokens are proposed."""
@@ -393,26 +356,26 @@ class ModelDrafter:
         token = int((noise_V + logits_V).argmax())
         confidence = float(torch.softmax(logits_V, dim=-1)[token])
         if confidence != confidence:
-            raise self._no_law()
-        reach = 1.0 if parent == ROOT else draft.reach[parent]
+            raise no_law(self.config.model)
+        reach = draft.reach_of(parent)
         if not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
         node = draft.add(token, parent, confidence, 0)
-        draft.frontier = [node] if self._room(draft, node) else []
+        draft.frontier = [node] if draft.has_room(node) else []
 
     def _expand_sampled(self, draft: _Growing, rows: _Rows) -> None:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
         q_MV = torch.softmax(self._law(draft, rows), dim=-1)
         if bool(torch.isnan(q_MV).any()):
-            raise self._no_law()
+            raise no_law(self.config.model)
         kind = cast(type[Tabulated], _LAW_OF[self._tree])
         streams = draft.context.streams
         # sum q^2 is the chance that an independent draw from q agrees: known before the draw
         agreement = (q_MV * q_MV).sum(-1).tolist()
         fresh: list[int] = []
         for row, parent in enumerate(draft.frontier):
-            reach = 1.0 if parent == ROOT else draft.reach[parent]
+            reach = draft.reach_of(parent)
             room = draft.budget.max_nodes - len(draft.tokens)
             # sqrt: a drawn token stands with probability sum min(p, q), which is far above sum q^2 when p is near q
             confidence = agreement[row] ** 0.5
@@ -423,7 +386,7 @@ class ModelDrafter:
             draft.q_rows.append(q_V)
             fresh += [draft.add(token, parent, confidence, len(draft.q_rows) - 1) for token in tokens]
         fresh.sort(key=lambda node: -draft.reach[node])
-        draft.frontier = sorted(node for node in fresh[: self._count] if self._room(draft, node))
+        draft.frontier = sorted(node for node in fresh[: self._count] if draft.has_room(node))
 
     def _expand_topk(self, draft: _Growing, rows: _Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
@@ -432,38 +395,26 @@ class ModelDrafter:
             output, first = Output.of(self._law(draft, rows), top=self._top), 0
         candidates: list[tuple[float, int, int, float]] = []
         for row, parent in enumerate(draft.frontier, first):
-            reach = 1.0 if parent == ROOT else draft.reach[parent]
+            reach = draft.reach_of(parent)
             ranked = slice(row * self._top, (row + 1) * self._top)
             for q, token in zip(output.top_shares[ranked], output.top_ids[ranked], strict=True):
                 if q != q:
-                    raise self._no_law()
+                    raise no_law(self.config.model)
                 if q > 0:
                     candidates.append((reach * q, parent, token, q))
         candidates.sort(key=lambda each: -each[0])
         fresh: list[int] = []
         for _, parent, token, q in candidates[: self._count]:
-            reach = 1.0 if parent == ROOT else draft.reach[parent]
+            reach = draft.reach_of(parent)
             if len(draft.tokens) >= draft.budget.max_nodes or not self._pays(draft, reach, q):
                 break
             fresh.append(draft.add(token, parent, q, 0))
-        draft.frontier = [node for node in fresh if self._room(draft, node)]
+        draft.frontier = [node for node in fresh if draft.has_room(node)]
 
     def _pays(self, draft: _Growing, reach: float, confidence: float) -> bool:
         patience = draft.budget.patience
         return patience is None or patience.worthwhile(reach, confidence, len(draft.tokens))
 
-    def _room(self, draft: _Growing, node: int) -> bool:
-        """Whether children of ``node`` may still be proposed."""
-        return len(draft.tokens) < draft.budget.max_nodes and draft.depths[node] < draft.budget.max_depth
-
     def _finish(self, draft: _Growing) -> Draft:
-        if not draft.tokens:
-            return NO_DRAFT
-        draft.state.awaiting = True
-        tree = TokenTree(draft.tokens, None if draft.chain else draft.parents)
-        confidence = tuple(min(1.0, max(1e-6, value)) for value in draft.confidence)
-        if not draft.q_rows:
-            drawn = self._tree == "coupled" and not draft.context.params.greedy
-            return Draft(tree, Coupled() if drawn else PointMass(), confidence)
-        kind = cast(type[Tabulated], _LAW_OF[self._tree])
-        return Draft(tree, kind(torch.stack(draft.q_rows), tuple(draft.row_of)), confidence)
+        draft.state.awaiting = bool(draft.tokens)
+        return draft.finish(_LAW_OF[self._tree])

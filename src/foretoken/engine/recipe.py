@@ -132,6 +132,8 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
         _check_fit(drafter.name, drafter, verifier)
+    if adaptive and hasattr(drafter, "max_nodes"):  # it has a rule of its own for when to stop
+        num_nodes, adaptive = drafter.max_nodes, False
     return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive)
 
 

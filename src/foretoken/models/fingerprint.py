@@ -48,6 +48,14 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def fingerprint_of(source: str) -> str:
+    """The fingerprint of a checkpoint that has been loaded: a folder, or a hub id of which there is a local copy."""
+    from transformers.utils import cached_file
+
+    folder = Path(source) if Path(source).is_dir() else Path(cached_file(source, "config.json")).parent
+    return fingerprint(folder)
+
+
 def _canonical(config: dict[str, Any]) -> bytes:
     return json.dumps({key: config[key] for key in config if key not in _PASSING}, sort_keys=True).encode()
 

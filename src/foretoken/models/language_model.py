@@ -76,6 +76,7 @@ class LanguageModel:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.source = str(getattr(model.config, "_name_or_path", "") or name)  # folder or hub id
         self.config = model.config
         text = model.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
@@ -88,6 +89,7 @@ class LanguageModel:
         _check_layers(text, name, type(model).__name__)
         self.layer_rows = 0  # rows times layers of all forwards: what drafting with the model itself must not repeat
         self._whole = Span(0, self.num_layers)
+        self._no_cache = self.new_cache(1)  # for what runs no layer
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
         if decoder.misfit(model) is None:
@@ -125,6 +127,18 @@ class LanguageModel:
             with within(anatomy.find(self.model), span) as hidden:
                 logits_MV = self.model(**inputs).logits[0]
             return Output.of(logits_MV, top=top, hidden=hidden)
+
+    def score(self, hidden_MD: Tensor, *, top: int = 0, final_norm: bool = True) -> Output:
+        """Logits of hidden states: the head of every depth, with whatever the model does to logits after it.
+
+        Args:
+            hidden_MD: [M, D] as a forward gave them.
+            final_norm: False if they have been normed already.
+        """
+        batch = PackedBatch()
+        batch.add_chunk(0, 0, [0] * len(hidden_MD), wanted=len(hidden_MD))
+        span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
+        return self.forward(batch, DensePlan(self._no_cache, batch), top=top, span=span)
 
     def check_spans(self) -> None:
         """Refuse a model whose forward cannot be cut between two layers and gone on with.

@@ -232,7 +232,7 @@ class FusedDecoder:
             native.start, native.rows = segment.start, segment.num_rows
             if segment.seen is not None:
                 native.seen = segment.seen.data_ptr()
-        keys, values = self._cache_pointers(cache)
+        keys, values = self._cache_pointers(cache) if span.first < span.last else (None, None)
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         num_wanted = len(wanted)
         logits_MV = torch.empty(num_wanted, self._model.logits_stride)

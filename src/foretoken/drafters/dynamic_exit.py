@@ -1,0 +1,325 @@
+"""DEL: draft with the first E layers of the target; E and the length follow what every exit would have said.
+
+    draft     layers [0, E) ── final norm ── head          E layers a token, the target's own weights
+    verify    layers [E, L) over all drafted rows
+    re-read   every exit's hidden states, which are there anyway, through norm and head: shadow tokens
+    learn     alpha[e] = how often exit e agreed with the whole model, with decay
+    choose    E, n = argmax of (1 + alpha + ... + alpha^n) / (n * (E + head) + L + head)
+
+Letters: T packed rows, D width, L layers, X exits that are re-read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import NO_DRAFT, Draft, Law, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.protocols import Budget, Context, Outcome, Seen, Sight
+from foretoken.drafters.shallow import Shallow, ShallowGrowing
+from foretoken.models import anatomy
+from foretoken.models.language_model import LanguageModel, Output
+
+LONGEST = 18  # draft tokens a step (paper, section 4)
+PROMPT_ROWS = 32  # last rows of a prompt that every exit is judged by (paper's code)
+PROBE_EVERY = 16  # steps without a draft before one token is drafted all the same (ours)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Decayed sums of one request, per exit: agreement with the whole model, and the exit's confidence then.
+
+    Index 0 is exit 1 (one layer). Equations of the paper's section 3; ``threshold`` is its dynamic draft exit.
+    """
+
+    matched: list[float]
+    missed: list[float]
+    sure_when_matched: list[float]
+    sure_when_missed: list[float]
+
+    @classmethod
+    def empty(cls, exits: int) -> Statistics:
+        return cls(*([0.0] * exits for _ in range(4)))
+
+    def learn(self, exit_layer: int, decay: float, matches: Sequence[bool], shares: Sequence[float]) -> None:
+        """Take in one round of one exit: whether it agreed at each valid column, and how sure it was."""
+        i = exit_layer - 1
+        hits = [share for share, match in zip(shares, matches, strict=True) if match]
+        misses = [share for share, match in zip(shares, matches, strict=True) if not match]
+        self.matched[i] = decay * self.matched[i] + len(hits)
+        self.missed[i] = decay * self.missed[i] + len(misses)
+        self.sure_when_matched[i] = decay * self.sure_when_matched[i] + sum(hits)
+        self.sure_when_missed[i] = decay * self.sure_when_missed[i] + sum(misses)
+
+    def alpha(self, exit_layer: int) -> float | None:
+        """Share of agreement; None if the exit was never seen."""
+        i = exit_layer - 1
+        total = self.matched[i] + self.missed[i]
+        return self.matched[i] / total if total else None
+
+    def threshold(self, exit_layer: int) -> float:
+        """Drafting stops below this confidence: half-way between what it was at hits and at misses.
+
+        Without a miss yet half of the confidence at hits, without a hit 1 (ours; the code compares with NaN).
+        """
+        i = exit_layer - 1
+        if not self.matched[i]:
+            return 1.0
+        hit = self.sure_when_matched[i] / self.matched[i]
+        miss = self.sure_when_missed[i] / self.missed[i] if self.missed[i] else 0.0
+        return (hit + miss) / 2
+
+
+def best_exit(
+    statistics: Sequence[Statistics], exits: Sequence[int], layers: int, head: float, longest: int = LONGEST - 1
+) -> tuple[int, int]:
+    """Exit and draft length with the most expected tokens per layer loaded (the paper's TPL), for a batch.
+
+    One exit serves all requests of a step: numerators and denominators are added over them (ours).
+
+    Args:
+        exits: to choose from.
+        layers: L.
+        head: cost of norm and head in layers; the paper counts 0.
+    Returns:
+        the exit, and the length; length 0 is a step without a draft.
+    """
+    best, chosen = (len(statistics) or 1) / (layers + head), (exits[0], 0)
+    for exit_layer in exits:
+        known = [alpha for each in statistics if (alpha := each.alpha(exit_layer)) is not None]
+        if not known:
+            continue
+        expected, power = float(len(known)), [1.0] * len(known)
+        for length in range(1, longest + 1):
+            power = [p * alpha for p, alpha in zip(power, known, strict=True)]
+            expected += sum(power)
+            value = expected / (length * (exit_layer + head) + layers + head)
+            if value * len(statistics) / len(known) > best:
+                best, chosen = value * len(statistics) / len(known), (exit_layer, length)
+    return chosen
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: what was learnt, and its hidden states of the step under way, depth -> [rows, D]."""
+
+    statistics: Statistics
+    drafted: ShallowGrowing | None = None
+    said: list[int] = field(default_factory=list)  # most probable token of the drafting exit, per drafted row
+    rounds: int = 0
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    best: Sequence[int] = ()
+
+
+class DynamicExitDrafter:
+    """Self-speculation whose exit layer and length are chosen before every step from what all exits would have said.
+
+    Paper:   arXiv:2504.05598 (DEL), on LayerSkip's self-speculation, arXiv:2404.16710.
+    Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is fixed before a
+             step from the past, the stop looks at a drafted token that is verified all the same: lossless under any
+             lossless verifier of chains.
+    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost
+             counts norm and head (``head_cost``); shadow tokens are re-read only every ``reread_every`` steps, since
+             the head, cheap beside the layers of a large model, is dear beside those of a small one; the threshold
+             compares plain confidences with plain ones when sampling.
+    """
+
+    name = "del"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of DEL.
+
+        Attributes:
+            exit_layer: None: chosen before every step; a number of layers: always this one (LayerSkip).
+            draft_length: None: the confidence threshold decides; 'planned': the length that goes with the chosen
+                exit (the paper's ablation without dynamic exit); a number: always so many tokens.
+            decay: of the statistics, per step in which an exit was seen.
+            reread_every: steps between two re-readings of all exits; the paper's 1 is the best where the head is cheap.
+            head_cost: norm and head in units of one layer; None: by their parameters. The paper's objective has 0.
+            min_exit: shallowest exit to consider.
+        """
+
+        exit_layer: int | None = None
+        draft_length: int | str | None = None
+        decay: float = 0.95
+        reread_every: int = 1
+        head_cost: float | None = None
+        min_exit: int = 1
+
+        def __post_init__(self) -> None:
+            for name, least in (("exit_layer", 1), ("draft_length", 0), ("reread_every", 1), ("min_exit", 1)):
+                value = getattr(self, name)
+                if value is None or (name == "draft_length" and value == "planned"):
+                    continue
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                    kinds = " or 'planned'" if name == "draft_length" else ""
+                    raise ConfigError(f"{name}={value!r} must be an integer of at least {least}{kinds}")
+            if isinstance(self.draft_length, int) and self.draft_length > 64:
+                raise ConfigError(f"draft_length={self.draft_length} must be at most 64")
+            if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
+                raise ConfigError(f"decay={self.decay!r} must be above 0 and at most 1")
+            if self.head_cost is not None and not 0 <= self.head_cost < math.inf:
+                raise ConfigError(f"head_cost={self.head_cost!r} must be 0 or more layers")
+
+    def __init__(self, config: Config, target: LanguageModel) -> None:
+        self.config = config
+        self.shallow = Shallow(target)
+        self._target = target
+        self._layers = target.num_layers
+        for name in ("exit_layer", "min_exit"):
+            value = getattr(config, name)
+            if value is not None and value >= self._layers:
+                raise ConfigError(
+                    f"{name}={value} is out of range: '{target.name}' has {self._layers} layers, so exits are 1 to "
+                    f"{self._layers - 1}"
+                )
+        self.branches = False
+        self.laws: tuple[type[Law], ...] = (Sampled,)
+        self._fixed = config.exit_layer is not None and isinstance(config.draft_length, int)
+        self._exits = range(config.min_exit, self._layers)
+        # what is never learnt from need not be seen
+        self.sight = Sight(() if self._fixed else tuple(range(1, self._layers + 1)), PROMPT_ROWS)
+        self.max_nodes = config.draft_length if isinstance(config.draft_length, int) else LONGEST
+        self._head_cost = _head_cost(target) if config.head_cost is None else config.head_cost
+        self._states: dict[int, _State] = {}
+        self._round = 0
+        self._exit = self._exits[0]
+
+    def attach(self, cache: Any) -> None:
+        self.shallow.attach(cache)
+
+    def see(self, seen: Sequence[Seen]) -> None:
+        """Keep the hidden states of this step's rows; a prompt's last rows are learnt from at once."""
+        if self._fixed:
+            return
+        for each in seen:
+            state = self._states.get(each.context.request_id)
+            if state is None:
+                state = self._states[each.context.request_id] = _State(Statistics.empty(self._layers))
+            state.hidden, state.best = dict(each.hidden), each.best
+            rows = len(each.hidden[self._layers])
+            if not each.draft.begun and each.begin + rows == len(each.context.tokens):  # not the middle of a prompt
+                self._learn(state, range(rows))
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
+        growing = [
+            ShallowGrowing(context, Budget(min(budget.max_nodes, budget.max_depth), budget.max_depth))
+            for context, budget in zip(contexts, budgets, strict=True)
+            if min(budget.max_nodes, budget.max_depth) > 0
+        ]
+        self._round += 1
+        exit_layer, length = self._plan([draft.context for draft in growing])
+        self._exit = exit_layer
+        for draft in growing:
+            draft.budget = Budget(draft.budget.max_nodes, min(draft.budget.max_depth, length))
+        active = growing if length else []
+        taps = (exit_layer,) if self._fixed else tuple(range(1, exit_layer + 1))
+        with torch.inference_mode():
+            while active:
+                output = self.shallow.read(active, exit_layer, taps, scored=True)
+                for row, draft in enumerate(active):
+                    self._extend(draft, output, row)
+                closing = [draft for draft in active if not draft.frontier]
+                active = [draft for draft in active if draft.frontier]
+                if closing:
+                    self.shallow.read(closing, exit_layer, taps, scored=False)
+        drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
+        return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from the columns that the drafting exit was right about, and the first where it was not."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.request_id)
+            if state is None or state.drafted is None:
+                continue
+            drafted, state.drafted = state.drafted, None
+            state.rounds += 1
+            if self._fixed:
+                continue
+            below = {depth: drafted.hidden(depth) for depth in range(1, self._exit + 1)}
+            state.hidden = {**below, **{depth: rows for depth, rows in state.hidden.items() if depth > self._exit}}
+            wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
+            self._learn(state, range(wrong + 1))
+
+    def release(self, request_id: int) -> None:
+        self._states.pop(request_id, None)
+
+    # ------------------------------------------------------------------ planning
+
+    def _plan(self, contexts: Sequence[Context]) -> tuple[int, int]:
+        """Exit and longest draft of this step."""
+        config = self.config
+        states = [self._states.get(context.request_id) for context in contexts]
+        for context, state in zip(contexts, states, strict=True):
+            if state is None:
+                self._states[context.request_id] = _State(Statistics.empty(self._layers))
+        if self._fixed:
+            assert config.exit_layer is not None
+            assert isinstance(config.draft_length, int)
+            return config.exit_layer, config.draft_length
+        started = [state.statistics for state in states if state is not None and state.rounds]
+        exits = self._exits if config.exit_layer is None else [config.exit_layer]
+        if not started:  # the first round: the shallowest exit, one token
+            return exits[0], 1
+        exit_layer, length = best_exit(started, exits, self._layers, self._head_cost)
+        if isinstance(config.draft_length, int):
+            return exit_layer, config.draft_length
+        if not length:
+            return exit_layer, int(self._round % PROBE_EVERY == 0)
+        return exit_layer, length if config.draft_length == "planned" else LONGEST
+
+    def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
+        """One more token; unsure tokens are kept and verified, but not continued."""
+        node = draft.draw(output, row, self.name)
+        stop = not draft.has_room(node)
+        state = self._states[draft.context.request_id]
+        state.said[node:] = [output.best[row]]
+        if not stop and self.config.draft_length is None:
+            token = draft.tokens[node]
+            plain = output.best[row] == token
+            share = output.top_shares[row] if plain else float(torch.softmax(output.logits_MV[row], -1)[token])
+            stop = bool(state.rounds) and share < state.statistics.threshold(self._exit)
+        draft.frontier = [] if stop else [node]
+
+    def _finish(self, draft: ShallowGrowing) -> Draft:
+        if not draft.tokens:
+            return NO_DRAFT
+        self._states[draft.context.request_id].drafted = draft
+        return draft.finish(Sampled, draft.begun(self._exit))
+
+    # ------------------------------------------------------------------ learning
+
+    def _learn(self, state: _State, columns: range) -> None:
+        """Re-read the exits at these rows in one call of the head, and update every exit's statistics."""
+        if state.rounds and self._round % self.config.reread_every:
+            return
+        exits = list(self._exits) if self.config.exit_layer is None else [self.config.exit_layer]
+        depths = [depth for depth in exits if depth in state.hidden]
+        whole = [] if state.best else [self._layers]  # a prompt's rows were not scored
+        rows_TD = torch.cat([state.hidden[depth][columns.start : columns.stop] for depth in [*depths, *whole]])
+        output = self._target.score(rows_TD, top=1)
+        count = len(columns)
+        if whole:
+            truth = list(output.best[len(depths) * count :])
+        else:
+            truth = [state.best[column] for column in columns]
+        for place, depth in enumerate(depths):
+            rows = slice(place * count, (place + 1) * count)
+            matches = [said == true for said, true in zip(output.best[rows], truth, strict=True)]
+            state.statistics.learn(depth, self.config.decay, matches, output.top_shares[rows])
+
+
+def _head_cost(target: LanguageModel) -> float:
+    """The head in units of one layer, by parameters: what is read from memory for a token."""
+    parts = anatomy.find(target.model)
+    layer = sum(each.numel() for each in parts.layers[0].parameters())
+    text = target.config.get_text_config(decoder=True)
+    return target.vocab_size * text.hidden_size / layer if layer else 2.0
