@@ -23,6 +23,7 @@ from foretoken.cli.options import (
     Verbose,
     check_model_name,
     check_placement,
+    explain,
     load_model,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_methods
@@ -159,6 +160,7 @@ def bench(
     engines = {rows[0].label: llm}
     for row in rows[1:]:
         engines[row.label] = llm.with_method(row.config)
+        explain(engines[row.label])
     plan = Plan(prompts, params, repeats=repeats, batch_size=batch_size, chat=llm.is_chat_model and not raw)
     records = _measure_with_bar(engines, plan)
     if not records.samples:

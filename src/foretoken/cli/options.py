@@ -69,7 +69,16 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
     if sys.stderr.isatty() and not model.startswith(zoo.PREFIX):
         note(f"loading {model}")  # may take minutes, or a download
 
-    return LLM(model, speculative_config=config, **options)
+    llm = LLM(model, speculative_config=config, **options)
+    explain(llm)
+    return llm
+
+
+def explain(llm: Any) -> None:
+    """Say what the method has measured and chosen by itself, if it has."""
+    explanation = getattr(llm.recipe.drafter, "explanation", "")
+    if explanation:
+        note(f"{llm.recipe.method}: {explanation}")
 
 
 def check_model_name(model: str) -> None:

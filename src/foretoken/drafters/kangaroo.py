@@ -105,7 +105,7 @@ class KangarooDrafter:
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
         self.shallow = Shallow(target)
-        adapter, self.explanation = _adapter(config, target)
+        adapter, self.explanation = _adapter(config, target)  # the command line prints it
         self.exit_layer = adapter.config.exit_layer
         self.threshold = config.threshold if config.threshold is not None else 0.4 if config.tree else 0.6
         self.branches = config.tree
@@ -284,7 +284,7 @@ class KangarooDrafter:
 
 
 def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:
-    """The adapter that is asked for, checked against the target, and why it is this one."""
+    """The adapter that is asked for, checked against the target; and why it is this one, if that was measured."""
     place = Path(config.adapter).expanduser() if config.adapter else Path(target.source) / BUNDLED
     folders = [place] if (place / CONFIG).is_file() else sorted(place.glob("exit-*"))
     if not folders:
@@ -309,9 +309,8 @@ def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Ada
                 f"{', '.join(map(str, sorted(found)))}; make one with 'foretoken train kangaroo --target "
                 f"{target.name} --exit-layer {config.exit_layer} --out DIR'"
             )
-        return found[int(config.exit_layer)], "as asked"
-    nearest = min(found, key=lambda depth: (abs(depth - target.num_layers / 8), depth))
-    return found[nearest], "the only one" if len(found) == 1 else "nearest to an eighth of the target"
+        return found[int(config.exit_layer)], ""
+    return found[min(found, key=lambda depth: (abs(depth - target.num_layers / 8), depth))], ""
 
 
 def _check(adapter: Adapter, target: LanguageModel) -> None:

@@ -24,6 +24,7 @@ MODELS = {
     "hybrid": "hybrid: Bamba layout, 2 Mamba-2 and 2 attention layers by turns, width 256",
     "mamba": "state space: pure Mamba-2, 4 layers, width 256, 64 states a channel",
     "diffusion": "masked diffusion, not for generating alone: ModernBERT layout, bidirectional, fills runs of masks",
+    "base-ee": "base twice as deep, for early exits (LayerSkip): Llama layout, 16 layers, width 384, 28.3 M parameters",
     "long": "base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
 }
 
