@@ -87,7 +87,8 @@ class LanguageModel:
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         _check_layers(text, name, type(model).__name__)
-        self.layer_rows = 0  # rows times layers of all forwards: what drafting with the model itself must not repeat
+        # of all forwards: layers loaded, and rows times layers (drafting with the model itself must not repeat any)
+        self.layers_loaded = self.layer_rows = 0
         self._whole = Span(0, self.num_layers)
         self._no_cache = self.new_cache(1)  # for what runs no layer
         self.fused: decoder.FusedDecoder | None = None
@@ -110,7 +111,9 @@ class LanguageModel:
             top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
             span: run these layers only, or keep hidden states; :meth:`check_spans` must have passed.
         """
-        self.layer_rows += len(batch) * (self.num_layers if span is None else span.last - span.first)
+        layers = self.num_layers if span is None else span.last - span.first
+        self.layers_loaded += layers
+        self.layer_rows += layers * len(batch)
         if self.fused is not None and plan.dense_over is not None:
             ranked = self.fused.forward(batch, plan.dense_over, span or self._whole, top=top)
             return Output(*(getattr(ranked, each.name) for each in fields(Output)))
