@@ -112,6 +112,7 @@ class _State:
     statistics: Statistics
     drafted: ShallowGrowing | None = None
     said: list[int] = field(default_factory=list)  # most probable token of the drafting exit, per drafted row
+    shares: list[float] = field(default_factory=list)  # and its probability
     rounds: int = 0
     hidden: dict[int, Tensor] = field(default_factory=dict)
     best: Sequence[int] = ()
@@ -126,7 +127,8 @@ class DynamicExitDrafter:
              lossless verifier of chains.
     Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost
              counts norm and head (``head_cost``); shadow tokens are re-read only every ``reread_every`` steps, since
-             the head, cheap beside the layers of a large model, is dear beside those of a small one; the threshold
+             the head, cheap beside the layers of a large model, is dear beside those of a small one (between them the
+             drafting exit is learnt from alone), and in steps without a draft only when probing; the threshold
              compares plain confidences with plain ones when sampling.
     """
 
@@ -185,7 +187,8 @@ class DynamicExitDrafter:
         self._fixed = config.exit_layer is not None and isinstance(config.draft_length, int)
         self._exits = range(config.min_exit, self._layers)
         # what is never learnt from need not be seen
-        self.sight = Sight(() if self._fixed else tuple(range(1, self._layers + 1)), PROMPT_ROWS)
+        self._blind, self._all = Sight((), 0), Sight(tuple(range(1, self._layers + 1)), PROMPT_ROWS)
+        self.sight = self._blind if self._fixed else self._all  # of the next forward
         self.max_nodes = config.draft_length if isinstance(config.draft_length, int) else LONGEST
         self._head_cost = _head_cost(target) if config.head_cost is None else config.head_cost
         self._states: dict[int, _State] = {}
@@ -204,9 +207,11 @@ class DynamicExitDrafter:
             if state is None:
                 state = self._states[each.context.request_id] = _State(Statistics.empty(self._layers))
             state.hidden, state.best = dict(each.hidden), each.best
+            if each.draft.begun or not each.hidden:
+                continue
             rows = len(each.hidden[self._layers])
-            if not each.draft.begun and each.begin + rows == len(each.context.tokens):  # not the middle of a prompt
-                self._learn(state, range(rows))
+            if each.begin + rows == len(each.context.tokens):  # not the middle of a prompt
+                self._reread(state, range(rows))
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
@@ -221,7 +226,7 @@ class DynamicExitDrafter:
         for draft in growing:
             draft.budget = Budget(draft.budget.max_nodes, min(draft.budget.max_depth, length))
         active = growing if length else []
-        taps = (exit_layer,) if self._fixed else tuple(range(1, exit_layer + 1))
+        taps = tuple(range(1, exit_layer + 1)) if self.sight.depths else (exit_layer,)
         with torch.inference_mode():
             while active:
                 output = self.shallow.read(active, exit_layer, taps, scored=True)
@@ -244,13 +249,20 @@ class DynamicExitDrafter:
             state.rounds += 1
             if self._fixed:
                 continue
-            below = {depth: drafted.hidden(depth) for depth in range(1, self._exit + 1)}
-            state.hidden = {**below, **{depth: rows for depth, rows in state.hidden.items() if depth > self._exit}}
             wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
-            self._learn(state, range(wrong + 1))
+            if state.hidden:
+                below = {depth: drafted.hidden(depth) for depth in range(1, self._exit + 1)}
+                state.hidden = {**below, **{depth: rows for depth, rows in state.hidden.items() if depth > self._exit}}
+                self._reread(state, range(wrong + 1))
+            else:  # what the drafting exit said is known all the same
+                count = min(wrong + 1, len(state.said))
+                matches = [column < wrong for column in range(count)]
+                state.statistics.learn(self._exit, self.config.decay, matches, state.shares[:count])
 
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)
+        if not self._states and not self._fixed:
+            self.sight = self._all  # the next forward may be a prompt's
 
     # ------------------------------------------------------------------ planning
 
@@ -267,13 +279,16 @@ class DynamicExitDrafter:
             return config.exit_layer, config.draft_length
         started = [state.statistics for state in states if state is not None and state.rounds]
         exits = self._exits if config.exit_layer is None else [config.exit_layer]
+        self.sight = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
         if not started:  # the first round: the shallowest exit, one token
             return exits[0], 1
         exit_layer, length = best_exit(started, exits, self._layers, self._head_cost)
         if isinstance(config.draft_length, int):
             return exit_layer, config.draft_length
         if not length:
-            return exit_layer, int(self._round % PROBE_EVERY == 0)
+            probing = self._round % PROBE_EVERY == 0
+            self.sight = self._all if probing else self._blind
+            return exit_layer, int(probing)
         return exit_layer, length if config.draft_length == "planned" else LONGEST
 
     def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
@@ -281,7 +296,7 @@ class DynamicExitDrafter:
         node = draft.draw(output, row, self.name)
         stop = not draft.has_room(node)
         state = self._states[draft.context.request_id]
-        state.said[node:] = [output.best[row]]
+        state.said[node:], state.shares[node:] = [output.best[row]], [output.top_shares[row]]
         if not stop and self.config.draft_length is None:
             token = draft.tokens[node]
             plain = output.best[row] == token
@@ -297,10 +312,8 @@ class DynamicExitDrafter:
 
     # ------------------------------------------------------------------ learning
 
-    def _learn(self, state: _State, columns: range) -> None:
+    def _reread(self, state: _State, columns: range) -> None:
         """Re-read the exits at these rows in one call of the head, and update every exit's statistics."""
-        if state.rounds and self._round % self.config.reread_every:
-            return
         exits = list(self._exits) if self.config.exit_layer is None else [self.config.exit_layer]
         depths = [depth for depth in exits if depth in state.hidden]
         whole = [] if state.best else [self._layers]  # a prompt's rows were not scored

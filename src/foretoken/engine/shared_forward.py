@@ -113,7 +113,7 @@ def _pieces(
             for d in sight.depths:
                 if d in below:
                     hidden[d] = below[d][caught_up - len(rows) : caught_up]
-        first = rows[0] - segment.start
+        first = rows.start - segment.start
         best = [output.best[scored[row]] for row in rows] if all(row in scored for row in rows) else []
         found.append(Piece(batch.positions[segment.start] + first, hidden, best))
     return found
