@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken import zoo
-from foretoken.cli import features
+from foretoken.cli import features, train_kangaroo
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.training import (
     CheckpointEvery,
@@ -28,6 +28,9 @@ app = typer.Typer(no_args_is_help=True, help="Train the zoo's models, and small 
 app.command(
     "features", epilog="Example: foretoken train features --target zoo:base --corpus my.jsonl --out my-features"
 )(features.features)
+app.command(
+    "kangaroo", epilog="Example: foretoken train kangaroo --target zoo:base --exit-layer 2 --data DATA --out my-adapter"
+)(train_kangaroo.kangaroo)
 
 
 class When(str, Enum):
