@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from foretoken import zoo
-from foretoken.cli import features
-from foretoken.cli.console import emit_json, note, quiet_transformers, stderr_console
+from foretoken.cli import features, train_kangaroo
+from foretoken.cli.console import emit_json, note, quiet_transformers
+from foretoken.cli.training import (
+    CheckpointEvery,
+    Rate,
+    bounds,
+    check_device,
+    check_positive,
+    progress,
+    terminating,
+)
 from foretoken.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from foretoken.train.trainer import Progress, Report
 
 app = typer.Typer(no_args_is_help=True, help="Train the zoo's models, and small learned parts for a target of yours.")
 
 app.command(
     "features", epilog="Example: foretoken train features --target zoo:base --corpus my.jsonl --out my-features"
 )(features.features)
-
-SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
+app.command(
+    "kangaroo", epilog="Example: foretoken train kangaroo --target zoo:base --exit-layer 2 --data DATA --out my-adapter"
+)(train_kangaroo.kangaroo)
 
 
 class When(str, Enum):
@@ -43,13 +46,6 @@ class When(str, Enum):
 
 Compile = Annotated[
     When, typer.Option("--compile", help="Compile the layers first, half a minute; auto: only where there is a GPU.")
-]
-Rate = Annotated[float, typer.Option("--rate", help="Factor on the recipe's learning rates.")]
-CheckpointEvery = Annotated[
-    float | None,
-    typer.Option(
-        "--checkpoint-every", metavar="SECONDS", help="Seconds of training between two checkpoints; default: 120."
-    ),
 ]
 
 
@@ -102,20 +98,20 @@ def base(
     out = out or _place(recipe)
     if start is not None:
         chosen = replace(chosen, start=start, tokenizer=start, adopt=chosen.adopt or copy_all)
-    bounds = _bounds(chosen.bounds, minutes, tokens)
-    _check_positive("--rate", rate)
-    _check_device(device)
+    end = bounds(chosen.bounds, minutes, tokens)
+    check_positive("--rate", rate)
+    check_device(device)
     if checkpoint_every is not None:
-        _check_positive("--checkpoint-every", checkpoint_every)
+        check_positive("--checkpoint-every", checkpoint_every)
     if threads is not None:
         torch.set_num_threads(threads)
     mixture = sources.parse_all(corpus) if corpus else chosen.sources(data_root(data))
-    with _terminating(), _progress(f"training {chosen.name}") as report:
+    with terminating(), progress(f"training {chosen.name}") as report:
         record = run(
             chosen,
             mixture,
             out,
-            bounds=bounds,
+            bounds=end,
             seed=seed,
             device=device,
             report=report,
@@ -190,24 +186,24 @@ def draft(
     from foretoken.train.trainer import CHECKPOINT_SECONDS
 
     quiet_transformers(verbose)
-    bounds = _bounds(recipes.RECIPE.bounds, minutes, tokens)
-    _check_positive("--num-speculative-tokens", num_drafts)
-    _check_positive("--rate", rate)
-    _check_device(device)
+    end = bounds(recipes.RECIPE.bounds, minutes, tokens)
+    check_positive("--num-speculative-tokens", num_drafts)
+    check_positive("--rate", rate)
+    check_device(device)
     if checkpoint_every is not None:
-        _check_positive("--checkpoint-every", checkpoint_every)
+        check_positive("--checkpoint-every", checkpoint_every)
     if threads is not None:
         torch.set_num_threads(threads)
     judges = [prompt.text for prompt in read_prompts(prompts or BUNDLED_SUITE)]
     recipe = recipes.distil(target, start, loss, own_words, on_policy)
     mixture = sources.parse_all(corpus) if corpus else recipe.sources(data_root(data))
     before = acceptance.measure(target, start, judges, num_drafts) if start else None
-    with _terminating(), _progress("training a draft") as report:
+    with terminating(), progress("training a draft") as report:
         record = run(
             recipe,
             mixture,
             out,
-            bounds=bounds,
+            bounds=end,
             seed=seed,
             device=device,
             report=report,
@@ -239,71 +235,3 @@ def _place(name: str) -> Path:
     if zoo.find(name).bundled:
         raise ConfigError(f"zoo:{name} is bundled: name a folder for your own with --out DIR")
     return zoo.home() / name
-
-
-def _bounds(default: Any, minutes: float | None, tokens: int | None) -> Any:
-    from foretoken.train.trainer import Bounds
-
-    for name, value in (("--minutes", minutes), ("--tokens", tokens)):
-        if value is not None:
-            _check_positive(name, value)
-    return default if minutes is None and tokens is None else Bounds(tokens=tokens, minutes=minutes)
-
-
-def _check_positive(option: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{option} {value}: must be more than 0")
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise ConfigError(f"--device {device}: not available here; use cpu")
-
-
-@contextmanager
-def _terminating() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: write a checkpoint, then stop."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Report]:
-    """A bar on a terminal, else a line now and then."""
-    console = stderr_console()
-    if not console.is_terminal:
-        yield _lines(title)
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(title, total=1.0, state="reading the data")
-        yield lambda progress: bar.update(task, completed=progress.done, state=_state(progress))
-
-
-def _lines(title: str) -> Report:
-    last = time.monotonic() - SECONDS_BETWEEN_LINES
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            note(f"{title}: {progress.done:.0%}, step {progress.step}, {_state(progress)}")
-
-    return report
-
-
-def _state(progress: Progress) -> str:
-    rate = progress.tokens / max(progress.seconds, 1e-9)
-    return f"loss {progress.loss:.3f}, {progress.tokens / 1e6:.2f} M tokens, {rate:,.0f} tokens/s"

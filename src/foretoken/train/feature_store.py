@@ -327,6 +327,14 @@ class FeatureStore:
                 yield features.part(first, last)
             del features  # before the next one is loaded
 
+    def shard(self, number: int) -> Features:
+        """All sequences of one shard.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        return self._load(self.index.shards[number])
+
     def _load(self, shard: Shard) -> Features:
         path = self.folder / shard.name
         try:

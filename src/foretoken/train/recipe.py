@@ -115,9 +115,9 @@ def run(
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder to make")
     work = out / "run"
-    with _disk_trouble(out):
-        claim = _claim_of(recipe, sources, seed)
-        _refuse_another(work, claim)
+    with disk_trouble(out):
+        claim = claim_of(recipe, sources, seed)
+        refuse_another(work, claim)
         tokenizer = load_tokenizer(recipe.tokenizer) if recipe.tokenizer else _learnt(recipe, sources, work, claim)
         torch.manual_seed(seed)
         model = build(recipe, tokenizer)
@@ -126,10 +126,10 @@ def run(
             _check_vocabulary(teacher, model, recipe)
             teacher.to(device)
         objective = recipe.objective(tokenizer, teacher)
-        _write_claim(work, claim)
+        write_claim(work, claim)
         everything = [
-            *_scaled(sources, 1 - recipe.own_words - recipe.on_policy),
-            *_written(recipe, model, sources, work, seed),
+            *scaled(sources, 1 - recipe.own_words - recipe.on_policy),
+            *written(recipe, model, sources, work, seed),
         ]
         mixture = Mixture(everything, encoder(tokenizer), work / "tokens", recipe.block, len(tokenizer), seed)
         schedule = replace(recipe.schedule, rates=recipe.schedule.rates.scaled(rate), seed=seed)
@@ -299,7 +299,8 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, place: Path) -> None:
 
 
 @contextmanager
-def _disk_trouble(out: Path) -> Iterator[None]:
+def disk_trouble(out: Path) -> Iterator[None]:
+    """A full disk, or a folder that cannot be written, as one line that says how to go on."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -311,7 +312,7 @@ def _disk_trouble(out: Path) -> Iterator[None]:
 
 def _learnt(recipe: Recipe, sources: Sequence[Source], work: Path, claim: dict[str, Any]) -> PreTrainedTokenizerBase:
     """The tokenizer that this run learns, or has learnt."""
-    _write_claim(work, claim)
+    write_claim(work, claim)
     kept = work / "tokenizer"
     if not kept.exists():
         tokenizer = train_tokenizer(sources, recipe.vocabulary)
@@ -321,18 +322,19 @@ def _learnt(recipe: Recipe, sources: Sequence[Source], work: Path, claim: dict[s
     return load_tokenizer(str(kept))
 
 
-def _scaled(sources: Sequence[Source], share: float) -> list[Source]:
+def scaled(sources: Sequence[Source], share: float) -> list[Source]:
+    """Sources whose shares add up to ``share``."""
     total = sum(source.share for source in sources)
     return [replace(source, share=source.share / total * share) for source in sources if share > 0]
 
 
-def _written(recipe: Recipe, model: nn.Module, sources: Sequence[Source], work: Path, seed: int) -> list[Source]:
+def written(recipe: Recipe, model: nn.Module, sources: Sequence[Source], work: Path, seed: int) -> list[Source]:
     """The sources that models write: the teacher, and the model in training."""
-    written = []
+    found = []
     if recipe.own_words:
         teacher = folder(str(recipe.teacher))
         outputs = Outputs(lambda: teacher, list(sources), work / "own_words.jsonl", seed)
-        written.append(outputs.source("own_words", recipe.own_words))
+        found.append(outputs.source("own_words", recipe.own_words))
     if recipe.on_policy:
         now = work / "now"
 
@@ -343,8 +345,8 @@ def _written(recipe: Recipe, model: nn.Module, sources: Sequence[Source], work: 
             return str(now)
 
         outputs = Outputs(current, list(sources), work / "on_policy.jsonl", seed + 1, renew=True)
-        written.append(outputs.source("on_policy", recipe.on_policy))
-    return written
+        found.append(outputs.source("on_policy", recipe.on_policy))
+    return found
 
 
 def _check_vocabulary(teacher: Any, model: Any, recipe: Recipe) -> None:
@@ -356,7 +358,7 @@ def _check_vocabulary(teacher: Any, model: Any, recipe: Recipe) -> None:
         )
 
 
-def _claim_of(recipe: Recipe, sources: Sequence[Source], seed: int) -> dict[str, Any]:
+def claim_of(recipe: Recipe, sources: Sequence[Source], seed: int) -> dict[str, Any]:
     """What makes a run another one: its tokens and checkpoints are of no use to it."""
     return {
         "recipe": recipe.name,
@@ -371,7 +373,7 @@ def _claim_of(recipe: Recipe, sources: Sequence[Source], seed: int) -> dict[str,
     }
 
 
-def _refuse_another(work: Path, claim: dict[str, Any]) -> None:
+def refuse_another(work: Path, claim: dict[str, Any]) -> None:
     """Refuse to go on in the folder of another run; one that has saved no step yet gives way."""
     path = work / "claim.json"
     if not path.exists() or (found := json.loads(path.read_text(encoding="utf-8"))) == claim:
@@ -383,7 +385,8 @@ def _refuse_another(work: Path, claim: dict[str, Any]) -> None:
     raise ForetokenError(f"{work}: holds a run with another {changed}; name another --out, or remove that folder")
 
 
-def _write_claim(work: Path, claim: dict[str, Any]) -> None:
+def write_claim(work: Path, claim: dict[str, Any]) -> None:
+    """Say whose folder this is."""
     work.mkdir(parents=True, exist_ok=True)
     write_whole(work / "claim.json", json.dumps(claim))
 

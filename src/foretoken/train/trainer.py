@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.train import checkpoint
 from foretoken.train.memory import keep_freed_memory
-from foretoken.train.mixture import Mixture
 from foretoken.train.objectives import Objective
 from foretoken.train.optimiser import Optimiser, Rates
 
@@ -98,13 +97,35 @@ class Interrupted(ForetokenError):
     exit_code = 130
 
 
+class Blocks(Protocol):
+    """What a run reads: blocks, the same in the same order for a resumed run. ``Mixture`` is one."""
+
+    block: int  # tokens of one, on average if they differ
+
+    def next(self, count: int) -> Tensor:
+        """The next blocks, int64 [count, ...]: tokens, or what else the objective understands."""
+        ...
+
+    def held_out(self, count: int) -> Tensor:
+        """Blocks that training never reads, the same at every call, int64 [<= count, ...]."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, as JSON."""
+        ...
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+
 Report = Callable[[Progress], None]
 
 
 def fit(
     model: nn.Module,
     objective: Objective,
-    mixture: Mixture,
+    mixture: Blocks,
     schedule: Schedule,
     bounds: Bounds,
     folder: Path,
@@ -182,7 +203,7 @@ def _signals() -> Iterator[Callable[[], bool]]:
 
 @torch.no_grad()
 def held_out_loss(
-    model: nn.Module, objective: Objective, mixture: Mixture, blocks: int, micro_batch: int, seed: int = 0
+    model: nn.Module, objective: Objective, mixture: Blocks, blocks: int, micro_batch: int, seed: int = 0
 ) -> float:
     """The objective on blocks that training never reads; NaN if the mixture is too small to have any."""
     tokens = mixture.held_out(blocks)
@@ -204,7 +225,7 @@ def _step(
     model: nn.Module,
     objective: Objective,
     optimiser: Optimiser,
-    mixture: Mixture,
+    mixture: Blocks,
     schedule: Schedule,
     done: float,
     step: int,
@@ -254,7 +275,7 @@ def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _save(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Mixture, progress: Progress) -> Path:
+def _save(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Blocks, progress: Progress) -> Path:
     state = {
         "step": progress.step,
         "tokens": progress.tokens,
@@ -265,7 +286,7 @@ def _save(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Mixture
     return checkpoint.save(folder, progress.step, _weights(model), optimiser.tensors(), state)
 
 
-def _resume(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Mixture) -> Progress:
+def _resume(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Blocks) -> Progress:
     place = checkpoint.latest(folder)
     if place is None:
         return Progress()

@@ -1,0 +1,102 @@
+"""What the commands of ``foretoken train`` that run the training loop share: bounds, checks, progress."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.console import note, stderr_console
+from foretoken.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.train.trainer import Bounds, Progress, Report
+
+SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
+
+Rate = Annotated[float, typer.Option("--rate", help="Factor on the recipe's learning rates.")]
+CheckpointEvery = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-every", metavar="SECONDS", help="Seconds of training between two checkpoints; default: 120."
+    ),
+]
+
+
+def bounds(default: Bounds, minutes: float | None, tokens: int | None) -> Bounds:
+    """When a run ends: as the options say, or as the recipe does.
+
+    Raises:
+        ConfigError: an option is not positive.
+    """
+    from foretoken.train.trainer import Bounds
+
+    for name, value in (("--minutes", minutes), ("--tokens", tokens)):
+        if value is not None:
+            check_positive(name, value)
+    return default if minutes is None and tokens is None else Bounds(tokens=tokens, minutes=minutes)
+
+
+def check_positive(option: str, value: float) -> None:
+    """Refuse 0, less, and what is not a number."""
+    if not value > 0:
+        raise ConfigError(f"{option} {value}: must be more than 0")
+
+
+def check_device(device: str) -> None:
+    """Refuse what torch does not see."""
+    import torch
+
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise ConfigError(f"--device {device}: not available here; use cpu")
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C: write a checkpoint, then stop."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Report]:
+    """A bar on a terminal, else a line now and then."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield _lines(title)
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(title, total=1.0, state="reading the data")
+        yield lambda progress: bar.update(task, completed=progress.done, state=_state(progress))
+
+
+def _lines(title: str) -> Report:
+    last = time.monotonic() - SECONDS_BETWEEN_LINES
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            note(f"{title}: {progress.done:.0%}, step {progress.step}, {_state(progress)}")
+
+    return report
+
+
+def _state(progress: Progress) -> str:
+    rate = progress.tokens / max(progress.seconds, 1e-9)
+    return f"loss {progress.loss:.3f}, {progress.tokens / 1e6:.2f} M tokens, {rate:,.0f} tokens/s"
