@@ -197,7 +197,8 @@ def draft(
     judges = [prompt.text for prompt in read_prompts(prompts or BUNDLED_SUITE)]
     recipe = recipes.distil(target, start, loss, own_words, on_policy)
     mixture = sources.parse_all(corpus) if corpus else recipe.sources(data_root(data))
-    before = acceptance.measure(target, start, judges, num_drafts) if start else None
+    chain = {"method": "draft_model", "num_speculative_tokens": num_drafts}
+    before = acceptance.measure(target, {**chain, "model": start}, judges) if start else None
     with terminating(), progress("training a draft") as report:
         record = run(
             recipe,
@@ -212,7 +213,7 @@ def draft(
             compiled=compiled.on(device),
             rate=rate,
         )
-    after = acceptance.measure(target, str(out), judges, num_drafts)
+    after = acceptance.measure(target, {**chain, "model": str(out)}, judges)
     record = add_to_record(out, {"acceptance": {"before": before, "after": after}})
     if as_json:
         emit_json(record)
