@@ -75,6 +75,9 @@ def test_an_adapter_of_the_targets_own_words(capsys):
     adapter = Adapter.load(Path("adapter"))
     assert adapter.config.target_fingerprint == fingerprint(zoo.path("base"))
     assert record["parameters"] == sum(parameter.numel() for parameter in adapter.parameters())
+    generate = "generate Hi --model zoo:base --method kangaroo --set adapter=adapter --max-tokens 4 --threads 1"
+    assert main(generate.split()) == 0
+    capsys.readouterr()
     assert train(command.replace("--exit-layer 2", "--exit-layer 3")) == 1
     assert "holds a run with another description, exit layer; name another --out" in capsys.readouterr().err
 

@@ -121,6 +121,10 @@ def kangaroo(
     before, after = record["held_out"]["before"], record["held_out"]["after"]
     if after is None:
         note("acceptance unknown: nothing was held out of a corpus this small")
-        return
-    for measure, called in (("acceptance", "expected acceptance at T=1"), ("top_1", "the target's favourite first")):
-        note(f"{called}: {after[measure]:.3f} (untrained: {before[measure]:.3f}), {after['positions']} positions")
+    else:
+        for measure, called in (
+            ("acceptance", "expected acceptance at T=1"),
+            ("top_1", "the target's favourite first"),
+        ):
+            note(f"{called}: {after[measure]:.3f} (untrained: {before[measure]:.3f}), {after['positions']} positions")
+    note(f"try: foretoken generate PROMPT --model {target} --method kangaroo --set adapter={out}")
