@@ -290,7 +290,7 @@ def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Ada
     if not folders:
         raise ModelError(
             f"no Kangaroo adapter for '{target.name}' in {place}: make one with "
-            f"'foretoken train kangaroo --target {target.name} --out DIR' and give --set adapter=DIR"
+            f"'foretoken train kangaroo --target {target.name} --exit-layer 2 --out DIR' and give --set adapter=DIR"
         )
     if isinstance(config.exit_layer, int) and config.exit_layer >= target.num_layers:
         raise ConfigError(
@@ -319,7 +319,8 @@ def _check(adapter: Adapter, target: LanguageModel) -> None:
     if config.target_fingerprint != fingerprint_of(target.source):
         raise MismatchError(
             f"the adapter was trained for '{config.target}' (fingerprint {config.target_fingerprint[:12]}), not for "
-            f"'{target.name}' as it is now: train one with 'foretoken train kangaroo --target {target.name}'"
+            f"'{target.name}' as it is now: train one with 'foretoken train kangaroo --target {target.name} --exit-layer "
+            f"{config.exit_layer} --out DIR'"
         )
     if not 1 <= config.exit_layer < target.num_layers:
         raise MismatchError(
