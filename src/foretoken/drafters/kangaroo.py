@@ -319,8 +319,8 @@ def _check(adapter: Adapter, target: LanguageModel) -> None:
     if config.target_fingerprint != fingerprint_of(target.source):
         raise MismatchError(
             f"the adapter was trained for '{config.target}' (fingerprint {config.target_fingerprint[:12]}), not for "
-            f"'{target.name}' as it is now: train one with 'foretoken train kangaroo --target {target.name} --exit-layer "
-            f"{config.exit_layer} --out DIR'"
+            f"'{target.name}' as it is now: train one with 'foretoken train kangaroo --target {target.name} "
+            f"--exit-layer {config.exit_layer} --out DIR'"
         )
     if not 1 <= config.exit_layer < target.num_layers:
         raise MismatchError(

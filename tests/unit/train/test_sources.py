@@ -89,7 +89,7 @@ def test_hidden_keys_and_sentences_are_in_the_pages(tmp_path):
     write(tmp_path / "books" / "part0.jsonl.xz", ["\n".join(pages[:200]), "\n".join(pages[200:])])
     for document in itertools.islice(sources.hidden_keys(1.0, tmp_path).documents(), 6):
         turns = [content for _, content in parts(document)]
-        assert len(turns) == 2 * turns[0].count("The secret number of") in (16, 48, 80)
+        assert len(turns) == 2 * turns[0].count("The secret number of") in (4, 8, 16, 24, 48, 80)
         for question, answer in zip(turns[::2], turns[1::2], strict=True):
             owner = re.findall(r"What is the secret number of (\w+)\?", question)[-1]
             number = re.findall(r"\d+", answer)[-1]
