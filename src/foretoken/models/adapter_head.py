@@ -6,7 +6,6 @@ Letters: T packed rows, D width.
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class AdapterHead:
         """
         if self._fused is not None:
             ranked = self._fused.forward(batch, cache, Span(0, 1, hidden_TD), top=top)
-            return Output(*(getattr(ranked, each.name) for each in fields(Output)))
+            return Output.ranked(ranked)
         positions = batch.positions_1T(self._target.device)[0]
         y_TD = self._adapter.over_cache(hidden_TD, positions, DensePlan(cache, batch))
         if not batch.wanted:

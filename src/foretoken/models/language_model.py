@@ -7,7 +7,7 @@ linear layers are packed (models/prepack.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,6 +57,11 @@ class Output:
         q_MV = torch.softmax(logits_MV.float(), dim=-1)
         shares, ids = q_MV.topk(top, dim=-1)
         return cls(logits_MV, best.tolist(), peaks.tolist(), ids.flatten().tolist(), shares.flatten().tolist(), hidden)
+
+    @classmethod
+    def ranked(cls, found: decoder.Ranked) -> Output:
+        """What the native forward has found already."""
+        return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
 
 
 class LanguageModel:
@@ -116,7 +121,7 @@ class LanguageModel:
         self.layer_rows += layers * len(batch)
         if self.fused is not None and plan.dense_over is not None:
             ranked = self.fused.forward(batch, plan.dense_over, span or self._whole, top=top)
-            return Output(*(getattr(ranked, each.name) for each in fields(Output)))
+            return Output.ranked(ranked)
         with torch.inference_mode(), attention.following(plan):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {

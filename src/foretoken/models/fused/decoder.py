@@ -271,7 +271,7 @@ class FusedDecoder:
             tapped=tapped.data_ptr(),
         )
         self._library.foretoken_forward(ctypes.byref(self._model), ctypes.byref(call))
-        hidden = dict(zip(span.taps, tapped, strict=True))
+        hidden = {depth: tapped[place] for place, depth in enumerate(span.taps)}
         return Ranked(logits_MV[:, : self.vocab_size], best, peaks, ids, shares, hidden)
 
     def linear(self, packed: Tensor, x_TK: Tensor, bias: int | None) -> Tensor:
