@@ -223,7 +223,7 @@ def test_one_layer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_layers_that_share_are_refused(name: str, tmp_path: Path) -> None:
     model = load(save_model(name, tmp_path), device="cpu")
-    with pytest.raises(UnsupportedArchitecture, match="cannot draft for itself: ."):
+    with pytest.raises(UnsupportedArchitecture, match=r"cannot draft for itself: ."):
         model.check_spans()
 
 
