@@ -244,8 +244,9 @@ class DynamicExitDrafter:
             state.rounds += 1
             if self._fixed:
                 continue
-            below = {depth: drafted.hidden(depth) for depth in range(1, self._exit + 1)}
-            state.hidden = {**below, **{depth: rows for depth, rows in state.hidden.items() if depth > self._exit}}
+            assert outcome.draft.begun is not None
+            below = {depth: drafted.hidden(depth) for depth in range(1, outcome.draft.begun.depth + 1)}
+            state.hidden = {**state.hidden, **below}
             wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
             self._learn(state, range(wrong + 1))
 
