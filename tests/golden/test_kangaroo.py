@@ -172,7 +172,7 @@ def test_the_unsure_token_is_kept_and_verified(watch: Start) -> None:
     seen = watch(llm, caches=False)
     (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=32, ignore_eos=True, logprobs=1))
     assert output.logprobs is not None
-    sure = [2.718281828 ** each.logprob > 0.5 for each in output.logprobs]
+    sure = [2.718281828**each.logprob > 0.5 for each in output.logprobs]
     done, expected = 1, []
     while done < 31:
         most = min(6, 31 - done)
@@ -210,8 +210,8 @@ def test_a_stop_token_inside_a_draft_ends_the_text_there(tree: bool) -> None:
 
 
 WISHES = {
-    "bias": {"logit_bias": {40: 4.0, 41: -100.0, 300: 3.0}},
-    "penalties": {"presence_penalty": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    "bias": {"logit_bias": {40: 4.0, 41: -100.0, 300: 3.0}, "ignore_eos": True},
+    "penalties": {"ignore_eos": True, "presence_penalty": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
     "min_tokens": {"min_tokens": 20},
 }
 
@@ -227,8 +227,7 @@ def test_wishes_change_the_text_as_in_plain_decoding(tree: bool, wish: str, watc
     outputs = llm.generate(PROMPTS[:3], params)
     assert ids(outputs) == ids(expected)
     if not tree:  # drafts are drawn under the same wishes: the oracle stays right to the end
-        assert all(each.metrics.num_accepted_tokens > 0 for each in outputs)
-        assert sum(each.metrics.num_draft_tokens - each.metrics.num_accepted_tokens for each in outputs) <= 8
+        assert all(each.metrics.num_accepted_tokens == each.metrics.num_draft_tokens > 0 for each in outputs)
 
 
 # ------------------------------------------------------------------ other targets
