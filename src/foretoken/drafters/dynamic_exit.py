@@ -165,7 +165,8 @@ class DynamicExitDrafter:
                 raise ConfigError(f"draft_length={self.draft_length} must be at most 64")
             if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
                 raise ConfigError(f"decay={self.decay!r} must be above 0 and at most 1")
-            if self.head_cost is not None and not 0 <= self.head_cost < math.inf:
+            cost = self.head_cost
+            if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost < math.inf):
                 raise ConfigError(f"head_cost={self.head_cost!r} must be 0 or more layers")
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
