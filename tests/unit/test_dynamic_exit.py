@@ -27,11 +27,10 @@ from foretoken.drafters.dynamic_exit import (
 from foretoken.drafters.shallow import ShallowGrowing
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import Output
-from foretoken.models.span import Span
 from helpers.golden import Session, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.watching import Watch, fresh_rows
-from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_config, with_drafter
+from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
 EXACT = target().fused is not None
 
@@ -365,7 +364,7 @@ def test_plain_steps_are_learnt_from() -> None:
     drafter._round = 1
     context: Any = SimpleNamespace(request_id=7, tokens=[1, 2, 3])
     _, rows = fresh_rows(target(), [1, 2, 3])
-    hidden = {depth: rows[2:] for depth in range(1, 9)}
+    hidden = dict.fromkeys(range(1, 9), rows[2:])
     (best,) = target().score(rows[2:]).best
     drafter.see([Seen(context, 2, NO_DRAFT, hidden, [best])])
     statistics = drafter._states[7].statistics

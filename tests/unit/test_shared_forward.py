@@ -65,12 +65,9 @@ def grow(shallow: Shallow, texts: list[Text], depth: int, data: st.DataObject) -
         shallow.read(active, depth, (depth,), scored=data.draw(st.booleans()))
         for draft in active:
             parents = [ROOT] if not draft.tokens else [n for n in draft.frontier if draft.has_room(n)]
-            fresh = []
-            for parent in parents:
-                for token in draw_tokens(data, 0 if draft.tokens else 1, 2):
-                    if len(draft.tokens) < draft.budget.max_nodes:
-                        fresh.append(draft.add(token, parent, 0.5, 0))
-            draft.frontier = fresh
+            wanted = [(each, parent) for parent in parents for each in draw_tokens(data, 0 if draft.tokens else 1, 2)]
+            room = draft.budget.max_nodes - len(draft.tokens)
+            draft.frontier = [draft.add(token, parent, 0.5, 0) for token, parent in wanted[:room]]
         active = [draft for draft in active if len(draft.unread)]
     return [
         Draft(TokenTree(draft.tokens, None if draft.chain else draft.parents), begun=draft.begun(depth))
