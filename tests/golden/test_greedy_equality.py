@@ -26,7 +26,20 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         for tree in ("chain", "coupled", "topk", "sampled", "sampled_without_replacement", "top_then_sampled", "hub")
     ],
     "suffix": [{}, {"tree": False}],
+    "kangaroo": [
+        {"adapter": "random:1", "threshold": 0.2},
+        {"adapter": "random:2", "threshold": 0.1, "tree": True, "width": 4},
+        {"adapter": "random:3", "threshold": 0},
+    ],
+    "del": [
+        {},
+        {"exit_layer": 3, "draft_length": 3},
+        {"draft_length": "planned", "head_cost": 0},
+        {"exit_layer": 2, "reread_every": 2},
+    ],
 }
+# Which rules fit depends on the law: for variants that change something else, one rule is enough.
+SAME_LAW = {"kangaroo": (2,), "del": (1, 2, 3)}
 LOSSLESS = [None, *(entry.name for entry in catalog.entries("verifier") if entry.promise != "approximate")]
 
 
@@ -39,14 +52,14 @@ def configs() -> list[dict[str, object]]:
             "num_speculative_tokens": count,
         }
         for entry in catalog.entries("drafter")
-        for variant in VARIANTS.get(entry.name, [{}])
-        for rule in LOSSLESS
+        for number, variant in enumerate(VARIANTS.get(entry.name, [{}]))
+        for rule in (LOSSLESS[:1] if number in SAME_LAW.get(entry.name, ()) else LOSSLESS)
         for count in (5, "auto")
     ]
 
 
 def label(config: dict[str, object]) -> str:
-    return "-".join(str(value) for key, value in config.items() if key != "model")
+    return "-".join(str(value) for key, value in config.items() if key not in ("model", "head_cost"))
 
 
 @cache

@@ -16,6 +16,7 @@ from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from helpers.adapters import shelved
 
 # Models this small gain little from a second thread, and lose a great deal where cores are shared.
 torch.set_num_threads(1)
@@ -27,6 +28,7 @@ PROMPTS = (
     "Once",
     "Zürich, naïve café — 東京 🙂",
 )
+RANDOM = "random:"  # before a number of layers: an adapter that nobody trained, made when it is needed
 _load_once = cache(load)
 
 
@@ -42,8 +44,11 @@ def target() -> LanguageModel:
 
 
 def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
-    """A recipe over the target with caches of its own; draft models share their weights."""
+    """A recipe over the target with caches of its own; draft models share their weights, adapters may be random."""
     settings = {"max_num_seqs": 8, "max_rows_per_step": 512, "seed": 0, **options}
+    if config and str(config.get("adapter", "")).startswith(RANDOM):
+        depth = int(config["adapter"].removeprefix(RANDOM))
+        config = {**config, "adapter": shelved(settings.get("target", target()), depth)}
     llm = LLM.__new__(LLM)
     with mock.patch.object(draft_model, "load", _load_once):
         llm._set_up(
@@ -107,6 +112,7 @@ def assert_idle(llm: LLM) -> None:
     assert set(engine.cache.lengths) == {0}
     for name in ("_states", "_indexes", "_automata"):
         assert not getattr(llm.recipe.drafter, name, None)
-    cache_of_drafter = getattr(llm.recipe.drafter, "cache", None)
-    if cache_of_drafter is not None:
-        assert cache_of_drafter.free_slots == cache_of_drafter.max_slots
+    for name in ("cache", "_cache"):
+        cache_of_drafter = getattr(llm.recipe.drafter, name, None)
+        if cache_of_drafter is not None:
+            assert cache_of_drafter.free_slots == cache_of_drafter.max_slots

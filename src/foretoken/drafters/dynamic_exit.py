@@ -167,7 +167,8 @@ class DynamicExitDrafter:
                 raise ConfigError(f"draft_length={self.draft_length} must be at most 64")
             if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
                 raise ConfigError(f"decay={self.decay!r} must be above 0 and at most 1")
-            if self.head_cost is not None and not 0 <= self.head_cost < math.inf:
+            cost = self.head_cost
+            if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost < math.inf):
                 raise ConfigError(f"head_cost={self.head_cost!r} must be 0 or more layers")
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
@@ -249,15 +250,17 @@ class DynamicExitDrafter:
             state.rounds += 1
             if self._fixed:
                 continue
+            assert outcome.draft.begun is not None
+            exit_layer = outcome.draft.begun.depth
             wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
             if state.hidden:
-                below = {depth: drafted.hidden(depth) for depth in range(1, self._exit + 1)}
-                state.hidden = {**below, **{depth: rows for depth, rows in state.hidden.items() if depth > self._exit}}
+                below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
+                state.hidden = {**state.hidden, **below}
                 self._reread(state, range(wrong + 1))
             else:  # what the drafting exit said is known all the same
                 count = min(wrong + 1, len(state.said))
                 matches = [column < wrong for column in range(count)]
-                state.statistics.learn(self._exit, self.config.decay, matches, state.shares[:count])
+                state.statistics.learn(exit_layer, self.config.decay, matches, state.shares[:count])
 
     def release(self, request_id: int) -> None:
         self._states.pop(request_id, None)

@@ -25,7 +25,7 @@ from foretoken.core.tree import ROOT
 from foretoken.drafters.exit_choice import choose_exit
 from foretoken.drafters.growth import no_law
 from foretoken.drafters.shallow import Shallow, ShallowGrowing
-from foretoken.models.adapter import CONFIG, Adapter
+from foretoken.models.adapter import CONFIG, Adapter, AdapterConfig
 from foretoken.models.adapter_head import AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -95,7 +95,10 @@ class KangarooDrafter:
             known = depth is None or depth == "auto"
             if not known and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
                 raise ConfigError(f"exit_layer={depth!r} must be a number of layers from 1, or 'auto'")
-            if self.threshold is not None and not 0 <= self.threshold <= 1:
+            if self.adapter is not None and not isinstance(self.adapter, str | Path):
+                raise ConfigError(f"adapter={self.adapter!r} must be a folder")
+            given = self.threshold
+            if given is not None and (not isinstance(given, int | float) or not 0 <= given <= 1):
                 raise ConfigError(f"threshold={self.threshold!r} must be a probability between 0 and 1")
             for name, most in (("max_depth", 64), ("width", 64)):
                 value = getattr(self, name)
@@ -285,7 +288,10 @@ class KangarooDrafter:
 
 def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:
     """The adapter that is asked for, checked against the target; and why it is this one, if that was measured."""
-    place = Path(config.adapter).expanduser() if config.adapter else Path(target.source) / BUNDLED
+    try:
+        place = Path(config.adapter).expanduser() if config.adapter else Path(target.source) / BUNDLED
+    except RuntimeError:
+        raise ConfigError(f"adapter={config.adapter!r}: there is no such home folder") from None
     folders = [place] if (place / CONFIG).is_file() else sorted(place.glob("exit-*"))
     if not folders:
         raise ModelError(
@@ -326,3 +332,8 @@ def _check(adapter: Adapter, target: LanguageModel) -> None:
         raise MismatchError(
             f"the adapter leaves after layer {config.exit_layer}, but '{target.name}' has {target.num_layers} layers"
         )
+    fitting = AdapterConfig.for_target(target.config, config.exit_layer, config.target, config.target_fingerprint)
+    for name in ("width", "heads", "kv_heads", "head_dim"):
+        ours, theirs = getattr(config, name), getattr(fitting, name)
+        if ours != theirs:
+            raise MismatchError(f"the adapter's {name} is {ours}, but that of '{target.name}' is {theirs}")

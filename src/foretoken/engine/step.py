@@ -200,7 +200,9 @@ class Engine:
                 self._fail(request, error)
                 failed.append(request)
                 drafts.append(NO_DRAFT)
-        return drafts
+        # asked alone, they may have been begun to different depths; one forward goes on from one of them
+        depth = next((draft.begun.depth for draft in drafts if draft.begun is not None), 0)
+        return [NO_DRAFT if draft.begun is not None and draft.begun.depth != depth else draft for draft in drafts]
 
     def _ask(self, requests: list[Request], budgets: list[Budget]) -> list[Draft]:
         """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""

@@ -12,6 +12,7 @@ Letters: B sequences, T rows, D width, H query heads, G key/value heads, d head 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ class Adapter(nn.Module):
         try:
             settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             config = AdapterConfig(**{each.name: settings[each.name] for each in fields(AdapterConfig)})
+            _check_types(config)
             adapter = cls(config)
             adapter.load_state_dict(load_file(folder / WEIGHTS))
         except FileNotFoundError:
@@ -155,6 +157,21 @@ class Adapter(nn.Module):
     def _close(self, f: Tensor, attended: Tensor) -> Tensor:
         out: Tensor = self.norm_out(f + self.o_proj(attended))
         return out
+
+
+def _check_types(config: AdapterConfig) -> None:
+    """Raise ValueError where a file says what no adapter can be."""
+    for name in ("exit_layer", "width", "heads", "kv_heads", "head_dim"):
+        value = getattr(config, name)
+        if type(value) is not int or value < (name != "exit_layer"):
+            raise ValueError(f"{name}={value!r}")
+    for name in ("rope_theta", "norm_eps"):
+        value = getattr(config, name)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ValueError(f"{name}={value!r}")
+    for name in ("target", "target_fingerprint"):
+        if not isinstance(getattr(config, name), str):
+            raise ValueError(f"{name}={getattr(config, name)!r}")
 
 
 def _rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:

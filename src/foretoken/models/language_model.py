@@ -7,7 +7,7 @@ linear layers are packed (models/prepack.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -132,6 +132,8 @@ class LanguageModel:
             }
             if span is None:
                 return Output.of(self.model(**inputs).logits[0], top=top)
+            if span.entering_TD is not None:  # perhaps the fused decoder's, which are float32
+                span = replace(span, entering_TD=span.entering_TD.to(self.dtype))
             with within(anatomy.find(self.model), span) as hidden:
                 logits_MV = self.model(**inputs).logits[0]
             return Output.of(logits_MV, top=top, hidden=hidden)

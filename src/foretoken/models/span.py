@@ -29,7 +29,7 @@ class Span:
     Attributes:
         first, last: layers to run, ``first <= layer < last``; the wanted rows go from there through the final norm
             and the head (an early exit where ``last`` is below the number of layers).
-        entering_TD: what layer ``first`` reads, in the dtype in which hidden states were given; None: the embeddings.
+        entering_TD: what layer ``first`` reads, as a forward gave it; None: the embeddings.
         taps: depths to keep, increasing, ``first < depth <= last``.
         tap_rows: packed rows to keep of them; None: all.
         final_norm: False if the head is to read the rows as they are.

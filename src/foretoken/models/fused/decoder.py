@@ -293,10 +293,10 @@ class FusedDecoder:
         self._library.foretoken_linear(ctypes.byref(call))
         return out
 
-    def __del__(self) -> None:
+    def __del__(self, _byref: Any = ctypes.byref) -> None:  # the module may be gone before its last decoder is
         model = getattr(self, "_model", None)
         if model is not None:
-            self._library.foretoken_free(ctypes.byref(model))
+            self._library.foretoken_free(_byref(model))
 
     # ------------------------------------------------------------------ packing
 

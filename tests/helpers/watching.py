@@ -1,0 +1,133 @@
+"""An engine under watch: after every step its caches are what a fresh forward of the committed tokens leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.llm import LLM
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.span import Span
+from foretoken.plans.dense import DensePlan
+
+
+class Watch:
+    """Looks at an engine after every step, and counts what its target computes.
+
+    Attributes:
+        steps: how many there were.
+        rows: of all forwards that verify.
+        depths: to which drafts were begun, one for each draft.
+        sizes: nodes of each draft.
+    """
+
+    def __init__(self, llm: LLM, *, exact: bool = True, caches: bool = True) -> None:
+        self.llm = llm
+        self.exact = exact
+        self.steps = self.rows = 0
+        self.depths: list[int] = []
+        self.sizes: list[int] = []
+        self._checked = caches
+        engine: Any = llm.engine
+        self._target = engine.target
+        self._step, self._compute = engine.step, engine._compute
+        self._layers_before, self._layers_apart = self._target.layer_rows, 0
+        engine.step, engine._compute = self._watched_step, self._watched_compute
+
+    def leave(self) -> None:
+        """Let the engine alone."""
+        engine: Any = self.llm.engine
+        engine.step, engine._compute = self._step, self._compute
+
+    @property
+    def layer_rows(self) -> int:
+        """Rows times layers that the target has computed, without those of this watch."""
+        return self._target.layer_rows - self._layers_before - self._layers_apart
+
+    def _watched_compute(self, jobs: Any, batch: PackedBatch) -> Any:
+        self.rows += len(batch)
+        for _, draft, _ in jobs:
+            if draft.begun is not None:
+                assert len(draft.begun.hidden_TD) == 1 + len(draft)
+                self.depths.append(draft.begun.depth)
+                self.sizes.append(len(draft))
+        return self._compute(jobs, batch)
+
+    def _watched_step(self) -> Any:
+        touched = self._step()
+        self.steps += 1
+        if self._checked:
+            before = self._target.layer_rows
+            for request in self.llm.engine.scheduler.running:
+                self._look(request)
+            self._layers_apart += self._target.layer_rows - before
+        return touched
+
+    def _look(self, request: Any) -> None:
+        cache = self.llm.engine.cache
+        length = cache.lengths[request.slot]
+        assert length <= len(request.tokens) - 1 or length == request.num_prompt
+        if not length:
+            return
+        drafter: Any = self.llm.recipe.drafter
+        depth = getattr(drafter, "exit_layer", None)
+        fresh, hidden = fresh_rows(self._target, request.tokens[:length], depth)
+        compare(committed(cache, request.slot), fresh, exact=self.exact)
+        state = getattr(drafter, "_states", {}).get(request.request_id)
+        if depth is not None and state is not None:
+            self._look_at_adapter(drafter, state, hidden, length)
+
+    def _look_at_adapter(self, drafter: Any, state: Any, hidden_TD: Tensor, length: int) -> None:
+        """What it has read and what waits are together the committed rows, in order."""
+        own = drafter._cache
+        read = own.lengths[state.slot]
+        assert read + state.num_waiting == length
+        waiting = torch.cat(state.waiting) if state.waiting else hidden_TD[:0]
+        compare([waiting], [hidden_TD[read:]], exact=self.exact)
+        if not read:
+            return
+        batch = PackedBatch()
+        batch.add_chunk(0, 0, [0] * read, wanted=0)
+        cache = KVCache(own.num_layers, 1, own.max_length)
+        cache.reserve(cache.acquire(), read)
+        drafter._head.forward(batch, cache, hidden_TD[:read], top=0)
+        cache.commit(0, range(read))
+        first = drafter.exit_layer if own.num_layers > 1 else 0  # an oracle has no layers below the exit
+        compare(committed(own, state.slot, first), committed(cache, 0, first), exact=self.exact)
+
+
+def fresh_rows(target: LanguageModel, tokens: Sequence[int], depth: int | None = None) -> tuple[list[Tensor], Tensor]:
+    """Keys and values of every layer after one forward of these tokens, and the hidden states at a depth."""
+    cache = target.new_cache(1)
+    cache.reserve(cache.acquire(), len(tokens))
+    batch = PackedBatch()
+    batch.add_chunk(0, 0, tokens, wanted=0)
+    depth = depth or target.num_layers
+    hidden = target.forward(batch, DensePlan(cache, batch), span=Span(0, target.num_layers, taps=(depth,))).hidden
+    cache.commit(0, range(len(tokens)))
+    return committed(cache, 0), hidden[depth]
+
+
+def committed(cache: KVCache, slot: int, first: int = 0) -> list[Tensor]:
+    """Committed keys and values of a slot, layer by layer."""
+    rows = range(cache.lengths[slot])
+    return [
+        buffer[slot, :, rows.start : rows.stop].clone()
+        for buffer in (*cache.keys[first:], *cache.values[first:])
+        if buffer is not None
+    ]
+
+
+def compare(found: Sequence[Tensor], expected: Sequence[Tensor], *, exact: bool) -> None:
+    """Equal bit for bit, or to rounding."""
+    assert len(found) == len(expected) > 0
+    for ours, theirs in zip(found, expected, strict=True):
+        if exact:
+            assert torch.equal(ours, theirs)
+        else:
+            torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)

@@ -1,0 +1,161 @@
+"""Kangaroo and DEL at temperature 1: the law of six tokens is the target's, by chi-square against enumeration.
+
+All but two tokens of a tiny model are made impossible, so that a text is one of 64.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.analysis.statistics import ChiSquare, goodness_of_fit
+from foretoken.core.draft import NO_DRAFT, Begun, Draft, Sampled
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
+from foretoken.drafters.dynamic_exit import DynamicExitDrafter
+from foretoken.drafters.kangaroo import KangarooDrafter
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+from helpers.adapters import random_adapter, shelf
+from helpers.golden import Session
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+from helpers.zoo_llms import with_config
+
+pytestmark = pytest.mark.statistical
+
+PROMPT = [5, 40, 17, 8]
+LENGTH = 6
+BIAS = {20: 60.0, 57: 60.0}
+DRAWS = 2000
+PLAUSIBLE = 1e-4
+
+
+@cache
+def model() -> LanguageModel:
+    folder: Path = save_model("llama", shelf() / "statistical")
+    found = load(folder, device="cpu")
+    random_adapter(found, 1).save(folder / "kangaroo")
+    return found
+
+
+@cache
+def law() -> dict[tuple[int, ...], float]:
+    """Of all texts of two tokens, by a plain forward of each."""
+    found = {}
+    for text in product(BIAS, repeat=LENGTH):
+        session = Session(model())
+        rows = session.chunk(session.cache.acquire(), [*PROMPT, *text])[len(PROMPT) - 1 : -1].double()
+        rows[:, list(BIAS)] += 60.0
+        p = torch.softmax(rows, dim=-1)
+        found[text] = float(torch.stack([p[i, token] for i, token in enumerate(text)]).prod())
+    return found
+
+
+def fit(method: Any, **options: Any) -> tuple[ChiSquare, float]:
+    """How well texts fit the law, and the share of drafted tokens that stood."""
+    config = {"method": method, **options}
+    if isinstance(method, str):
+        config.setdefault("num_speculative_tokens", "auto")
+    llm = with_config(config, target=model(), max_num_seqs=64)
+    params = [
+        SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, logit_bias=BIAS, seed=seed)
+        for seed in range(DRAWS)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * DRAWS, params)
+    assert all(output.error is None for output in outputs)
+    counts = Counter(tuple(output.token_ids) for output in outputs)
+    total = sum(law().values())
+    assert total == pytest.approx(1.0, abs=1e-6)
+    assert set(counts) <= set(law())
+    drafted = sum(output.metrics.num_draft_tokens for output in outputs)
+    accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
+    return goodness_of_fit([counts[text] for text in law()], list(law().values())), accepted / drafted
+
+
+def test_the_law_is_not_trivial() -> None:
+    assert sum(p > 2e-3 for p in law().values()) > 20
+
+
+@pytest.mark.parametrize("verifier", [None, "ratio"])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("kangaroo", {"threshold": 0.7, "max_depth": 4}),
+        ("del", {}),
+        ("del", {"exit_layer": 2, "draft_length": 3}),
+    ],
+    ids=str,
+)
+def test_sampled_texts_have_the_target_s_law(method: str, options: dict[str, Any], verifier: str | None) -> None:
+    found, stood = fit(method, verifier=verifier, **options)
+    assert found.p_value > PLAUSIBLE
+    assert 0.1 < stood < 0.99
+
+
+class _Dropping:
+    """Planted: a draft's last token is dropped, not verified, if it is not the most probable one."""
+
+    def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
+        return [self._drop(draft) for draft in super().propose(contexts, budgets)]  # type: ignore[misc]
+
+    def _drop(self, draft: Draft) -> Draft:
+        law = draft.law
+        if not len(draft) or not isinstance(law, Sampled) or draft.begun is None:
+            return draft
+        count = len(draft) - 1
+        q_V = law.q_at(count)
+        if float(q_V[draft.tree.tokens[-1]]) == float(q_V.max()):
+            return draft
+        if not count:
+            return NO_DRAFT
+        return replace(
+            draft,
+            tree=TokenTree(draft.tree.tokens[:-1]),
+            law=Sampled(law.q_KV[:-1], law.row_of[:-1]),
+            confidence=draft.confidence[:-1],
+            begun=Begun(draft.begun.depth, draft.begun.hidden_TD[:-1]),
+        )
+
+
+class DroppingKangaroo(_Dropping, KangarooDrafter):
+    pass
+
+
+class DroppingExits(_Dropping, DynamicExitDrafter):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(DroppingKangaroo, {"threshold": 1.0}), (DroppingExits, {"exit_layer": 2, "draft_length": 1})],
+)
+def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any]) -> None:
+    """With one token a draft, which shows it soonest."""
+    drafter = method(method.Config(**options), model())
+    found, _ = fit(drafter, num_speculative_tokens=drafter.max_nodes, verifier="ratio")
+    assert found.p_value < PLAUSIBLE / 100
+
+
+def test_a_wrong_law_beside_the_draft_is_seen() -> None:
+    """Planted: the law of another row."""
+
+    class Shuffled(DynamicExitDrafter):
+        def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
+            return [
+                replace(draft, law=Sampled(draft.law.q_KV.roll(1, 0), draft.law.row_of))
+                if isinstance(draft.law, Sampled)
+                else draft
+                for draft in super().propose(contexts, budgets)
+            ]
+
+    drafter = Shuffled(Shuffled.Config(exit_layer=2, draft_length=3), model())
+    found, _ = fit(drafter, num_speculative_tokens=3, verifier="ratio")
+    assert found.p_value < PLAUSIBLE / 100
