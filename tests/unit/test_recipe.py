@@ -16,6 +16,7 @@ from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import recipe as recipes
 from foretoken.verifiers.match import MatchVerifier
 from helpers import drafters as stubs
+from helpers.adapters import shelved
 from helpers.zoo_llms import target, with_config
 
 GREEDY, SAMPLING = SamplingParams(), SamplingParams(temperature=1.0)
@@ -85,9 +86,10 @@ def test_lengths_and_defaults(settings, method, num_nodes, adaptive):
 
 
 def test_every_drafter_of_the_catalogue_can_be_an_instance():
+    needed = {"draft_model": {"model": "zoo:draft"}, "kangaroo": {"adapter": shelved(target(), 2)}}
     for entry in catalog.entries("drafter"):
         drafter_class = entry.load()
-        config = drafter_class.Config(**({"model": "zoo:draft"} if entry.name == "draft_model" else {}))
+        config = drafter_class.Config(**needed.get(entry.name, {}))
         recipe = recipes.build({"method": drafter_class(config, target()), "verifier": MatchVerifier()}, target())
         assert recipe.method == entry.name
 
