@@ -378,7 +378,7 @@ def test_one_request_that_fails_takes_nobody_with_it() -> None:
         def _plan(self, contexts: Any) -> tuple[int, int]:
             super()._plan(contexts)
             if len(contexts) == 1:  # each alone would like another exit
-                return 1 + contexts[0].request_id % 3, 2
+                return 1 + contexts[0].request_id % 7, 2
             return 2, 2
 
         def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
