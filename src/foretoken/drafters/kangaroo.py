@@ -117,7 +117,7 @@ class KangarooDrafter:
         self.max_nodes = 60 if config.tree else config.max_depth
         self._head = AdapterHead(target, adapter)
         self._cache = KVCache(1, _SLOTS, target.max_length)
-        self._top = config.width if config.tree else 1
+        self._top = min(config.width, target.vocab_size) if config.tree else 1
         self._states: dict[int, _State] = {}
 
     def attach(self, cache: Any) -> None:
@@ -131,7 +131,7 @@ class KangarooDrafter:
                 continue
             state = self._states.get(each.context.request_id)
             if state is None:
-                if not self._cache.free_slots:
+                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
                     continue
                 state = self._states[each.context.request_id] = _State(self._cache.acquire())
             known = self._cache.lengths[state.slot] + state.num_waiting
