@@ -4,11 +4,13 @@
 # Variables:  PYTHON=python3.12             the interpreter that makes .venv (3.10 or newer)
 #             PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
 #                                           more options for pip; this one takes the small CPU build of torch on Linux
+#             WORKERS=4                     processes that share the tests; models are loaded once in each
 
 PYTHON ?= python3
 PIP_EXTRA ?=
 PROMPT ?= Tom has 12 marbles. He buys 30 more. How many marbles does he have now?
 METHODS ?= none,draft_model,ngram,suffix
+WORKERS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -57,7 +59,7 @@ check: setup
 
 # pytest comes last: its closing line is the result
 test: check
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
 clean:
 	rm -rf .venv build dist bench-report .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
