@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.drafters.shallow import check_spans
 from foretoken.models import anatomy, probe
 from foretoken.models.batch import PackedBatch
 from foretoken.models.fused import build as build_fused
@@ -81,7 +82,7 @@ def whole(model: LanguageModel, plan: Any = DensePlan) -> Tensor:
 
 def test_two_spans_are_the_whole_at_every_cut(pair: tuple[LanguageModel, Any]) -> None:
     model, reference = pair
-    model.check_spans()
+    check_spans(model)
     with torch.inference_mode():
         states = reference(torch.tensor([TEXT]), use_cache=False, output_hidden_states=True).hidden_states
     for plan in (DensePlan, LayerPlan):
@@ -149,7 +150,7 @@ def exit_logits(reference: Any, states: list[Tensor], depth: int) -> Tensor:
 def test_rows_times_layers_are_counted(pair: tuple[LanguageModel, Any]) -> None:
     model, _ = pair
     before = model.layer_rows
-    model.check_spans()
+    check_spans(model)
     assert model.layer_rows == before
     reader = Reader(model)
     reader.read(TEXT, None)
@@ -217,14 +218,14 @@ def test_layers_go_on_from_what_the_fused_decoder_began(dtype: str, tmp_path: Pa
 def test_one_layer_is_refused(tmp_path: Path) -> None:
     model = load(save_model("llama", tmp_path, num_hidden_layers=1), device="cpu")
     with pytest.raises(UnsupportedArchitecture, match="has one layer"):
-        model.check_spans()
+        check_spans(model)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_layers_that_share_are_refused(name: str, tmp_path: Path) -> None:
     model = load(save_model(name, tmp_path), device="cpu")
     with pytest.raises(UnsupportedArchitecture, match=r"cannot draft for itself: ."):
-        model.check_spans()
+        check_spans(model)
 
 
 class Pairs(nn.Module):
@@ -263,7 +264,7 @@ def test_layers_of_several_kinds_are_refused(layered: LanguageModel) -> None:
     layers = anatomy.find(layered.model).layers
     layers[0] = Remembers(layers[0], [], writes=True)
     with pytest.raises(UnsupportedArchitecture, match="not all of one kind"):
-        layered.check_spans()
+        check_spans(layered)
 
 
 def test_layers_that_give_tuples_are_refused(layered: LanguageModel) -> None:
@@ -271,7 +272,7 @@ def test_layers_that_give_tuples_are_refused(layered: LanguageModel) -> None:
     for number, layer in enumerate(layers):
         layers[number] = Pairs(layer)
     with pytest.raises(UnsupportedArchitecture, match="cannot draft for itself"):
-        layered.check_spans()
+        check_spans(layered)
 
 
 def test_state_beside_the_hidden_states_is_refused(layered: LanguageModel) -> None:
@@ -281,4 +282,4 @@ def test_state_beside_the_hidden_states_is_refused(layered: LanguageModel) -> No
         layers[number] = Remembers(layer, notes, writes=number == 0)
     anatomy.find(layered.model).body.register_forward_pre_hook(lambda *args: notes.clear())
     with pytest.raises(UnsupportedArchitecture, match="give something else than all of them"):
-        layered.check_spans()
+        check_spans(layered)

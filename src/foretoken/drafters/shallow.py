@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import Begun
+from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.core.tree import ROOT
 from foretoken.drafters.growth import Growing
+from foretoken.models import anatomy
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.probe import same
 from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
 
@@ -66,7 +69,7 @@ class Shallow:
     """
 
     def __init__(self, target: LanguageModel) -> None:
-        target.check_spans()
+        check_spans(target)
         self.target = target
         self.cache: KVCache | None = None
 
@@ -118,3 +121,49 @@ class Shallow:
         )
         if not scored:
             del batch.wanted[-len(tokens) :]
+
+
+def check_spans(target: LanguageModel) -> None:
+    """Refuse a model whose forward cannot be cut between two layers and gone on with.
+
+    Raises:
+        UnsupportedArchitecture: a forward in two spans differs from the whole one, or hidden states have no place.
+    """
+    kind = type(target.model).__name__
+    if target.num_layers < 2:
+        raise UnsupportedArchitecture(f"model '{target.name}' ({kind}) has one layer: there is none to leave early")
+    counted = target.layers_loaded, target.layer_rows
+    try:
+        layers = anatomy.find(target.model).layers
+        if type(layers[0]) is not type(layers[-1]):
+            raise UnsupportedArchitecture("its layers are not all of one kind")
+        reason = _cut_and_compare(target)
+    except ForetokenError as error:
+        reason = str(error)
+    except Exception as error:  # hundreds of families raise whatever they like
+        reason = f"it cannot be run in spans of layers ({' '.join(str(error).split())[:200]})"
+    finally:
+        target.layers_loaded, target.layer_rows = counted
+    if reason is not None:
+        raise UnsupportedArchitecture(f"model '{target.name}' ({kind}) cannot draft for itself: {reason}")
+
+
+def _cut_and_compare(target: LanguageModel) -> str | None:
+    """Why two halves are not a whole, on five tokens; None if they are."""
+    cache, layers = target.new_cache(2), target.num_layers
+    rows = range(5)
+    slots = cache.acquire(), cache.acquire()
+    for slot in slots:
+        cache.reserve(slot, len(rows))
+
+    def logits(slot: int, span: Span, wanted: int) -> Output:
+        batch = PackedBatch()
+        batch.add_chunk(slot, 0, rows, wanted=wanted)
+        return target.forward(batch, DensePlan(cache, batch), span=span)
+
+    whole = logits(slots[0], Span(0, layers), len(rows)).logits_MV
+    for cut in sorted({1, layers // 2, layers - 1}):
+        hidden_TD = logits(slots[1], Span(0, cut, taps=(cut,)), 0).hidden[cut]
+        if not same(whole, logits(slots[1], Span(cut, layers, hidden_TD), len(rows)).logits_MV):
+            return f"layers 0 to {cut - 1} and then the others give something else than all of them"
+    return None

@@ -21,7 +21,6 @@ from foretoken.models.cache import KVCache
 from foretoken.models.fused import decoder
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.span import Span, within
-from foretoken.plans.dense import DensePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,6 @@ class LanguageModel:
         # of all forwards: layers loaded, and rows times layers (drafting with the model itself must not repeat any)
         self.layers_loaded = self.layer_rows = 0
         self._whole = Span(0, self.num_layers)
-        self._no_cache = self.new_cache(1)  # for what runs no layer
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
         if decoder.misfit(model) is None:
@@ -114,7 +112,7 @@ class LanguageModel:
             batch: packed rows; must not be empty.
             plan: made for this batch and the cache of its slots.
             top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
-            span: run these layers only, or keep hidden states; :meth:`check_spans` must have passed.
+            span: run these layers only, or keep hidden states; drafters/shallow.py checks that a model can.
         """
         layers = self.num_layers if span is None else span.last - span.first
         self.layers_loaded += layers
@@ -148,51 +146,7 @@ class LanguageModel:
         batch = PackedBatch()
         batch.add_chunk(0, 0, [0] * len(hidden_MD), wanted=len(hidden_MD))
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
-        return self.forward(batch, DensePlan(self._no_cache, batch), top=top, span=span)
-
-    def check_spans(self) -> None:
-        """Refuse a model whose forward cannot be cut between two layers and gone on with.
-
-        Raises:
-            UnsupportedArchitecture: a forward in two spans differs from the whole one, or hidden states have no place.
-        """
-        kind = type(self.model).__name__
-        if self.num_layers < 2:
-            raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) has one layer: there is none to leave early")
-        counted = self.layer_rows
-        try:
-            parts = anatomy.find(self.model)
-            if type(parts.layers[0]) is not type(parts.layers[-1]):
-                raise UnsupportedArchitecture("its layers are not all of one kind")
-            reason = self._cut_and_compare()
-        except ForetokenError as error:
-            reason = str(error)
-        except Exception as error:
-            reason = f"it cannot be run in spans of layers ({' '.join(str(error).split())[:200]})"
-        finally:
-            self.layer_rows = counted
-        if reason is not None:
-            raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) cannot draft for itself: {reason}")
-
-    def _cut_and_compare(self) -> str | None:
-        """Why two halves are not a whole, on five tokens; None if they are."""
-        cache = self.new_cache(2)
-        rows = range(5)
-        for cut in sorted({1, self.num_layers // 2, self.num_layers - 1}):
-            whole, low, high = PackedBatch(), PackedBatch(), PackedBatch()
-            for batch, slot in ((whole, cache.acquire()), (low, other := cache.acquire()), (high, other)):
-                cache.reserve(slot, len(rows))
-                batch.add_chunk(slot, 0, rows, wanted=len(rows))
-            low.wanted = []
-            expected = self.forward(whole, DensePlan(cache, whole)).logits_MV
-            hidden = self.forward(low, DensePlan(cache, low), span=Span(0, cut, taps=(cut,))).hidden[cut]
-            span = Span(cut, self.num_layers, hidden)
-            found = self.forward(high, DensePlan(cache, high), span=span).logits_MV
-            if not probe.same(expected, found):
-                return f"layers 0 to {cut - 1} and then the others give something else than all of them"
-            for segment in (whole.segments[0], high.segments[0]):
-                cache.release(segment.slot)
-        return None
+        return self.forward(batch, _NO_ATTENTION, top=top, span=span)
 
     def _probe(self) -> None:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly."""
@@ -206,6 +160,18 @@ class LanguageModel:
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) cannot be run as a packed batch: {str(error).strip()[:300]}"
             ) from error
+
+
+class _NoAttention:
+    """The plan of a forward that runs no layer."""
+
+    dense_over = KVCache(0, 1, 1)
+
+    def attend(self, *args: Any, **options: Any) -> Tensor:
+        raise RuntimeError("attention was called in a forward without layers")
+
+
+_NO_ATTENTION = _NoAttention()
 
 
 # Layer types (config.layer_types) whose masks reach us as keywords. Others shape their mask in a way we cannot see.
