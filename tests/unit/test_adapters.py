@@ -13,9 +13,9 @@ import torch
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.drafters import exit_choice
+from foretoken.drafters.adapter_head import AdapterHead
 from foretoken.engine import recipe
 from foretoken.models.adapter import CONFIG, WEIGHTS, Adapter
-from foretoken.models.adapter_head import AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.load import load

@@ -15,8 +15,8 @@ from time import perf_counter
 
 from torch import Tensor
 
+from foretoken.drafters.adapter_head import AdapterHead
 from foretoken.models.adapter import Adapter
-from foretoken.models.adapter_head import AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel

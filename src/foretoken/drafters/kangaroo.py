@@ -22,11 +22,11 @@ from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.protocols import Budget, Context, Outcome, Seen, Sight
 from foretoken.core.tree import ROOT
+from foretoken.drafters.adapter_head import AdapterHead
 from foretoken.drafters.exit_choice import choose_exit
 from foretoken.drafters.growth import no_law
 from foretoken.drafters.shallow import Shallow, ShallowGrowing
 from foretoken.models.adapter import CONFIG, Adapter, AdapterConfig
-from foretoken.models.adapter_head import AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fingerprint import fingerprint_of
