@@ -15,7 +15,7 @@ from foretoken.engine.output import Chunk, Completion, RequestOutput
 FIELDS = {
     "prompt", "text", "token_ids", "finish_reason", "seconds", "num_tokens", "tokens_per_second", "num_steps",
     "tokens_per_step", "num_draft_tokens", "num_accepted_tokens", "acceptance_by_position", "time", "promise",
-    "distortion",
+    "distortion", "kl",
 }  # fmt: skip
 
 
