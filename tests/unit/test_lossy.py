@@ -365,11 +365,23 @@ def test_a_budget_of_nothing_gives_the_plain_text(name: str) -> None:
 
 def test_tokens_that_were_cut_off_are_not_charged() -> None:
     llm = with_config({**DRAFT, "verifier": "typical", "epsilon": 0.0})
-    (whole,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=3, temperature=1.0, seed=1, ignore_eos=True))
-    stop = SamplingParams(max_tokens=3, temperature=1.0, seed=1, stop_token_ids=[whole.token_ids[0]])
-    (cut,) = llm.generate(PROMPTS[0], stop)
-    assert cut.metrics.num_tokens == 1
-    assert cut.metrics.distortion <= 1.0
+    rule: Any = llm.recipe.verifier
+    judge, found = rule.verify_within, []
+    rule.verify_within = lambda *arguments: found.append(judge(*arguments)) or found[-1]
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, ignore_eos=True)
+    (whole,) = llm.generate(PROMPTS[0], params)
+    ends = itertools.accumulate(len(verdict.distortions) for verdict in found)
+    number, verdict, begin = next(
+        (number, verdict, end - len(verdict.distortions))
+        for number, (verdict, end) in enumerate(zip(found, ends, strict=True))
+        if len(verdict.path) > 1
+        and whole.token_ids.index(whole.token_ids[end - len(verdict.distortions)]) == end - len(verdict.distortions)
+    )
+    before = sum(each.distortion for each in found[:number])
+    (cut,) = llm.generate(PROMPTS[0], dataclasses.replace(params, stop_token_ids=[whole.token_ids[begin]]))
+    assert cut.metrics.num_tokens == begin + 1
+    assert cut.metrics.distortion_sum == pytest.approx(before + verdict.distortions[0])
+    assert verdict.distortion > verdict.distortions[0] > 0.0
 
 
 # ---------------------------------------------------------------------- options and refusals
