@@ -179,6 +179,38 @@ _TABLE = (
         promise="same law",
         needs="scipy (extra 'optimal')",
     ),
+    Entry(
+        name="typical",
+        kind="verifier",
+        target="foretoken.verifiers.typical:TypicalVerifier",
+        summary="lossy: accept what is likely enough for how uncertain the target is",
+        paper="arXiv:2401.10774",
+        promise="approximate",
+    ),
+    Entry(
+        name="topk_relaxed",
+        kind="verifier",
+        target="foretoken.verifiers.topk_relaxed:TopkRelaxedVerifier",
+        summary="lossy: accept the target's k favourites within a margin of the first",
+        paper="https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html",
+        promise="approximate",
+    ),
+    Entry(
+        name="mixture",
+        kind="verifier",
+        target="foretoken.verifiers.mixture:MixtureVerifier",
+        summary="lossy: verify exactly against a mixture of the target's law and the draft's",
+        paper="arXiv:2405.19261",
+        promise="approximate",
+    ),
+    Entry(
+        name="tolerance",
+        kind="verifier",
+        target="foretoken.verifiers.tolerance:ToleranceVerifier",
+        summary="lossy: accept a chain with probability min(1, (1 + tolerance) p/q)",
+        paper="arXiv:2211.17192",
+        promise="approximate",
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from foretoken.engine.output import Chunk, Completion, RequestOutput
 FIELDS = {
     "prompt", "text", "token_ids", "finish_reason", "seconds", "num_tokens", "tokens_per_second", "num_steps",
     "tokens_per_step", "num_draft_tokens", "num_accepted_tokens", "acceptance_by_position", "time", "promise",
-    "distortion",
+    "distortion", "kl",
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ class ScriptedLLM:
 
     is_chat_model = False
     target = SimpleNamespace(max_length=100, dtype="torch.float32", device="cpu")
-    recipe = SimpleNamespace(promise_for=lambda params: "same text")
+    recipe = SimpleNamespace(drafter=None, promise_for=lambda params: "same text")
 
     def __init__(self, *args, **options):
         self.closed = False

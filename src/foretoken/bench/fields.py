@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from foretoken.core.metrics import Metrics
+
+
+def finite(value: float) -> float | None:
+    """The number, or None (JSON's null) where it is infinite: JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def metrics_fields(metrics: Metrics) -> dict[str, Any]:
@@ -24,4 +30,5 @@ def metrics_fields(metrics: Metrics) -> dict[str, Any]:
             "other": metrics.other_seconds,
         },
         "distortion": metrics.distortion,
+        "kl": finite(metrics.kl),
     }

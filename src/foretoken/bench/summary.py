@@ -73,6 +73,7 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
             "other": _middle([total.other_seconds for total in repeats]),
         },
         "distortion": pooled["distortion"],
+        "kl": pooled["kl"],
         "equal_outputs": sum(own.tokens == other.tokens for own, other in pairs) / len(pairs) if pairs else None,
         "failures": len(samples) - len(good),
     }

@@ -214,6 +214,6 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     if whole > 0:
         parts.append("time " + " ".join(f"{name} {value / whole:.0%}" for name, value in times.items()))
     if total.distortion:
-        parts.append(f"distortion {total.distortion:.3g} per token")
+        parts.append(f"distortion {total.distortion:.3g} and KL {total.kl:.3g} per token")
     parts += sorted({output.promise for output in outputs})
     return " · ".join(parts)

@@ -1,6 +1,7 @@
 """The numbers of a run, defined once.
 
 * tokens per step: emitted tokens over target calls after the prompt, bonus included; plain decoding is 1.00.
+* distortion and kl: how far a lossy rule's law was from the target's, per emitted token; see core/distortion.py.
 * acceptance[i]: steps that accepted a node at draft depth i + 1 over steps that drafted one there, unconditional.
 """
 
@@ -28,6 +29,7 @@ class Metrics:
     other_seconds: float = 0.0
     seconds: float = 0.0
     distortion_sum: float = 0.0
+    kl_sum: float = 0.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -49,6 +51,11 @@ class Metrics:
         """Mean estimated total variation per emitted token; 0 for a lossless recipe."""
         return self.distortion_sum / self.num_tokens if self.num_tokens else 0.0
 
+    @property
+    def kl(self) -> float:
+        """Mean KL divergence of the emitted law from the target's, in nats per token; 0 for a lossless recipe."""
+        return self.kl_sum / self.num_tokens if self.num_tokens else 0.0
+
     def count_draft(self, depths: tuple[int, ...], accepted: int) -> None:
         """Count one draft: the depth of every node, and how many levels of it were accepted."""
         self.num_draft_tokens += len(depths)
@@ -67,7 +74,7 @@ class Metrics:
         """Add another request's counters to these."""
         for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("draft_seconds", "verify_seconds", "other_seconds", "seconds", "distortion_sum"):
+        for name in ("draft_seconds", "verify_seconds", "other_seconds", "seconds", "distortion_sum", "kl_sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         while len(self.drafted_at) < len(other.drafted_at):
             self.drafted_at.append(0)

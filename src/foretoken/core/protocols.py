@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft, Law
 from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.randomness import Streams
@@ -192,6 +193,14 @@ class BatchVerifier(Verifier, Protocol):
 
     def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
         """:meth:`verify` for each of the requests, with the same streams and the same result."""
+        ...
+
+
+class BudgetedVerifier(Verifier, Protocol):
+    """A lossy verifier with a budget. The engine tells it what each request has spent; the rule keeps no state."""
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """:meth:`verify` within what is left of the request's budget; None: nothing was emitted yet."""
         ...
 
 

@@ -15,13 +15,20 @@ class Verdict:
     Attributes:
         path: accepted node indices from a child of the root downwards; may be empty.
         extra: the token after the path: a correction where the draft was refused, else the bonus.
-        distortion: estimated total variation between the emitted law and the target's law, summed over the emitted
-            tokens; 0.0 for a lossless rule.
+        distortions: total variation between the law of each emitted token (the path's, then the extra one) and the
+            target's law, as core/distortion.py defines it; empty for a lossless rule.
+        divergences: their KL divergence in nats, likewise; infinite where the target could not have emitted a token.
     """
 
     path: tuple[int, ...]
     extra: int
-    distortion: float = 0.0
+    distortions: tuple[float, ...] = ()
+    divergences: tuple[float, ...] = ()
+
+    @property
+    def distortion(self) -> float:
+        """The distortion of the step: the sum over its tokens; 0 for a lossless rule."""
+        return sum(self.distortions, 0.0)
 
 
 class Choices(Protocol):

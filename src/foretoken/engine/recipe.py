@@ -1,7 +1,8 @@
 """A recipe: which drafter, which verifier, how long, and what that promises.
 
-``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, and the fields of the drafter's own
-Config. Everything is checked here, at construction, never in the middle of a run.
+``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, the fields of the drafter's own
+Config, and those of the verifier's, if it has one; no name belongs to both. Everything is checked here, at
+construction, never in the middle of a run.
 """
 
 from __future__ import annotations
@@ -82,12 +83,18 @@ class Recipe:
         """Refuse a request that the verifier cannot honour.
 
         Raises:
-            ConfigError: the `greedy` verifier was asked to sample.
+            ConfigError: the `greedy` verifier was asked to sample, or a lossy one for log-probabilities.
         """
         if self.verifier is not None and self.verifier.name == "greedy" and not params.greedy:
             raise ConfigError(
                 f"verifier='greedy' cannot honour temperature={params.temperature:g}: "
                 "use temperature 0, or leave the verifier out to get the strongest lossless rule"
+            )
+        if self.promise == "approximate" and params.logprobs is not None:
+            assert self.verifier is not None
+            raise ConfigError(
+                f"logprobs={params.logprobs} with verifier='{self.verifier.name}': log-probabilities are the target's, "
+                "but a lossy rule emits by another law; leave one of them out"
             )
 
 
@@ -95,10 +102,22 @@ _loaded: dict[str, Verifier] = {}
 
 
 def _verifier(name: str) -> Verifier:
-    """Verifiers have no state, so one instance of each serves everybody."""
+    """Verifiers have no state, so one instance of each serves everybody; those with options are made per recipe."""
     if name not in _loaded:
         _loaded[name] = catalog.find(name, "verifier").load()()
     return _loaded[name]
+
+
+def _options(plug_in: Any) -> list[str]:
+    """The names of a method's own options; none where it has no Config."""
+    config = getattr(plug_in, "Config", None)
+    return [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
+
+
+def _owner(key: str) -> str:
+    """A remedy, where the key is an option of verifiers: to name one of them."""
+    names = [entry.name for entry in catalog.entries("verifier") if key in _options(entry.load())]
+    return f" (an option of verifier {', '.join(map(repr, names))}: add verifier=...)" if names else ""
 
 
 def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
@@ -128,7 +147,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         )
     if method == "none":
         num_nodes, adaptive = 0, False
-    verifier = None if asked in (None, "auto") else _rule(asked)
+    verifier = None if asked in (None, "auto") else _rule(asked, settings, method)
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
         _check_fit(drafter.name, drafter, verifier)
@@ -140,10 +159,11 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
 def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> Drafter:
     """A drafter of the catalogue with its options; what they leave open may depend on the verifier."""
     drafter_class = catalog.find(method, "drafter").load()
-    known = [f.name for f in dataclasses.fields(drafter_class.Config)]
+    known = _options(drafter_class)
     for key in settings:
         if key not in known:
-            raise ConfigError(f"unknown option '{key}' for method '{method}': {nearest(key, [*known, *OWN_KEYS])}")
+            names = [*known, *OWN_KEYS, *_options(verifier)]
+            raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {nearest(key, names)}")
     try:
         config = drafter_class.Config(**settings)
     except TypeError as error:
@@ -163,15 +183,19 @@ def _instance(drafter: Any, settings: Mapping[str, Any]) -> Drafter:
             "give a name of the catalogue, or an instance with the members of core.protocols.Drafter"
         )
     for key in settings:
-        raise ConfigError(f"unknown option '{key}' beside a drafter that is passed as an instance")
+        raise ConfigError(f"unknown option '{key}'{_owner(key)} beside a drafter that is passed as an instance")
     own: Drafter = drafter
     return own
 
 
-def _rule(asked: Any) -> Verifier:
-    """A verifier by name, or one of your own."""
+def _rule(asked: Any, settings: dict[str, Any], method: Any) -> Verifier:
+    """A verifier by name, or one of your own; takes its options out of ``settings``."""
     if isinstance(asked, str):
-        return _verifier(asked)
+        return (
+            _with_options(asked, settings, method)
+            if _options(catalog.find(asked, "verifier").load())
+            else _verifier(asked)
+        )
     missing = [name for name in _RULE if not hasattr(asked, name)]
     if isinstance(asked, type) or missing:
         raise ConfigError(
@@ -180,6 +204,23 @@ def _rule(asked: Any) -> Verifier:
         )
     own: Verifier = asked
     return own
+
+
+def _with_options(name: str, settings: dict[str, Any], method: Any) -> Verifier:
+    """A verifier of the catalogue that has options of its own."""
+    verifier_class = catalog.find(name, "verifier").load()
+    known = _options(verifier_class)
+    drafter_class = catalog.find(method, "drafter").load() if isinstance(method, str) else None
+    for key in known:
+        if key in settings and key in _options(drafter_class):
+            raise ConfigError(f"option '{key}' belongs to method '{method}' and to verifier '{name}': rename one")
+    own = {key: settings.pop(key) for key in known if key in settings}
+    try:
+        config = verifier_class.Config(**own)
+    except TypeError as error:
+        raise ConfigError(f"verifier '{name}': {str(error).split('__init__() ')[-1]}") from None
+    verifier: Verifier = verifier_class(config)
+    return verifier
 
 
 def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:

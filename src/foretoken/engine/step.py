@@ -23,7 +23,7 @@ from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ForetokenError, RequestError
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import BatchVerifier, Budget, Outcome, Plan, Seen, SelfDrafter, Verifier
+from foretoken.core.protocols import BatchVerifier, Budget, BudgetedVerifier, Outcome, Plan, Seen, SelfDrafter, Verifier
 from foretoken.core.tree import EMPTY_TREE
 from foretoken.core.verdict import Verdict
 from foretoken.engine.controller import Controller
@@ -281,7 +281,9 @@ class Engine:
             metrics = request.metrics
             metrics.num_steps += 1
             metrics.num_tokens += taken
-            metrics.distortion_sum += verdict.distortion
+            for distortion in verdict.distortions[:taken]:  # one by one, as the rule counted them against its budget
+                metrics.distortion_sum += distortion
+            metrics.kl_sum += sum(verdict.divergences[:taken])
             num_tokens += taken
             if len(draft):
                 num_nodes += len(draft)
@@ -352,7 +354,12 @@ class Engine:
                     continue
             for case in group:
                 try:
-                    case.verdict = verifier.verify(case.draft, case.laws, case.request.streams)
+                    draft, laws, streams = case.draft, case.laws, case.request.streams
+                    if hasattr(verifier, "verify_within"):
+                        lossy = cast(BudgetedVerifier, verifier)
+                        case.verdict = lossy.verify_within(draft, laws, streams, case.request.metrics)
+                    else:
+                        case.verdict = verifier.verify(draft, laws, streams)
                 except Exception as error:
                     self._fail(case.request, error)
 

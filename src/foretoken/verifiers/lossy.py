@@ -1,0 +1,171 @@
+"""What the lossy rules share: the walk, the meter, and the budget that falls back to exact verification.
+
+A rule says two things of a node with children: by which law it would emit there, and how it decides. Before anything is
+drawn the walk compares that law with the target's; where the request's budget does not allow the difference, the node
+is decided by `recursive`, which is exact for both kinds of q.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.distortion import Account, Spent, divergence, total_variation
+from foretoken.core.draft import Draft, Law, PointMass, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.laws import Laws
+from foretoken.core.randomness import Streams
+from foretoken.core.tree import ROOT
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers import recursive
+from foretoken.verifiers.walk import Pick, Siblings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossyConfig:
+    """Options of every lossy rule.
+
+    Attributes:
+        max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None: no
+            bound, 0: exact.
+    """
+
+    max_distortion: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_distortion is not None:
+            self.check_share("max_distortion", "leave it out for no bound, use 0 for exact verification")
+
+    def check_share(self, name: str, remedy: str) -> None:
+        """Refuse a field that is not a number in [0, 1].
+
+        Raises:
+            ConfigError: it is not.
+        """
+        value = getattr(self, name)
+        # NaN fails the comparison
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1.0:
+            raise ConfigError(f"{name}={value!r} must be a number in [0, 1]: {remedy}")
+
+
+class LossyVerifier:
+    """Base of the lossy rules; they give ``name``, ``Config``, :meth:`law`, :meth:`decide` and :meth:`stands`."""
+
+    name: str
+    promise = "approximate"
+    laws: tuple[type[Law], ...] = (PointMass, Sampled)
+    trees = True
+    Config: type[LossyConfig]
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = self.Config() if config is None else config
+
+    def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
+        """The law e by which this rule emits at a node, [V]; see core/distortion.py.
+
+        Args:
+            p_V: the target's law, sums to 1; not to be written to.
+            q_V: the law that the children were drawn from; None: point masses, and e is the law given the children.
+            tokens: the children's tokens in drafting order, at least one. If they were drawn, e depends on their number
+                only.
+        """
+        raise NotImplementedError
+
+    def decide(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> Pick:
+        """What becomes of the children: the number of the one that stands and its token, or None and another token."""
+        raise NotImplementedError
+
+    def stands(self, p_V: Tensor, token: int) -> bool:
+        """Temperature 0: whether a child that is not the argmax stands; p_V is the target's law at temperature 1."""
+        raise NotImplementedError
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Decide one draft within what is left of the request's budget.
+
+        From the root down, at a node with children: the rule's emitted law e is compared with p; if the budget allows
+        their distance the rule decides, else exact verification does. A node without children: extra ~ p, the bonus.
+
+        Temperature 0: the first child that is the argmax, or that the rule lets stand by the target's law at
+        temperature 1 (bias and penalties applied, no filter), is accepted; if there is none the argmax is emitted.
+        Where the budget does not allow another token than the argmax, the walk is the exact one.
+
+        Args:
+            draft: tree (or chain) of N nodes, point masses or independent draws.
+            target: N + 1 rows; only rows on the walked path are processed.
+            rng: the decisions and draws of the rule, or of `recursive`.
+            spent: what the request has emitted and spent.
+        Returns:
+            Verdict with the distortion and divergence of every emitted token.
+        Raises:
+            ValueError: the draft is of another kind, or branches where the rule verifies chains.
+        """
+        tree, kind = draft.tree, type(draft.law)
+        if len(draft) and not target.greedy and kind not in self.laws:
+            raise ValueError(
+                f"verifier '{self.name}' is not valid for drafts of kind {kind.__name__}, "
+                f"only for {', '.join(law.__name__ for law in self.laws)}"
+            )
+        if not self.trees and not tree.is_chain:
+            raise ValueError(f"the rule '{self.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
+        account = Account(spent, self.config.max_distortion)
+        path: list[int] = []
+        node = ROOT
+        while children := tree.children.get(node, ()):
+            tokens = tuple(tree.tokens[child] for child in children)
+            if target.greedy:
+                sibling, token = self._step_greedy(target, node + 1, tokens, account)
+            else:
+                q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
+                sibling, token = self._step(target.p_at(node + 1), q_V, tokens, rng, account)
+            if sibling is None:
+                return _verdict(path, token, account)
+            node = children[sibling]
+            path.append(node)
+        extra = target.best[node + 1] if target.greedy else rng.categorical("bonus", target.p_at(node + 1))
+        account.add(0.0, 0.0)
+        return _verdict(path, extra, account)
+
+    def _step(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams, account: Account) -> Pick:
+        e_V = self.law(p_V, q_V, tokens)
+        distance = total_variation(e_V, p_V)
+        if account.allows(distance):
+            account.add(distance, divergence(e_V, p_V))
+            return self.decide(p_V, q_V, tokens, rng)
+        account.add(0.0, 0.0)
+        return exactly(p_V, q_V, tokens, rng)
+
+    def _step_greedy(self, target: Laws, row: int, tokens: Siblings, account: Account) -> Pick:
+        best = target.best[row]
+        raw_V: Tensor | None = None
+        for number, token in enumerate(tokens):
+            if token == best:
+                account.add(0.0, 0.0)
+                return number, token
+            if not account.allows(1.0):
+                continue
+            if raw_V is None:
+                raw_V = torch.softmax(target.logits_at(row).float(), dim=-1)
+            if float(raw_V[token]) > 0.0 and self.stands(raw_V, token):
+                account.add(1.0, float("inf"))
+                return number, token
+        account.add(0.0, 0.0)
+        return None, best
+
+
+def exactly(p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> Pick:
+    """The same node by `recursive`, against p."""
+    kind: type[Law] = PointMass if q_V is None else Sampled
+    return recursive.decide(kind, p_V[None], None if q_V is None else q_V[None], [tokens], [rng])[0]
+
+
+def _verdict(path: list[int], extra: int, account: Account) -> Verdict:
+    return Verdict(tuple(path), extra, tuple(account.distortions), tuple(account.divergences))

@@ -1,0 +1,51 @@
+"""Typical acceptance: a token stands if it is likely enough for how uncertain the target is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.verifiers.accepted_set import SetVerifier
+from foretoken.verifiers.lossy import LossyConfig
+
+
+class TypicalVerifier(SetVerifier):
+    """Accept x if p(x) > min(epsilon, delta exp(-H(p))); after a refusal the next token is a draw of p.
+
+    Paper:   Cai et al. 2024, arXiv:2401.10774, section 2.3.1 (epsilon 0.09, delta 0.3 are the released code's).
+    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Differs: Medusa decodes the first token of every step greedily and accepts it without a test, which at temperatures
+        above 0 is a further bias; ours is a draw from p (the argmax at temperature 0), so a step of no draft is plain
+        decoding. Medusa takes the longest path whose tokens all stand; ours walks down, at every node to the first
+        child that stands, so that the emitted law depends on nothing below the node. p is the request's law, after
+        temperature and filters. At temperature 0 the test looks at the law at temperature 1, and the argmax stands.
+    """
+
+    name = "typical"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LossyConfig):
+        """Options of typical acceptance.
+
+        Attributes:
+            epsilon: a token more probable than this always stands; in [0, 1].
+            delta: share of exp(-entropy) that is enough; in [0, 1]. Of epsilon and this the lower bound counts.
+            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
+                no bound, 0: exact.
+        """
+
+        epsilon: float = 0.09
+        delta: float = 0.3
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.check_share("epsilon", "lower accepts more, 1 leaves the bound to delta")
+            self.check_share("delta", "lower accepts more, 1 leaves the bound to epsilon")
+
+    config: Config
+
+    def members(self, p_V: Tensor) -> Tensor:
+        entropy = torch.special.entr(p_V).sum()
+        return p_V > (self.config.delta * torch.exp(-entropy)).clamp(max=self.config.epsilon)
