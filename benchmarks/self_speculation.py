@@ -54,18 +54,18 @@ def main() -> None:
     llm = LLM(options.target, dtype=options.dtype, max_num_seqs=8, seed=0)
     found: dict[str, Any] = {"provenance": provenance(), "options": {k: str(v) for k, v in vars(options).items()}}
 
-    statics: list[str] = []
+    fixed: list[str] = []
     if options.choose_on:
         pairs = [
             f"del+exit_layer={e}+draft_length={n}" for e in options.exits.split(",") for n in options.lengths.split(",")
         ]
         prompts = _few(read_prompts(options.choose_on), options.limit)
         ranked = sorted(_run(llm, pairs, prompts, options, repeats=1)[1:], key=lambda each: -_mean(each))
-        found["statics"] = ranked
+        found["fixed"] = ranked
         _show(f"static pairs on {options.choose_on.name}, {len(prompts)} prompts", ranked)
-        statics = [each["method"] for each in ranked[:4]]
+        fixed = [each["method"] for each in ranked[:4]]
     prompts = _few(read_prompts(options.suite), options.limit)
-    results = _run(llm, [*options.methods.split(","), *statics], prompts, options, repeats=options.repeats)
+    results = _run(llm, [*options.methods.split(","), *fixed], prompts, options, repeats=options.repeats)
     found["results"] = results
     _show(f"{options.target} on {options.suite.name}, {len(prompts)} prompts", results)
     if options.json:

@@ -63,7 +63,7 @@ def test_the_good_adapter_is_taken(folder: Path) -> None:
         ({"max_depth": 65}, "max_depth=65"),
         ({"width": 0}, "width=0"),
         ({"width": 2.5}, "width=2.5"),
-        ({"widht": 2}, "did you mean 'width'"),
+        ({"wdth": 2}, "did you mean 'width'"),
         ({"adapter": 3}, "adapter=3"),
         ({"adapter": "~nobody-of-that-name/adapter"}, "nobody-of-that-name"),
         ({"verifier": "ratio", "tree": True}, "verifier='ratio' verifies chains"),
