@@ -11,7 +11,7 @@ import torch
 
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafters import draft_model
+from foretoken.drafters import second_model
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
@@ -50,7 +50,7 @@ def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
         depth = int(config["adapter"].removeprefix(RANDOM))
         config = {**config, "adapter": shelved(settings.get("target", target()), depth)}
     llm = LLM.__new__(LLM)
-    with mock.patch.object(draft_model, "load", _load_once):
+    with mock.patch.object(second_model, "load", _load_once):
         llm._set_up(
             settings.get("target", target()),
             config,

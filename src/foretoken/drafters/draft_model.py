@@ -1,26 +1,20 @@
 """Drafting with a second, smaller checkpoint of the same vocabulary: a chain or a tree, batched over requests.
 
-The draft model has its own K/V cache. Its committed prefix trails the target's by the tokens it has not read yet:
+How the checkpoint is run is in second_model.py; here is which children a node gets, and by which law.
 
-    target tokens   x x x x x x a b c      c is the root of the next draft
-    draft cache     x x x x x x a          b (accepted last, never read by the draft) and c are read first
-
-One level of the tree is one packed forward over all requests.
-
-Letters: B requests, N draft nodes, V vocabulary.
+Letters: M rows, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from foretoken.core.draft import (
-    NO_DRAFT,
     Coupled,
     Draft,
     HubPair,
@@ -31,19 +25,14 @@ from foretoken.core.draft import (
     TopThenSampled,
     WithoutReplacement,
 )
-from foretoken.core.errors import ConfigError, MismatchError
-from foretoken.core.protocols import Budget, Context, Outcome, Verifier
+from foretoken.core.errors import ConfigError
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import gumbel
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
-from foretoken.drafters.growth import Growing, no_law
-from foretoken.models.batch import PackedBatch
-from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
-from foretoken.models.load import load
-from foretoken.plans.dense import DensePlan
-
-_SLOTS = 1024  # requests at once, at most; buffers grow with use
-_CHUNK_ROWS = 512  # rows of one forward while a prompt is read
+from foretoken.drafters.growth import no_law
+from foretoken.drafters.second_model import ModelGrowing, Rows, SecondModel
+from foretoken.models.language_model import LanguageModel, Output
 
 _LAW_OF: dict[str, type[Law]] = {
     "chain": Sampled,
@@ -60,32 +49,7 @@ _PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub
 _NUM_DRAFTS = 3  # children per node of a tree, unless told
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a forward that belong to one draft."""
-
-    output: Output
-    start: int
-    stop: int
-
-
-@dataclass(slots=True)
-class _State:
-    """One request: its slot in the draft's cache, and which tail row each node of the last draft was read into."""
-
-    slot: int
-    row_of: dict[int, int] = field(default_factory=dict)
-    awaiting: bool = False  # rows of a draft lie in the tail until observe says what became of them
-
-
-@dataclass(slots=True)
-class _Growing(Growing):
-    """A draft while it grows, and where its request stands in the draft's cache."""
-
-    state: _State = field(kw_only=True)
-
-
-class ModelDrafter:
+class ModelDrafter(SecondModel):
     """Runs the draft model forward and proposes its tokens.
 
     Paper:   Leviathan et al. 2023, arXiv:2211.17192 (chains); `topk` grows a tree by cumulative probability as
@@ -165,153 +129,16 @@ class ModelDrafter:
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
-        dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
-        self.model = load(config.model, dtype=dtype, device=str(target.device))
-        reason = check_same_vocabulary(target, self.model)
-        if reason is not None:
-            raise MismatchError(
-                f"draft model '{config.model}' has another vocabulary than '{target.name}' ({reason}): "
-                "use a draft with the target's tokenizer"
-            )
-        self.vocab_size = target.vocab_size
-        self.cache = self.model.new_cache(_SLOTS)
-        config = config.suited_to(None)
-        self._tree = cast(str, config.tree)
-        self._count = cast(int, config.num_drafts)
-        if self._count > self.vocab_size:
-            raise ConfigError(f"num_drafts={self._count} is above the vocabulary of {self.vocab_size}: use fewer")
-        self._top = self._count if self._tree == "topk" else 1
+        settled = config.suited_to(None)
+        self._tree = cast(str, settled.tree)
+        self._count = cast(int, settled.num_drafts)
+        if self._count > target.vocab_size:
+            raise ConfigError(f"num_drafts={self._count} is above the vocabulary of {target.vocab_size}: use fewer")
+        super().__init__(config.model, target, top=self._count if self._tree == "topk" else 1)
         self.branches = self._tree not in _CHAINS
         self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
-        self._states: dict[int, _State] = {}
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request, level by level; one forward per level for all of them."""
-        growing = []
-        for context, budget in zip(contexts, budgets, strict=True):
-            # The draft may have fewer positions than the target: then the request goes on without drafts.
-            depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
-            if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
-                bounded = Budget(budget.max_nodes, depth, budget.patience)
-                growing.append(_Growing(context, bounded, state=self._state(context)))
-        active = [draft for draft in growing if self._wants_first(draft)]
-        if active:
-            with torch.inference_mode():
-                self._read(active)
-                rows = self._forward_roots(active)
-                while active:
-                    active = self._expand(active, rows)
-                    if active:
-                        rows = self._forward_level(active)
-        done = {draft.context.request_id: self._finish(draft) for draft in growing}
-        return [done.get(context.request_id, NO_DRAFT) for context in contexts]
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep the cache rows of accepted nodes, drop the others."""
-        for outcome in outcomes:
-            state = self._states.get(outcome.request_id)
-            if state is not None and state.awaiting:
-                rows = [state.row_of[node] for node in outcome.verdict.path if node in state.row_of]
-                self.cache.commit(state.slot, rows)
-                state.awaiting = False
-
-    def release(self, request_id: int) -> None:
-        state = self._states.pop(request_id, None)
-        if state is not None:
-            self.cache.release(state.slot)
-
-    # ------------------------------------------------------------------ forwards
-
-    def _has_place(self, context: Context) -> bool:
-        return context.request_id in self._states or self.cache.free_slots > 0
-
-    def _state(self, context: Context) -> _State:
-        state = self._states.get(context.request_id)
-        if state is None:
-            state = self._states[context.request_id] = _State(self.cache.acquire())
-        state.row_of.clear()
-        state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
-        if self.cache.lengths[state.slot] >= len(context.tokens):
-            # asked again about the same root, after another request's draft failed: the root is read again
-            self.cache.rollback(state.slot, len(context.tokens) - 1)
-        return state
-
-    def _read(self, drafts: Sequence[_Growing]) -> None:
-        """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
-        for draft in drafts:
-            tokens, slot = draft.context.tokens, draft.state.slot
-            while len(tokens) - self.cache.lengths[slot] > _CHUNK_ROWS:
-                begin = self.cache.lengths[slot]
-                self.cache.reserve(slot, _CHUNK_ROWS)
-                batch = PackedBatch()
-                batch.add_chunk(slot, begin, tokens[begin : begin + _CHUNK_ROWS], wanted=1)
-                self.model.forward(batch, DensePlan(self.cache, batch))
-                self.cache.commit(slot, range(_CHUNK_ROWS))
-
-    def _forward_roots(self, drafts: Sequence[_Growing]) -> list[_Rows]:
-        """Read up to and including the root; one row per draft."""
-        batch = PackedBatch()
-        for draft in drafts:
-            slot = draft.state.slot
-            begin = self.cache.lengths[slot]
-            rest = draft.context.tokens[begin:]
-            self.cache.reserve(slot, len(rest) + draft.budget.max_nodes)
-            batch.add_chunk(slot, begin, rest, wanted=1)
-        output = self._forward(batch)
-        for draft in drafts:
-            slot = draft.state.slot
-            self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
-        return [_Rows(output, row, row + 1) for row in range(len(drafts))]
-
-    def _forward_level(self, drafts: Sequence[_Growing]) -> list[_Rows]:
-        """Read the frontier of every draft behind the nodes already read; a row per frontier node."""
-        batch = PackedBatch()
-        rows = []
-        for draft in drafts:
-            slot = draft.state.slot
-            read = draft.state.row_of
-            tokens = [draft.tokens[node] for node in draft.frontier]
-            rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
-            if draft.chain and len(tokens) == 1:  # a chain's tail is as good as a prefix
-                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)
-            else:
-                batch.add_level(
-                    slot,
-                    self.cache.lengths[slot],
-                    tokens,
-                    depths=[draft.depths[node] - 1 for node in draft.frontier],
-                    tail=len(read),
-                    tail_depths=[draft.depths[node] - 1 for node in read],
-                    ancestors=[self._seen(draft, node) for node in draft.frontier],
-                )
-            for node in draft.frontier:
-                read[node] = len(read)
-        output = self._forward(batch)
-        return [_Rows(output, start, stop) for start, stop in rows]
-
-    def _seen(self, draft: _Growing, node: int) -> list[int]:
-        """Tail rows that a node about to be read may attend to: its ancestors'."""
-        return [draft.state.row_of[each] for each in draft.ancestors(node)]
-
-    def _forward(self, batch: PackedBatch) -> Output:
-        """One forward; the draft's table may be padded to another size than the target's."""
-        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top)
-        width = output.logits_MV.shape[-1]
-        if width == self.vocab_size:
-            return output
-        if width > self.vocab_size:
-            return Output.of(output.logits_MV[:, : self.vocab_size], top=self._top)
-        missing = self.vocab_size - width
-        return Output.of(torch.nn.functional.pad(output.logits_MV, (0, missing), value=-torch.inf), top=self._top)
-
-    # ------------------------------------------------------------------ growing
-
-    def _wants_first(self, draft: _Growing) -> bool:
-        """Whether drafting pays at all, before anything is spent; the draft's confidence is not known yet."""
-        patience = draft.budget.patience
-        return patience is None or patience.worthwhile(1.0, 1.0, 0)
-
-    def _expand(self, drafts: Sequence[_Growing], rows: Sequence[_Rows]) -> list[_Growing]:
+    def _expand(self, drafts: Sequence[ModelGrowing], rows: Sequence[Rows]) -> list[ModelGrowing]:
         """Give the frontier of each draft its children; returns the drafts that go on."""
         going_on = []
         for draft, its in zip(drafts, rows, strict=True):
@@ -327,11 +154,11 @@ class ModelDrafter:
                 going_on.append(draft)
         return going_on
 
-    def _law(self, draft: _Growing, rows: _Rows) -> Tensor:
+    def _law(self, draft: ModelGrowing, rows: Rows) -> Tensor:
         """Processed logits of the frontier."""
         return draft.process(rows.output.logits_MV[rows.start : rows.stop])
 
-    def _expand_greedy(self, draft: _Growing, rows: _Rows) -> None:
+    def _expand_greedy(self, draft: ModelGrowing, rows: Rows) -> None:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
         output, row = rows.output, rows.start
         if not draft.context.laws.trivial:
@@ -347,7 +174,7 @@ class ModelDrafter:
         node = draft.add(output.best[row], parent, confidence, 0)
         draft.frontier = [node] if draft.has_room(node) else []
 
-    def _expand_coupled(self, draft: _Growing, rows: _Rows) -> None:
+    def _expand_coupled(self, draft: ModelGrowing, rows: Rows) -> None:
         """One child, drawn by the noise of its position. `match` does not mind which tokens are proposed."""
         logits_V = self._law(draft, rows)[0]
         context, parent = draft.context, draft.frontier[0]
@@ -364,7 +191,7 @@ class ModelDrafter:
         node = draft.add(token, parent, confidence, 0)
         draft.frontier = [node] if draft.has_room(node) else []
 
-    def _expand_sampled(self, draft: _Growing, rows: _Rows) -> None:
+    def _expand_sampled(self, draft: ModelGrowing, rows: Rows) -> None:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
         q_MV = torch.softmax(self._law(draft, rows), dim=-1)
         if bool(torch.isnan(q_MV).any()):
@@ -388,7 +215,7 @@ class ModelDrafter:
         fresh.sort(key=lambda node: -draft.reach[node])
         draft.frontier = sorted(node for node in fresh[: self._count] if draft.has_room(node))
 
-    def _expand_topk(self, draft: _Growing, rows: _Rows) -> None:
+    def _expand_topk(self, draft: ModelGrowing, rows: Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
         output, first = rows.output, rows.start
         if not draft.context.laws.trivial:
@@ -411,10 +238,10 @@ class ModelDrafter:
             fresh.append(draft.add(token, parent, q, 0))
         draft.frontier = [node for node in fresh if draft.has_room(node)]
 
-    def _pays(self, draft: _Growing, reach: float, confidence: float) -> bool:
+    def _pays(self, draft: ModelGrowing, reach: float, confidence: float) -> bool:
         patience = draft.budget.patience
         return patience is None or patience.worthwhile(reach, confidence, len(draft.tokens))
 
-    def _finish(self, draft: _Growing) -> Draft:
+    def _finish(self, draft: ModelGrowing) -> Draft:
         draft.state.awaiting = bool(draft.tokens)
         return draft.finish(_LAW_OF[self._tree])
