@@ -99,6 +99,16 @@ _TABLE = (
         needs="a target that is a plain stack of layers, best one trained for early exits (zoo:base-ee)",
     ),
     Entry(
+        name="sprinter",
+        kind="drafter",
+        target="foretoken.drafters.sprinter:SprinterDrafter",
+        summary="a draft model and a trained judge of its tokens propose a chain as long as the judge approves",
+        paper="arXiv:2502.04557",
+        promise="lossless",
+        needs="a checkpoint with the target's vocabulary (key 'model') and a head for the pair (key 'head')",
+        weights="a draft model and a head (foretoken train sprinter)",
+    ),
+    Entry(
         name="greedy",
         kind="verifier",
         target="foretoken.verifiers.greedy:GreedyVerifier",
@@ -210,6 +220,15 @@ _TABLE = (
         summary="lossy: accept a chain with probability min(1, (1 + tolerance) p/q)",
         paper="arXiv:2211.17192",
         promise="approximate",
+    ),
+    Entry(
+        name="sprinter",
+        kind="verifier",
+        target="foretoken.verifiers.sprinter:SprinterVerifier",
+        summary="lossy: the drafter's own judge lets tokens stand, only the last one is tested",
+        paper="arXiv:2502.04557",
+        promise="approximate",
+        needs="drafts of the drafter 'sprinter'",
     ),
 )
 

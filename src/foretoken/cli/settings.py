@@ -124,6 +124,7 @@ def _parse_method_sets(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _find_method(name: str) -> catalog.Entry:
-    if any(entry.name == name for entry in catalog.entries("verifier")):
+    kinds = {entry.kind for entry in catalog.entries() if entry.name == name}  # one name may be both
+    if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
     return catalog.find(name, "drafter")

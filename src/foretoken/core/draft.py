@@ -100,6 +100,22 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Untested:
+    """Nodes that a drafter has judged itself, and for which it asks that they stand without a test of the target.
+
+    A wish: the rule `sprinter` grants it, every other rule tests these nodes like all others.
+
+    Attributes:
+        nodes: which; none for a draft of one token that is to be tested.
+        saw_token: whether the judgement of a node looked at its token. If not, it depends on the past alone, and an
+            untested token has the law q.
+    """
+
+    nodes: frozenset[int]
+    saw_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """What a drafter proposes for one request in one step.
 
@@ -109,12 +125,14 @@ class Draft:
         confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
             the drafter has none. Used by the draft-length controller only, never by a verifier.
         begun: the target's own work on these rows, from which verification goes on; None: they are only tokens.
+        untested: nodes that the drafter vouches for; None: it has no judgement of its own.
     """
 
     tree: TokenTree
     law: Law = field(default_factory=PointMass)
     confidence: tuple[float, ...] = ()
     begun: Begun | None = None
+    untested: Untested | None = None
 
     def __len__(self) -> int:
         return len(self.tree)

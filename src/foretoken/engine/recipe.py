@@ -1,8 +1,9 @@
 """A recipe: which drafter, which verifier, how long, and what that promises.
 
 ``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, the fields of the drafter's own
-Config, and those of the verifier's, if it has one; no name belongs to both. Everything is checked here, at
-construction, never in the middle of a run.
+Config, and those of the verifier's, if it has one; no name belongs to both. Without ``verifier`` a drafter that brings
+a rule of its own (``own_verifier``) gets that, every other the strongest lossless one, as with ``verifier='auto'``.
+Everything is checked here, at construction, never in the middle of a run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Recipe:
     Attributes:
         method: name of the drafter.
         drafter: the instance.
-        verifier: the verifier that was asked for; None chooses per draft.
+        verifier: the verifier that was asked for, or the drafter's own; None chooses per draft.
         num_nodes: draft nodes per step, at most.
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
     """
@@ -147,6 +148,8 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         )
     if method == "none":
         num_nodes, adaptive = 0, False
+    if asked is None and isinstance(method, str):  # a drafter may have a rule of its own; 'auto' is lossless
+        asked = getattr(catalog.find(method, "drafter").load(), "own_verifier", None)
     verifier = None if asked in (None, "auto") else _rule(asked, settings, method)
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
@@ -228,6 +231,11 @@ def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:
         raise ConfigError(
             f"verifier='{verifier.name}' verifies chains, but method '{method}' is set to propose trees: "
             "use verifier='recursive' or 'match', or let the method propose chains"
+        )
+    if getattr(verifier, "grants_untested", False) and not getattr(drafter, "vouches", False):
+        raise ConfigError(
+            f"verifier='{verifier.name}' leaves tokens untested that the drafter has judged itself, but method "
+            f"'{method}' judges none: use method='sprinter', or another verifier"
         )
     for law in drafter.laws:
         if law not in verifier.laws:

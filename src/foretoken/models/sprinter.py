@@ -1,0 +1,175 @@
+"""SPRINTER's judge: a logistic head on a draft model's last hidden state.
+
+    tokens ── embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── h ── the draft's head ── q
+                                                                        └── sigmoid(w.h + b) = v
+
+Paper: arXiv:2502.04557. v estimates that a draft token would be accepted; d + 1 numbers are trained. Which token:
+
+    pre   the one that is drawn from the q that h produced: the token is not known to the head (as published)
+    post  the one that was read last: h is the state after it
+
+Letters: M rows, D width.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.core.files import write_whole
+from foretoken.models import anatomy
+from foretoken.models.batch import PackedBatch
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.probe import same
+from foretoken.models.span import Span
+from foretoken.plans.dense import DensePlan
+
+CONFIG, WEIGHTS = "sprinter.json", "sprinter.safetensors"
+FEATURES = ("pre", "post")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What a head is, and whose.
+
+    Attributes:
+        feature: "pre" or "post", see above.
+        width: of the draft's hidden states.
+        target, draft: what the pair was called when the head was trained.
+        target_fingerprint, draft_fingerprint: models/fingerprint.py; it is of no use to another pair.
+    """
+
+    feature: str
+    width: int
+    target: str
+    target_fingerprint: str
+    draft: str
+    draft_fingerprint: str
+
+
+class SprinterHead:
+    """w and b, and what they say.
+
+    Args:
+        config: whose it is.
+        weight_D, bias: float32.
+    """
+
+    def __init__(self, config: HeadConfig, weight_D: Tensor, bias: float) -> None:
+        self.config = config
+        self.weight_D = weight_D.detach().float()
+        self.bias = bias
+
+    def judge(self, h_MD: Tensor) -> list[float]:
+        """v of each row, in [0, 1]."""
+        v_M = torch.sigmoid(h_MD.float() @ self.weight_D.to(h_MD.device) + self.bias)
+        found: list[float] = v_M.tolist()
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write ``sprinter.json`` and ``sprinter.safetensors``; each replaces a whole file or none."""
+        from safetensors.torch import save
+
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {"weight": self.weight_D.cpu().contiguous(), "bias": torch.tensor([self.bias])}
+        write_whole(folder / WEIGHTS, save(weights))
+        write_whole(folder / CONFIG, json.dumps(asdict(self.config), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> SprinterHead:
+        """Read a saved head.
+
+        Raises:
+            ModelError: there is none, or it is damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            config = HeadConfig(**{each.name: settings[each.name] for each in fields(HeadConfig)})
+            weights = load_file(folder / WEIGHTS)
+            _check(config, weights["weight"], weights["bias"])
+            return cls(config, weights["weight"], float(weights["bias"]))
+        except FileNotFoundError:
+            raise ModelError(f"{folder}: has no SPRINTER head ({CONFIG} and {WEIGHTS})") from None
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise ModelError(f"{folder}: the head cannot be read ({str(error).splitlines()[0]})") from None
+
+    def check_pair(self, target: LanguageModel, draft: LanguageModel) -> None:
+        """Refuse a head of another pair.
+
+        Raises:
+            MismatchError: it was trained for another target, or on another draft.
+        """
+        config = self.config
+        for role, model, name, print_of in (
+            ("target", target, config.target, config.target_fingerprint),
+            ("draft", draft, config.draft, config.draft_fingerprint),
+        ):
+            if print_of != fingerprint_of(model.source):
+                raise MismatchError(
+                    f"the head was trained for the {role} '{name}' (fingerprint {print_of[:12]}), not for "
+                    f"'{model.name}' as it is now: train one with 'foretoken train sprinter --target {target.name} "
+                    f"--draft {draft.name} --out DIR'"
+                )
+        width = draft.config.get_text_config(decoder=True).hidden_size
+        if config.width != width:
+            raise MismatchError(f"the head reads {config.width} numbers, but '{draft.name}' has states of {width}")
+
+
+def _check(config: HeadConfig, weight: Tensor, bias: Tensor) -> None:
+    """Raise ValueError where the files say what no head can be."""
+    if config.feature not in FEATURES:
+        raise ValueError(f"feature={config.feature!r}")
+    if type(config.width) is not int or weight.shape != (config.width,) or bias.shape != (1,):
+        raise ValueError(f"width={config.width!r} with weights {list(weight.shape)} and {list(bias.shape)}")
+    if not bool(torch.isfinite(weight).all()) or not bool(torch.isfinite(bias).all()):
+        raise ValueError("weights that are NaN or infinite")
+    for name in ("target", "target_fingerprint", "draft", "draft_fingerprint"):
+        if not isinstance(getattr(config, name), str):
+            raise ValueError(f"{name}={getattr(config, name)!r}")
+
+
+class LastStates:
+    """The last hidden states of a model: a forward with ``span`` keeps them, :meth:`of` takes them from its output.
+
+    Args:
+        model: checked here: its head must give the same logits for these states as the model did.
+    Raises:
+        UnsupportedArchitecture: it does not.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._depth = model.num_layers
+        self.span = Span(0, model.num_layers, taps=(model.num_layers,))
+        kind = type(model.model).__name__
+        try:
+            self._norm = anatomy.find(model.model).final_norm
+            reason = None if self._agrees(model) else "its head reads something else than its last hidden state"
+        except ForetokenError as error:
+            reason = str(error)
+        except Exception as error:  # hundreds of families raise whatever they like
+            reason = f"its hidden states cannot be kept ({' '.join(str(error).split())[:200]})"
+        if reason is not None:
+            raise UnsupportedArchitecture(f"model '{model.name}' ({kind}) cannot carry a SPRINTER head: {reason}")
+
+    @torch.inference_mode()
+    def of(self, output: Output, rows: list[int]) -> Tensor:
+        """float32 [M, D]: what the final norm gives for these packed rows."""
+        return self._norm(output.hidden[self._depth][rows]).float()
+
+    def _agrees(self, model: LanguageModel) -> bool:
+        batch, cache = PackedBatch(), model.new_cache(1)
+        slot = cache.acquire()
+        cache.reserve(slot, 3)
+        batch.add_chunk(slot, 0, range(3), wanted=3)
+        output = model.forward(batch, DensePlan(cache, batch), span=self.span)
+        h_MD = self.of(output, [0, 1, 2]).to(output.hidden[self._depth].dtype)
+        return same(output.logits_MV, model.score(h_MD, final_norm=False).logits_MV)

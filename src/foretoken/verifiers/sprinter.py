@@ -1,0 +1,144 @@
+"""SPRINTER's verification: the drafter's own judge lets tokens stand, and the target tests the last one only.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.distortion import Account, Spent, divergence, emitted, total_variation
+from foretoken.core.draft import Draft, Law, Sampled, Untested
+from foretoken.core.laws import Laws
+from foretoken.core.randomness import Streams
+from foretoken.core.residual import residual
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers.lossy import LossyConfig, exactly
+from foretoken.verifiers.walk import Pick
+
+
+class SprinterVerifier:
+    """Let every token of a chain stand but the last, and test that one exactly.
+
+    Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557 (same letters: p target, q draft).
+    Exact:   no. A token that is tested has the law p. One that is not has the law q, at TV(p, q) from p:
+
+                 untested y, p(y) > 0:   stands
+                 untested y, p(y) = 0:   tested, that is refused; the next token is drawn from norm((p - q)+)
+                 the last y:             stands with chance min(1, p/q), else norm((p - q)+)
+                 all stand:              one more token from p, the bonus
+
+             Checked by enumeration in tests/unit/test_sprinter_rule.py.
+    Differs: the zero-probability guard: the released code lets tokens stand that the target cannot emit (filtered,
+             forbidden). So an untested token has the law e = q where p > 0, and q's other mass on (p - q)+. There is a
+             budget. At temperature 0 an untested token stands unless it is forbidden, the last one if it is the argmax.
+    """
+
+    name = "sprinter"
+    promise = "approximate"
+    laws: tuple[type[Law], ...] = (Sampled,)
+    trees = False
+    grants_untested = True  # only for drafters whose drafts say which nodes to spare
+
+    Config = LossyConfig
+
+    def __init__(self, config: Any = None) -> None:
+        self.config: LossyConfig = self.Config() if config is None else config
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.
+
+        The distortion of an untested token, see core/distortion.py: TV(e, p) and KL(e, p) where the judge did not see
+        the token. Where it did, e depends on what it would have said of every other token; the charge is then
+        (1 - p(y)/q(y))+, whose mean over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
+
+        Args:
+            draft: chain of N independent draws (at temperature 0: any chain) with ``untested``.
+            target: N + 1 rows. A row is looked at for every token: what is not tested is metered.
+            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus.
+            spent: what the request has emitted and spent.
+        Returns:
+            Verdict with the distortion and divergence of every emitted token.
+        Raises:
+            ValueError: the draft branches, is of another kind, or does not say which nodes to spare.
+        """
+        untested = self._checked(draft, target)
+        account = Account(spent, self.config.max_distortion)
+        path: list[int] = []
+        extra: int | None = None
+        for node, token in enumerate(draft.tree.tokens):
+            trusted = node in untested.nodes
+            if target.greedy:
+                stands, token = self._step_greedy(target, node, token, trusted, account)
+            else:
+                q_V = draft.law.q_at(node)  # type: ignore[union-attr]
+                step = self._spare if trusted else self._test
+                stands, token = step(target.p_at(node), q_V, token, untested, rng, account)
+            if stands is None:
+                extra = token
+                break
+            path.append(node)
+        else:
+            account.add(0.0, 0.0)
+            row = len(path)
+            extra = target.best[row] if target.greedy else rng.categorical("bonus", target.p_at(row))
+        return Verdict(tuple(path), extra, tuple(account.distortions), tuple(account.divergences))
+
+    def _checked(self, draft: Draft, target: Laws) -> Untested:
+        if len(draft) and draft.untested is None:
+            raise ValueError(
+                f"verifier '{self.name}' was given a draft that does not say which tokens to leave untested: "
+                "use method='sprinter', or another verifier"
+            )
+        if not draft.tree.is_chain:
+            raise ValueError(f"the rule '{self.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
+        if len(draft) and not target.greedy and type(draft.law) not in self.laws:
+            raise ValueError(
+                f"verifier '{self.name}' is not valid for drafts of kind {type(draft.law).__name__}, only for Sampled"
+            )
+        return draft.untested or Untested(frozenset())
+
+    def _spare(self, p_V: Tensor, q_V: Tensor, token: int, untested: Untested, rng: Streams, account: Account) -> Pick:
+        """A token that is not tested, unless the target cannot emit it or the budget does not allow it."""
+        possible = float(p_V[token]) > 0.0
+        if untested.saw_token:
+            excess = float(q_V[token]) / float(p_V[token]) if possible else 1.0
+            cost = max(0.0, 1.0 - 1.0 / excess), max(0.0, math.log(excess))
+        else:
+            e_V = spared(p_V, q_V)
+            cost = total_variation(e_V, p_V), divergence(e_V, p_V)
+        if not account.allows(cost[0]):
+            return self._test(p_V, q_V, token, untested, rng, account)
+        account.add(*cost)
+        return (0, token) if possible else exactly(p_V, q_V, (token,), rng)
+
+    def _test(self, p_V: Tensor, q_V: Tensor, token: int, untested: Untested, rng: Streams, account: Account) -> Pick:
+        account.add(0.0, 0.0)
+        return exactly(p_V, q_V, (token,), rng)
+
+    def _step_greedy(self, target: Laws, row: int, token: int, trusted: bool, account: Account) -> Pick:
+        best = target.best[row]
+        if token != best and trusted and account.allows(1.0) and _allowed(target.logits_at(row), token):
+            account.add(1.0, float("inf"))
+            return 0, token
+        account.add(0.0, 0.0)
+        return (0, token) if token == best else (None, best)
+
+
+def spared(p_V: Tensor, q_V: Tensor) -> Tensor:
+    """The law e of an untested token, [V]: q where p > 0, the rest of q's mass on (p - q)+."""
+    left_V = residual(p_V, q_V)
+    return emitted(torch.where(p_V > 0.0, q_V, torch.zeros_like(q_V)), left_V / left_V.sum())
+
+
+def _allowed(logits_V: Tensor, token: int) -> bool:
+    """Temperature 0: whether nothing (bias, min_tokens) forbids the token."""
+    return math.isfinite(float(logits_V[token]))
