@@ -100,18 +100,18 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Untested:
-    """Nodes that a drafter has judged itself, and for which it asks that they stand without a test of the target.
+class Judged:
+    """What a drafter's own judge says of its nodes: which of them it expects the target to accept.
 
-    A wish: the rule `sprinter` grants it, every other rule tests these nodes like all others.
+    The rule `sprinter` lets a node stand on its word; every other rule tests all of them.
 
     Attributes:
-        nodes: which; none for a draft of one token that is to be tested.
-        saw_token: whether the judgement of a node looked at its token. If not, it depends on the past alone, and an
-            untested token has the law q.
+        approved: one per node; None: it was not asked.
+        saw_token: whether a judgement looked at the node's token. If not, it depends on the past alone, and a token
+            that stands without a test has the law q.
     """
 
-    nodes: frozenset[int]
+    approved: tuple[bool | None, ...]
     saw_token: bool = False
 
 
@@ -125,14 +125,14 @@ class Draft:
         confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
             the drafter has none. Used by the draft-length controller only, never by a verifier.
         begun: the target's own work on these rows, from which verification goes on; None: they are only tokens.
-        untested: nodes that the drafter vouches for; None: it has no judgement of its own.
+        judged: what the drafter's own judge says; None: it has none.
     """
 
     tree: TokenTree
     law: Law = field(default_factory=PointMass)
     confidence: tuple[float, ...] = ()
     begun: Begun | None = None
-    untested: Untested | None = None
+    judged: Judged | None = None
 
     def __len__(self) -> int:
         return len(self.tree)

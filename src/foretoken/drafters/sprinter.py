@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.core.draft import NO_DRAFT, Draft, Law, Sampled, Untested
+from foretoken.core.draft import NO_DRAFT, Draft, Judged, Law, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
@@ -41,7 +41,7 @@ class SprinterDrafter(SecondModel):
     laws: tuple[type[Law], ...] = (Sampled,)
     branches = False
     own_verifier = "sprinter"
-    vouches = True  # its drafts say which nodes it would spare
+    judges = True  # its drafts say what its judge thinks of them
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -119,8 +119,9 @@ class SprinterDrafter(SecondModel):
             return NO_DRAFT
         draft.state.awaiting = True
         draft.confidence[: len(judged)] = judged
-        untested = Untested(frozenset(range(len(draft.tokens) - 1)), self.head.config.feature == "post")
-        return replace(draft.finish(Sampled), untested=untested)
+        approved: list[bool | None] = [v >= self.config.threshold for v in judged]
+        approved += [None] * (len(draft.tokens) - len(judged))  # post: the last token at the cap was not read
+        return replace(draft.finish(Sampled), judged=Judged(tuple(approved), self.head.config.feature == "post"))
 
 
 def _head(config: SprinterDrafter.Config, target: LanguageModel, draft: LanguageModel) -> SprinterHead:

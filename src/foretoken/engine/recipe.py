@@ -232,10 +232,10 @@ def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:
             f"verifier='{verifier.name}' verifies chains, but method '{method}' is set to propose trees: "
             "use verifier='recursive' or 'match', or let the method propose chains"
         )
-    if getattr(verifier, "grants_untested", False) and not getattr(drafter, "vouches", False):
+    if getattr(verifier, "trusts_judge", False) and not getattr(drafter, "judges", False):
         raise ConfigError(
-            f"verifier='{verifier.name}' leaves tokens untested that the drafter has judged itself, but method "
-            f"'{method}' judges none: use method='sprinter', or another verifier"
+            f"verifier='{verifier.name}' leaves tokens untested where the drafter's own judge approves, but method "
+            f"'{method}' has none: use method='sprinter', or another verifier"
         )
     for law in drafter.laws:
         if law not in verifier.laws:

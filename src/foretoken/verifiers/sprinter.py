@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.distortion import Account, Spent, divergence, emitted, total_variation
-from foretoken.core.draft import Draft, Law, Sampled, Untested
+from foretoken.core.draft import Draft, Judged, Law, Sampled
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import residual
@@ -42,7 +42,7 @@ class SprinterVerifier:
     promise = "approximate"
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = False
-    grants_untested = True  # only for drafters whose drafts say which nodes to spare
+    trusts_judge = True  # only for drafters that have one
 
     Config = LossyConfig
 
@@ -61,27 +61,27 @@ class SprinterVerifier:
         (1 - p(y)/q(y))+, whose mean over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
 
         Args:
-            draft: chain of N independent draws (at temperature 0: any chain) with ``untested``.
+            draft: chain of N independent draws (at temperature 0: any chain) with ``judged``.
             target: N + 1 rows. A row is looked at for every token: what is not tested is metered.
             rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus.
             spent: what the request has emitted and spent.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
-            ValueError: the draft branches, is of another kind, or does not say which nodes to spare.
+            ValueError: the draft branches, is of another kind, or was not judged.
         """
-        untested = self._checked(draft, target)
+        judged = self._checked(draft, target)
         account = Account(spent, self.config.max_distortion)
         path: list[int] = []
         extra: int | None = None
         for node, token in enumerate(draft.tree.tokens):
-            trusted = node in untested.nodes
+            trusted = judged.approved[node] is True and node + 1 < len(draft)
             if target.greedy:
                 stands, token = self._step_greedy(target, node, token, trusted, account)
             else:
                 q_V = draft.law.q_at(node)  # type: ignore[union-attr]
                 step = self._spare if trusted else self._test
-                stands, token = step(target.p_at(node), q_V, token, untested, rng, account)
+                stands, token = step(target.p_at(node), q_V, token, judged, rng, account)
             if stands is None:
                 extra = token
                 break
@@ -92,10 +92,10 @@ class SprinterVerifier:
             extra = target.best[row] if target.greedy else rng.categorical("bonus", target.p_at(row))
         return Verdict(tuple(path), extra, tuple(account.distortions), tuple(account.divergences))
 
-    def _checked(self, draft: Draft, target: Laws) -> Untested:
-        if len(draft) and draft.untested is None:
+    def _checked(self, draft: Draft, target: Laws) -> Judged:
+        if len(draft) and draft.judged is None:
             raise ValueError(
-                f"verifier '{self.name}' was given a draft that does not say which tokens to leave untested: "
+                f"verifier '{self.name}' was given a draft that its drafter has not judged: "
                 "use method='sprinter', or another verifier"
             )
         if not draft.tree.is_chain:
@@ -104,23 +104,23 @@ class SprinterVerifier:
             raise ValueError(
                 f"verifier '{self.name}' is not valid for drafts of kind {type(draft.law).__name__}, only for Sampled"
             )
-        return draft.untested or Untested(frozenset())
+        return draft.judged or Judged(())
 
-    def _spare(self, p_V: Tensor, q_V: Tensor, token: int, untested: Untested, rng: Streams, account: Account) -> Pick:
+    def _spare(self, p_V: Tensor, q_V: Tensor, token: int, judged: Judged, rng: Streams, account: Account) -> Pick:
         """A token that is not tested, unless the target cannot emit it or the budget does not allow it."""
         possible = float(p_V[token]) > 0.0
-        if untested.saw_token:
+        if judged.saw_token:
             excess = float(q_V[token]) / float(p_V[token]) if possible else 1.0
             cost = max(0.0, 1.0 - 1.0 / excess), max(0.0, math.log(excess))
         else:
             e_V = spared(p_V, q_V)
             cost = total_variation(e_V, p_V), divergence(e_V, p_V)
         if not account.allows(cost[0]):
-            return self._test(p_V, q_V, token, untested, rng, account)
+            return self._test(p_V, q_V, token, judged, rng, account)
         account.add(*cost)
         return (0, token) if possible else exactly(p_V, q_V, (token,), rng)
 
-    def _test(self, p_V: Tensor, q_V: Tensor, token: int, untested: Untested, rng: Streams, account: Account) -> Pick:
+    def _test(self, p_V: Tensor, q_V: Tensor, token: int, judged: Judged, rng: Streams, account: Account) -> Pick:
         account.add(0.0, 0.0)
         return exactly(p_V, q_V, (token,), rng)
 
