@@ -17,6 +17,7 @@ from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.adapters import shelved
+from helpers.heads import shelved_head
 
 # Models this small gain little from a second thread, and lose a great deal where cores are shared.
 torch.set_num_threads(1)
@@ -28,7 +29,7 @@ PROMPTS = (
     "Once",
     "Zürich, naïve café — 東京 🙂",
 )
-RANDOM = "random:"  # before a number of layers: an adapter that nobody trained, made when it is needed
+RANDOM = "random:"  # before a number of layers or a feature: an adapter or head that nobody trained
 _load_once = cache(load)
 
 
@@ -44,11 +45,13 @@ def target() -> LanguageModel:
 
 
 def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
-    """A recipe over the target with caches of its own; draft models share their weights, adapters may be random."""
+    """A recipe over the target with caches of its own; draft models share weights, adapters and heads may be random."""
     settings = {"max_num_seqs": 8, "max_rows_per_step": 512, "seed": 0, **options}
     if config and str(config.get("adapter", "")).startswith(RANDOM):
         depth = int(config["adapter"].removeprefix(RANDOM))
         config = {**config, "adapter": shelved(settings.get("target", target()), depth)}
+    if config and str(config.get("head", "")).startswith(RANDOM):
+        config = {**config, "head": shelved_head(config["head"].removeprefix(RANDOM))}
     llm = LLM.__new__(LLM)
     with mock.patch.object(second_model, "load", _load_once):
         llm._set_up(

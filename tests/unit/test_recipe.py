@@ -17,6 +17,7 @@ from foretoken.engine import recipe as recipes
 from foretoken.verifiers.match import MatchVerifier
 from helpers import drafters as stubs
 from helpers.adapters import shelved
+from helpers.heads import shelved_head
 from helpers.zoo_llms import target, with_config
 
 GREEDY, SAMPLING = SamplingParams(), SamplingParams(temperature=1.0)
@@ -86,7 +87,11 @@ def test_lengths_and_defaults(settings, method, num_nodes, adaptive):
 
 
 def test_every_drafter_of_the_catalogue_can_be_an_instance():
-    needed = {"draft_model": {"model": "zoo:draft"}, "kangaroo": {"adapter": shelved(target(), 2)}}
+    needed = {
+        "draft_model": {"model": "zoo:draft"},
+        "kangaroo": {"adapter": shelved(target(), 2)},
+        "sprinter": {"model": "zoo:draft", "head": shelved_head()},
+    }
     for entry in catalog.entries("drafter"):
         drafter_class = entry.load()
         config = drafter_class.Config(**needed.get(entry.name, {}))

@@ -59,7 +59,11 @@ def methods(
     if name is None:
         _list_all(json)
         return
-    entry = _find(name)
+    for entry in _find(name):
+        _show(entry, json)
+
+
+def _show(entry: catalog.Entry, json: bool) -> None:
     described = _describe(entry)
     if json:
         emit_json(described)
@@ -90,10 +94,11 @@ def _list_all(json: bool) -> None:
     emit("'foretoken methods NAME' shows the options of one.")
 
 
-def _find(name: str) -> catalog.Entry:
-    for entry in catalog.entries():
-        if entry.name == name:
-            return entry
+def _find(name: str) -> list[catalog.Entry]:
+    """Of one name there may be a drafter and its verifier."""
+    found = [entry for entry in catalog.entries() if entry.name == name]
+    if found:
+        return found
     known = [entry.name for entry in catalog.entries()]
     raise ConfigError(f"unknown method '{name}': {nearest(name, known)}")
 

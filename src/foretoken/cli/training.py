@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,6 +83,30 @@ def progress(title: str) -> Iterator[Report]:
     with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(title, total=1.0, state="reading the data")
         yield lambda progress: bar.update(task, completed=progress.done, state=_state(progress))
+
+
+@contextmanager
+def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """The same for something that is counted up to about ``total``."""
+    console = stderr_console()
+    if not console.is_terminal:
+        last = time.monotonic() - SECONDS_BETWEEN_LINES
+
+        def line(number: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                note(f"{title}: {number:,} of {total:,}")
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda number: bar.update(task, completed=min(number, total))
 
 
 def _lines(title: str) -> Report:

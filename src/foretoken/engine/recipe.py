@@ -148,8 +148,10 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         )
     if method == "none":
         num_nodes, adaptive = 0, False
-    if asked is None and isinstance(method, str):  # a drafter may have a rule of its own; 'auto' is lossless
-        asked = getattr(catalog.find(method, "drafter").load(), "own_verifier", None)
+    if asked is None:  # a drafter may have a rule of its own; 'auto' is lossless
+        asked = getattr(
+            catalog.find(method, "drafter").load() if isinstance(method, str) else method, "own_verifier", None
+        )
     verifier = None if asked in (None, "auto") else _rule(asked, settings, method)
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:

@@ -11,6 +11,7 @@ Letters: N examples, D width.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,7 +39,6 @@ from foretoken.models.load import load
 from foretoken.models.sprinter import FEATURES, HeadConfig, LastStates, SprinterHead
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, disk_trouble
-from foretoken.train.rendering import encoder
 from foretoken.train.sprinter_labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of
 
 RATE, BATCH, EPOCHS, TRAINED = 5e-4, 10, 20, 0.7
@@ -174,7 +174,7 @@ def run(
         draft_fingerprint=fingerprint_of(draft.source),
     )
     longest = min(LONGEST_PROMPT, *(model.max_length - how.steps - 2 for model in (target, draft)))
-    prompts = prompts_of(sources, encoder(target.tokenizer), longest, how.share, how.seed)
+    prompts = prompts_of(sources, target.tokenizer, longest, how)
     began = time.monotonic()
     examples = collect(target, draft, prompts, how, report)
     collected = time.monotonic()
@@ -295,7 +295,8 @@ def measure(
         options: of the engine.
     Returns:
         for each temperature ("T=0", "T=1"): ``tokens_per_step``, ``steps`` (target calls), ``tokens``, ``drafted``,
-        ``distortion`` and ``kl`` a token, ``alpha``, ``eta_fp``, ``eta_tp``. Empty if no prompt fits.
+        ``distortion`` and ``kl`` a token (None: infinite, as at temperature 0), ``alpha``, ``eta_fp``, ``eta_tp``.
+        Empty if no prompt fits.
     """
     llm = LLM(target, speculative_config=dict(config), **options)
     found = {}
@@ -316,7 +317,7 @@ def measure(
             "tokens": total.num_tokens,
             "drafted": total.num_draft_tokens,
             "distortion": round(total.distortion, 4),
-            "kl": round(total.kl, 4),
+            "kl": round(total.kl, 4) if math.isfinite(total.kl) else None,
             **rule.rates(),
             "prompts": len(fitting),
         }

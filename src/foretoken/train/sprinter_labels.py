@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,7 +30,12 @@ from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.span import Span
 from foretoken.models.sprinter import LastStates
 from foretoken.plans.dense import DensePlan
-from foretoken.train.mixture import Encode, Source
+from foretoken.train.mixture import Source
+from foretoken.train.outputs import opening
+from foretoken.train.rendering import beginning, encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LONGEST_PROMPT = 1024  # tokens
 GROUP = 32  # prompts abreast
@@ -43,6 +49,7 @@ class Collecting:
     Attributes:
         count: so many, or a few more.
         share: of a document that is the prompt.
+        replies: draft where replies begin instead, as the zoo's models are asked to.
         steps: tokens behind a prompt.
         temperature: 0: the draft's greedy tokens, laws at temperature 1; else tokens drawn at it, laws at it.
         ratio: a token counts as acceptable where q <= ratio p.
@@ -52,6 +59,7 @@ class Collecting:
 
     count: int = 10_000
     share: float = 0.3
+    replies: bool = False
     steps: int = 20
     temperature: float = 0.0
     ratio: float = 1.0
@@ -216,12 +224,16 @@ def _at(law_BV: Tensor, tokens: Sequence[int]) -> Tensor:
     return law_BV.gather(1, torch.tensor(tokens, device=law_BV.device)[:, None])[:, 0]
 
 
-def prompts_of(sources: Sequence[Source], encode: Encode, longest: int, share: float, seed: int) -> Iterator[list[int]]:
-    """The first part of each document, as ids; every document once, in an order by shares.
+def prompts_of(
+    sources: Sequence[Source], tokenizer: PreTrainedTokenizerBase, longest: int, how: Collecting
+) -> Iterator[list[int]]:
+    """What is drafted behind, as ids; every document once, in an order by shares.
 
-    Documents whose part is shorter than two tokens are left out.
+    The first part of the document, or with ``replies`` up to where a reply begins, or up to anywhere in a text without.
+    Documents that leave less than two tokens are left out.
     """
-    rng = random.Random(f"sprinter {seed}")
+    encode = encoder(tokenizer)
+    rng = random.Random(f"sprinter {how.seed}")
     readers = [(source.documents(), source.share) for source in sources]
     while readers:
         [place] = rng.choices(range(len(readers)), [weight for _, weight in readers])
@@ -229,7 +241,11 @@ def prompts_of(sources: Sequence[Source], encode: Encode, longest: int, share: f
         if document is None:
             del readers[place]
             continue
-        [ids] = encode([document])
-        part = ids[: min(int(len(ids) * share), longest)]
+        if how.replies:
+            [ids] = tokenizer([beginning(opening(document, rng), tokenizer)], add_special_tokens=False)["input_ids"]
+            part = ids[-longest:]
+        else:
+            [ids] = encode([document])
+            part = ids[: min(int(len(ids) * how.share), longest)]
         if len(part) >= 2:
             yield part
