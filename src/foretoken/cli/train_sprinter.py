@@ -33,6 +33,7 @@ def sprinter(
         float, typer.Option("--temperature", help="Draw the draft's tokens at it; 0: its greedy tokens, as published.")
     ] = 0.0,
     ratio: Annotated[float, typer.Option("--ratio", help="A token is acceptable where q <= RATIO p.")] = 1.0,
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Tokens drafted behind a document.")] = 20,
     replies: Annotated[
         bool, typer.Option("--replies", help="Draft where replies begin, not behind the first 30 % of a document.")
     ] = False,
@@ -50,7 +51,7 @@ def sprinter(
 ) -> None:
     """Train SPRINTER's head: it reads the draft's last hidden state and says whether the target would accept a token.
 
-    Draft and target stay as they are. Behind the first 30 % of each document 20 tokens are drafted; whether the target
+    Draft and target stay as they are. Behind the first 30 % of each document tokens are drafted; whether the target
     would certainly accept each of them is what the head learns. Reported on documents held out of the training: ROC AUC
     and accuracy. Then the real engine drafts for the held-out prompts, and tells what that saves and what it costs.
     """
@@ -75,7 +76,13 @@ def sprinter(
     judges = [prompt.text for prompt in read_prompts(prompts or BUNDLED_SUITE)]
     text = sources.parse_all(corpus) if corpus else mixture(data_root(data))
     how = Collecting(
-        count=examples, replies=replies, temperature=temperature, ratio=ratio, seed=seed, seconds=60 * minutes
+        count=examples,
+        steps=steps,
+        replies=replies,
+        temperature=temperature,
+        ratio=ratio,
+        seed=seed,
+        seconds=60 * minutes,
     )
     with terminating(), counting("collecting examples", examples) as report:
         record = training.run(
