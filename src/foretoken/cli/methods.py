@@ -110,7 +110,11 @@ def _public(entry: catalog.Entry) -> dict[str, Any]:
 def _describe(entry: catalog.Entry) -> dict[str, Any]:
     method = entry.load()
     options = config_options(getattr(method, "Config", None))
-    return {**_public(entry), "options": [*options, *(_COMMON_OPTIONS if entry.kind == "drafter" else ())]}
+    if entry.kind == "drafter":
+        own = getattr(method, "own_verifier", None)
+        for common in _COMMON_OPTIONS:
+            options.append({**common, "default": own} if own and common["name"] == "verifier" else common)
+    return {**_public(entry), "options": options}
 
 
 def config_options(config: type | None) -> list[dict[str, Any]]:
