@@ -15,12 +15,13 @@ from foretoken import zoo
 from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafters.last_states import LastStates
 from foretoken.drafters.sprinter import SprinterDrafter
 from foretoken.engine import recipe
 from foretoken.engine.llm import LLM
 from foretoken.models.batch import PackedBatch
 from foretoken.models.load import load
-from foretoken.models.sprinter import CONFIG, WEIGHTS, LastStates, SprinterHead
+from foretoken.models.sprinter import CONFIG, WEIGHTS, SprinterHead
 from foretoken.plans.dense import DensePlan
 from foretoken.train.sprinter import Watched
 from helpers.golden import tokens_of

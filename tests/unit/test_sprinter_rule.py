@@ -15,11 +15,14 @@ from foretoken.core.draft import Draft, Judged, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine import recipe
+from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.ratio import RatioVerifier
+from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.sprinter import SprinterVerifier
 from helpers.zoo_llms import target
 
@@ -85,7 +88,7 @@ def laws_of(pair: TablePair, tokens: Context) -> Laws:
 
 
 def outcomes(
-    pair: TablePair, head: Head, cap: int, *, saw_token: bool = False, rule: SprinterVerifier | None = None
+    pair: TablePair, head: Head, cap: int, *, saw_token: bool = False, rule: Verifier | None = None
 ) -> Iterator[tuple[float, Draft, Verdict]]:
     for weight, draft in drafts(pair, head, cap, saw_token=saw_token):
         for chance, verdict in verdicts(rule or SprinterVerifier(), draft, laws_of(pair, draft.tree.tokens)):
@@ -151,6 +154,15 @@ def test_always_accept_emits_all_but_one_untested_and_then_a_tested_one(cap: int
         for weight in [math.prod(float(pair.q(past[:k])[past[k]]) for k in range(cap - 1))]
     )
     assert chance_of_last == pytest.approx(acceptance, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", [RatioVerifier(), BlockVerifier(), RecursiveVerifier()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("head", [coin, coin_of_token], ids=["pre", "post"])
+def test_under_an_exact_rule_a_learnt_stop_biases_nothing(rule: Verifier, head: Head) -> None:
+    """The token at which the judge stops stays in the draft, also where the judge has seen it."""
+    for seed, style in enumerate(STYLES):
+        pair = TablePair(4, seed, style)
+        assert float((joint_law(pair, head, 3, rule=rule) - target_law(pair, 2)).abs().max()) < 1e-9
 
 
 # ---------------------------------------------------------------------- the identity and the meter

@@ -19,9 +19,10 @@ from foretoken.core.draft import NO_DRAFT, Draft, Judged, Law, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
+from foretoken.drafters.last_states import LastStates
 from foretoken.drafters.second_model import ModelGrowing, Rows, SecondModel
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.sprinter import CONFIG, LastStates, SprinterHead
+from foretoken.models.sprinter import CONFIG, SprinterHead
 
 BUNDLED = "sprinter"  # folder of a head beside the draft's weights
 

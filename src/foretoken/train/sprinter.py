@@ -32,11 +32,12 @@ from foretoken.core.provenance import provenance
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
+from foretoken.drafters.last_states import LastStates
 from foretoken.engine.llm import LLM
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.load import load
-from foretoken.models.sprinter import FEATURES, HeadConfig, LastStates, SprinterHead
+from foretoken.models.sprinter import FEATURES, HeadConfig, SprinterHead
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, disk_trouble
 from foretoken.train.sprinter_labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from foretoken.drafters.last_states import LastStates
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.span import Span
-from foretoken.models.sprinter import LastStates
 from foretoken.plans.dense import DensePlan
 from foretoken.train.mixture import Source
 from foretoken.train.outputs import opening
