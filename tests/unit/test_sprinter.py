@@ -270,6 +270,24 @@ def test_the_state_is_what_the_library_calls_the_last_hidden_state(family: str, 
     torch.testing.assert_close(found, wanted.float(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("feature", ["pre", "post"])
+def test_a_pair_of_the_general_path(feature: str, tmp_path: Path) -> None:
+    """Not fused, and the draft is the target: whatever the head says, the text is the target's."""
+    folder = save_model("gemma2", tmp_path / "model")
+    judge = head(feature, spread=0.5, target=folder, draft=folder, width=64)
+    judge.save(tmp_path / "head")
+    config = {"method": "sprinter", "model": str(folder), "head": str(tmp_path / "head"), "max_draft": 4}
+    prompts = [{"prompt_token_ids": [1, 7, 30, 12]}, {"prompt_token_ids": [1, 9, 9, 40, 41]}]
+    plain, ours = (LLM(str(folder), dtype="float32", device="cpu", speculative_config=each) for each in (None, config))
+    outputs = ours.generate(prompts, plan(length=20))
+    assert ids(outputs) == ids(plain.generate(prompts, plan(length=20)))
+    drawn = ours.generate(prompts, plan(1.0, length=20))
+    ids(drawn)
+    for output in (*outputs, *drawn):
+        assert output.metrics.tokens_per_step > 1.5
+        assert output.metrics.distortion < 1e-5
+
+
 # ------------------------------------------------------------------ options and files
 
 
