@@ -24,6 +24,7 @@ from foretoken.drafters.dynamic_exit import (
     Statistics,
     best_exit,
 )
+from foretoken.drafters.exit_costs import Costs, head_in_layers
 from foretoken.drafters.shallow import ShallowGrowing
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import Output
@@ -164,6 +165,11 @@ def statistics_of(alphas: list[float | None]) -> Statistics:
     return found
 
 
+def in_layers(layers: int, head: float) -> Costs:
+    """The published unit."""
+    return Costs(layers, (head, 1.0), (1,), (layers + head,))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     rng = random.Random(seed)
@@ -172,24 +178,39 @@ def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     exits = list(range(rng.randint(1, layers - 1), layers))
     kinds = [None, 0.0, 1.0, 1 - 1e-9, 0.9, 0.5]
     alphas = [[rng.choice([*kinds, rng.random()]) for _ in range(layers)] for _ in range(batch)]
-    found = best_exit([statistics_of(row) for row in alphas], exits, layers, head, longest)
+    found = best_exit([statistics_of(row) for row in alphas], exits, in_layers(layers, head), longest)
     best, allowed = brute_force(alphas, exits, layers, head, longest)
     assert found in allowed or (found[1] == 0 and any(length == 0 for _, length in allowed)), best
+
+
+def test_what_a_step_costs() -> None:
+    costs = Costs(8, (0.5, 0.25), (1, 4, 16), (4.0, 5.0, 11.0))
+    assert [costs.forward(rows) for rows in (1, 2, 4, 10, 20)] == pytest.approx([4.0, 4.0 + 1 / 3, 5.0, 8.0, 13.0])
+    assert costs.step(4, 0) == 4.0
+    # three tokens of 0.5 + 4 * 0.25, half a forward for the last of them, half of one over four rows
+    assert costs.step(4, 3) == pytest.approx(3 * 1.5 + 0.5 * 4.0 + 0.5 * 5.0)
+
+
+def test_the_head_is_counted_before_the_weights_are_packed() -> None:
+    """8,192 x 384 beside layers of 1.57 M; once packed, a layer's modules own nothing but its norms."""
+    assert head_in_layers(target()) == pytest.approx(2.0, abs=0.01)
+    measured = Costs.measured(target())
+    assert 0 < measured.token(1) < measured.token(7) or measured.draft[1] == 0
 
 
 def test_the_ends_of_the_scale() -> None:
     exits = range(1, 8)
     always = [statistics_of([1.0] * 8)]
-    assert best_exit(always, exits, 8, 0.0) == (1, LONGEST - 1)
+    assert best_exit(always, exits, in_layers(8, 0.0)) == (1, LONGEST - 1)
     never = [statistics_of([0.0] * 8)]
-    assert best_exit(never, exits, 8, 0.0)[1] == 0
+    assert best_exit(never, exits, in_layers(8, 0.0))[1] == 0
     unknown = [Statistics.empty(8)]
-    assert best_exit(unknown, exits, 8, 0.0)[1] == 0
+    assert best_exit(unknown, exits, in_layers(8, 0.0))[1] == 0
     only_5 = [statistics_of([None, None, None, None, 0.99, None, None, None])]
-    assert best_exit(only_5, exits, 8, 0.0)[0] == 5
+    assert best_exit(only_5, exits, in_layers(8, 0.0))[0] == 5
     # a dear head makes cheap layers less of a gain
     shallow = [statistics_of([0.55, 0.9, *[0.95] * 6])]
-    assert best_exit(shallow, exits, 8, 0.0)[0] < best_exit(shallow, exits, 8, 40.0)[0]
+    assert best_exit(shallow, exits, in_layers(8, 0.0))[0] < best_exit(shallow, exits, in_layers(8, 40.0))[0]
 
 
 def follow(decay: float) -> list[int]:
@@ -199,12 +220,12 @@ def follow(decay: float) -> list[int]:
     chosen = []
     for number in range(160):
         right = 2 if number < 80 else 5
-        length = max(1, best_exit([statistics], range(1, 8), 8, 0.0)[1])
+        length = max(1, best_exit([statistics], range(1, 8), in_layers(8, 0.0))[1])
         for depth in range(1, 8):
             alpha = 0.9 if depth >= right else 0.1
             columns = min(length + 1, 4)
             statistics.learn(depth, decay, [rng.random() < alpha for _ in range(columns)], [0.5] * columns)
-        chosen.append(best_exit([statistics], range(1, 8), 8, 0.0)[0])
+        chosen.append(best_exit([statistics], range(1, 8), in_layers(8, 0.0))[0])
     return chosen
 
 
@@ -262,7 +283,7 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_is_re_read_is_what_was_computed(temperature: float) -> None:
     Spy.checked = 0
-    llm = llm_of(Spy(Spy.Config(draft_length=3), target()))
+    llm = llm_of(Spy(Spy.Config(draft_length=3, reread_every=1), target()))
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature, seed=1)
     outputs = llm.generate(PROMPTS[:3], params)
     assert all(output.error is None for output in outputs)
@@ -294,7 +315,12 @@ def test_any_schedule_of_exits_gives_the_greedy_tokens_and_plain_caches() -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"head_cost": 0}, {"exit_layer": 3, "draft_length": 3}, {"draft_length": "planned", "head_cost": 0}],
+    [
+        {},
+        {"cost": "layers", "head_cost": 0},
+        {"exit_layer": 3, "draft_length": 3},
+        {"draft_length": "planned", "cost": "layers", "head_cost": 0},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("batch", [1, 4])

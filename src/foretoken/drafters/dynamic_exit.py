@@ -4,7 +4,7 @@
     verify    layers [E, L) over all drafted rows
     re-read   every exit's hidden states, which are there anyway, through norm and head: shadow tokens
     learn     alpha[e] = how often exit e agreed with the whole model, with decay
-    choose    E, n = argmax of (1 + alpha + ... + alpha^n) / (n * (E + head) + L + head)
+    choose    E, n = argmax of (1 + alpha + ... + alpha^n) / cost of a step with n drafts from exit E
 
 Letters: T packed rows, D width, L layers, X exits that are re-read.
 """
@@ -22,8 +22,8 @@ from torch import Tensor
 from foretoken.core.draft import NO_DRAFT, Draft, Law, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Outcome, Seen, Sight
+from foretoken.drafters.exit_costs import Costs
 from foretoken.drafters.shallow import Shallow, ShallowGrowing
-from foretoken.models import anatomy
 from foretoken.models.language_model import LanguageModel, Output
 
 LONGEST = 18  # draft tokens a step (paper, section 4)
@@ -77,31 +77,31 @@ class Statistics:
 
 
 def best_exit(
-    statistics: Sequence[Statistics], exits: Sequence[int], layers: int, head: float, longest: int = LONGEST - 1
+    statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs, longest: int = LONGEST - 1
 ) -> tuple[int, int]:
-    """Exit and draft length with the most expected tokens per layer loaded (the paper's TPL), for a batch.
+    """Exit and draft length with the most expected tokens per cost (the paper's TPL), for a batch.
 
-    One exit serves all requests of a step: numerators and denominators are added over them (ours).
+    One exit serves all requests of a step: expected tokens are added over those that have seen the exit (ours).
 
     Args:
         exits: to choose from.
-        layers: L.
-        head: cost of norm and head in layers; the paper counts 0.
     Returns:
         the exit, and the length; length 0 is a step without a draft.
     """
-    best, chosen = (len(statistics) or 1) / (layers + head), (exits[0], 0)
+    best, chosen = 1.0 / costs.step(exits[0], 0), (exits[0], 0)
     for exit_layer in exits:
         known = [alpha for each in statistics if (alpha := each.alpha(exit_layer)) is not None]
         if not known:
             continue
-        expected, power = float(len(known)), [1.0] * len(known)
+        expected, power, value = 1.0, [1.0] * len(known), 0.0
         for length in range(1, longest + 1):
             power = [p * alpha for p, alpha in zip(power, known, strict=True)]
-            expected += sum(power)
-            value = expected / (length * (exit_layer + head) + layers + head)
-            if value * len(statistics) / len(known) > best:
-                best, chosen = value * len(statistics) / len(known), (exit_layer, length)
+            expected += sum(power) / len(known)
+            before, value = value, expected / costs.step(exit_layer, length)
+            if value < before:  # one more token is worth less and less
+                break
+            if value > best:
+                best, chosen = value, (exit_layer, length)
     return chosen
 
 
@@ -125,11 +125,11 @@ class DynamicExitDrafter:
     Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is fixed before a
              step from the past, the stop looks at a drafted token that is verified all the same: lossless under any
              lossless verifier of chains.
-    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost
-             counts norm and head (``head_cost``); shadow tokens are re-read only every ``reread_every`` steps, since
-             the head, cheap beside the layers of a large model, is dear beside those of a small one (between them the
-             drafting exit is learnt from alone), and in steps without a draft only when probing; the threshold
-             compares plain confidences with plain ones when sampling.
+    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost is
+             measured unless asked for in layers, and then counts norm and head; shadow tokens are re-read only every
+             ``reread_every`` steps, since the head, cheap beside the layers of a large model, is dear beside those of a
+             small one (between them the drafting exit is learnt from alone), and in steps without a draft only when
+             probing; the threshold compares plain confidences with plain ones when sampling.
     """
 
     name = "del"
@@ -143,15 +143,17 @@ class DynamicExitDrafter:
             draft_length: None: the confidence threshold decides; 'planned': the length that goes with the chosen
                 exit (the paper's ablation without dynamic exit); a number: always so many tokens.
             decay: of the statistics, per step in which an exit was seen.
-            reread_every: steps between two re-readings of all exits; the paper's 1 is the best where the head is cheap.
-            head_cost: norm and head in units of one layer; None: by their parameters. The paper's objective has 0.
+            reread_every: steps between two re-readings of all exits; 1 as published, for where the head is cheap.
+            cost: what the objective divides by: 'measured' milliseconds on this machine, or 'layers' loaded.
+            head_cost: with cost='layers': norm and head in layers; None: by their parameters. The paper has 0.
             min_exit: shallowest exit to consider.
         """
 
         exit_layer: int | None = None
         draft_length: int | str | None = None
         decay: float = 0.95
-        reread_every: int = 1
+        reread_every: int = 8
+        cost: str = "measured"
         head_cost: float | None = None
         min_exit: int = 1
 
@@ -167,6 +169,8 @@ class DynamicExitDrafter:
                 raise ConfigError(f"draft_length={self.draft_length} must be at most 64")
             if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
                 raise ConfigError(f"decay={self.decay!r} must be above 0 and at most 1")
+            if self.cost not in ("measured", "layers"):
+                raise ConfigError(f"cost={self.cost!r} must be 'measured' or 'layers'")
             cost = self.head_cost
             if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost < math.inf):
                 raise ConfigError(f"head_cost={self.head_cost!r} must be 0 or more layers")
@@ -191,7 +195,11 @@ class DynamicExitDrafter:
         self._blind, self._all = Sight((), 0), Sight(tuple(range(1, self._layers + 1)), PROMPT_ROWS)
         self.sight = self._blind if self._fixed else self._all  # of the next forward
         self.max_nodes = config.draft_length if isinstance(config.draft_length, int) else LONGEST
-        self._head_cost = _head_cost(target) if config.head_cost is None else config.head_cost
+        self._costs = (
+            Costs.in_layers(target, config.head_cost)
+            if config.cost == "layers" or self._fixed
+            else Costs.measured(target)
+        )
         self._states: dict[int, _State] = {}
         self._round = 0
         self._exit = self._exits[0]
@@ -285,7 +293,7 @@ class DynamicExitDrafter:
         self.sight = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
         if not started:  # the first round: the shallowest exit, one token
             return exits[0], 1
-        exit_layer, length = best_exit(started, exits, self._layers, self._head_cost)
+        exit_layer, length = best_exit(started, exits, self._costs)
         if isinstance(config.draft_length, int):
             return exit_layer, config.draft_length
         if not length:
@@ -331,11 +339,3 @@ class DynamicExitDrafter:
             rows = slice(place * count, (place + 1) * count)
             matches = [said == true for said, true in zip(output.best[rows], truth, strict=True)]
             state.statistics.learn(depth, self.config.decay, matches, output.top_shares[rows])
-
-
-def _head_cost(target: LanguageModel) -> float:
-    """The head in units of one layer, by parameters: what is read from memory for a token."""
-    parts = anatomy.find(target.model)
-    layer = sum(each.numel() for each in parts.layers[0].parameters())
-    text = target.config.get_text_config(decoder=True)
-    return target.vocab_size * text.hidden_size / layer if layer else 2.0
