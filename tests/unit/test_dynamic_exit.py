@@ -19,7 +19,6 @@ from foretoken.drafters import dynamic_exit
 from foretoken.drafters.dynamic_exit import (
     LONGEST,
     PROBE_EVERY,
-    PROMPT_ROWS,
     DynamicExitDrafter,
     Statistics,
     best_exit,
@@ -92,6 +91,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
     """A drafter in the moment after verification: 1 + N columns of every depth, N tokens said by the exit."""
     drafter: Any = DynamicExitDrafter.__new__(DynamicExitDrafter)
     drafter.config = DynamicExitDrafter.Config()
+    drafter._hopeful = range(1, 4)
     drafter._target, drafter._layers, drafter._fixed = Table(table), 4, False
     drafter._exits, drafter._round, drafter._exit = range(1, 4), 1, exit_layer
     columns = len(table[0])
@@ -165,9 +165,7 @@ def statistics_of(alphas: list[float | None]) -> Statistics:
     return found
 
 
-def in_layers(layers: int, head: float) -> Costs:
-    """The published unit."""
-    return Costs(layers, (head, 1.0), (1,), (layers + head,))
+in_layers = Costs.in_layers  # the published unit
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -184,18 +182,19 @@ def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
 
 
 def test_what_a_step_costs() -> None:
-    costs = Costs(8, (0.5, 0.25), (1, 4, 16), (4.0, 5.0, 11.0))
-    assert [costs.forward(rows) for rows in (1, 2, 4, 10, 20)] == pytest.approx([4.0, 4.0 + 1 / 3, 5.0, 8.0, 13.0])
-    assert costs.step(4, 0) == 4.0
-    # three tokens of 0.5 + 4 * 0.25, half a forward for the last of them, half of one over four rows
-    assert costs.step(4, 3) == pytest.approx(3 * 1.5 + 0.5 * 4.0 + 0.5 * 5.0)
+    costs = Costs(4.0, (1, 5), (1, 4, 12), ((5.0, 8.0, 24.0), (9.0, 12.0, 44.0)))
+    assert costs.step(3, 0) == 4.0
+    assert [costs.step(1, length) for length in (1, 2, 4, 8, 14)] == pytest.approx([5.0, 6.0, 8.0, 16.0, 28.0])
+    assert costs.step(3, 4) == pytest.approx(10.0)
+    assert costs.step(7, 1) == pytest.approx(11.0)
+    assert in_layers(8, 2.0).step(3, 2) == pytest.approx(2 * (3 + 2.0) + 8 + 2.0)
 
 
 def test_the_head_is_counted_before_the_weights_are_packed() -> None:
     """8,192 x 384 beside layers of 1.57 M; once packed, a layer's modules own nothing but its norms."""
     assert head_in_layers(target()) == pytest.approx(2.0, abs=0.01)
     measured = Costs.measured(target())
-    assert 0 < measured.token(1) < measured.token(7) or measured.draft[1] == 0
+    assert measured.plain == 1.0 < measured.step(1, 12)
 
 
 def test_the_ends_of_the_scale() -> None:
@@ -348,22 +347,22 @@ def test_long_prompts_leave_few_rows() -> None:
             for each in seen:
                 sizes.extend(len(rows) for rows in self._states[each.context.request_id].hidden.values())
 
-    drafter = Sees(Sees.Config(), target())
+    drafter = Sees(Sees.Config(prompt_rows=32, cost="layers", head_cost=0), target())
     llm = llm_of(drafter)
     tokens = tokens_of(2, 3000, 8192)
     stream = llm.stream({"prompt_token_ids": tokens}, SamplingParams(max_tokens=4, ignore_eos=True))
     next(stream)
     (state,) = drafter._states.values()
-    assert max(sizes) == PROMPT_ROWS
+    assert max(sizes) == 32
     assert len(sizes) >= 2 * 8 * (3000 // 512)
     for depth in range(1, 8):
-        assert state.statistics.matched[depth - 1] + state.statistics.missed[depth - 1] == PROMPT_ROWS
+        assert state.statistics.matched[depth - 1] + state.statistics.missed[depth - 1] == 32
     stream.close()
 
 
 def test_a_plan_without_drafts_is_probed_every_sixteenth_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On top of the first step's token, which is drafted before anything is known."""
-    monkeypatch.setattr(dynamic_exit, "best_exit", lambda *args, **options: (2, 0))
+    monkeypatch.setattr(dynamic_exit, "best_exit_with_stop", lambda *args, **options: (2, 0))
     drafter = drafter_of()
     rounds: list[int] = []
     propose = drafter.propose

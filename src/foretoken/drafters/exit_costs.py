@@ -1,80 +1,80 @@
-"""What drafting with an exit costs, and what a step costs: in layers loaded, as published, or in measured milliseconds.
+"""What a step with drafts from an exit costs: in layers loaded, as published, or in plain steps, as measured.
 
 Layers loaded are what time is made of where a model is large and every pass waits for its weights. On a small one the
-first layers may stay in the processor's cache, rows cost something, and so does every call.
+first layers may stay in the processor's cache from token to token, rows cost something, and so does every call; so
+whole steps are measured as they are run.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+
+from torch import Tensor
 
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
 
-_ROWS = (1, 4, 16)
+_LENGTHS = (1, 4, 12)
 _REPEATS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of one target in any one unit; what lies between two measured points is interpolated.
+    """Costs of one target's steps, in any one unit: known at a few points, on straight lines between and beyond them.
 
     Attributes:
-        layers: L.
-        draft: of one drafted token: constant, and per layer below the exit.
-        rows, whole: numbers of rows, and the cost of a forward of all layers over so many.
+        plain: of a step without a draft.
+        exits: two exits.
+        lengths: draft lengths, increasing, at least two.
+        table: of a step with so many drafted tokens from each of the two exits.
     """
 
-    layers: int
-    draft: tuple[float, float]
-    rows: Sequence[int]
-    whole: Sequence[float]
+    plain: float
+    exits: tuple[int, int]
+    lengths: Sequence[int]
+    table: tuple[Sequence[float], Sequence[float]]
 
     @classmethod
-    def in_layers(cls, target: LanguageModel, head: float | None = None) -> Costs:
-        """The published unit: a pass of L layers costs L, whatever its rows.
+    def in_layers(cls, layers: int, head: float) -> Costs:
+        """The published unit: a pass of L layers costs L, whatever its rows; n drafts from exit E cost n (E + head).
 
         Args:
-            head: of norm and head, in layers; None: by their parameters. The paper has 0.
+            layers: L.
+            head: of norm and head, in layers; the paper has 0.
         """
-        head = head_in_layers(target) if head is None else head
-        return cls(target.num_layers, (head, 1.0), (1,), (target.num_layers + head,))
+        exits, lengths = (1, layers), (0, 1)
+        low, high = ([length * (exit_layer + head) + layers + head for length in lengths] for exit_layer in exits)
+        return cls(layers + head, exits, lengths, (low, high))
 
     @classmethod
     def measured(cls, target: LanguageModel) -> Costs:
-        """Milliseconds on this machine, measured in a moment."""
+        """In plain steps, on this machine, measured in a moment.
+
+        A plain step stands before every other: so nothing stays warm that would not, and whatever else the machine
+        does at that time slows both.
+        """
         layers = target.num_layers
-        shallow, deep = 1, max(2, layers // 2)
-        low, high = (_milliseconds(target, 1, Span(0, depth, taps=(depth,))) for depth in (shallow, deep))
-        slope = max((high - low) / (deep - shallow), 0.0)
-        whole = [_milliseconds(target, count, Span(0, layers)) for count in _ROWS]
-        return cls(layers, (max(low - slope * shallow, 0.0), slope), _ROWS, whole)
+        exits = (1, max(2, layers // 2))
+        plain = _Step(target, layers, 0)
+        plain()
+        table = [[_ratio(_Step(target, exit_layer, length), plain) for length in _LENGTHS] for exit_layer in exits]
+        return cls(1.0, exits, _LENGTHS, (table[0], table[1]))
 
-    def token(self, exit_layer: int) -> float:
-        """Of one drafted token."""
-        return self.draft[0] + self.draft[1] * exit_layer
+    def step(self, exit_layer: int, length: float) -> float:
+        """Of one step.
 
-    def forward(self, num_rows: int) -> float:
-        """Of all layers and the head over so many rows."""
-        place = min(max(bisect_left(self.rows, num_rows), 1), len(self.rows) - 1) if len(self.rows) > 1 else 0
-        if not place:
-            return self.whole[0]
-        left, right = self.rows[place - 1], self.rows[place]
-        slope = (self.whole[place] - self.whole[place - 1]) / (right - left)
-        return self.whole[place - 1] + slope * (num_rows - left)
-
-    def step(self, exit_layer: int, length: int) -> float:
-        """Of a step of so many drafted tokens: they, the layers below the exit for the last one, the others for all."""
+        Args:
+            length: drafted tokens; the mean of several steps need not be whole.
+        """
         if not length:
-            return self.whole[0]
-        share = exit_layer / self.layers  # of the layers, that verification need not run
-        return length * self.token(exit_layer) + share * self.whole[0] + (1.0 - share) * self.forward(length + 1)
+            return self.plain
+        low, high = (_on_line(self.lengths, costs, length) for costs in self.table)
+        return low + (high - low) * (exit_layer - self.exits[0]) / (self.exits[1] - self.exits[0])
 
 
 def head_in_layers(target: LanguageModel) -> float:
@@ -85,24 +85,46 @@ def head_in_layers(target: LanguageModel) -> float:
     return head / ((target.num_parameters - outside) / target.num_layers)
 
 
-def _milliseconds(target: LanguageModel, num_rows: int, span: Span) -> float:
-    cache = target.new_cache(1)
-    slot = cache.acquire()
-    cache.reserve(slot, num_rows)
+def _on_line(points: Sequence[int], values: Sequence[float], at: float) -> float:
+    """Linear between neighbouring points, and beyond the outer ones."""
+    right = next((place for place, point in enumerate(points) if point >= at and place), len(points) - 1)
+    left = right - 1
+    return values[left] + (values[right] - values[left]) * (at - points[left]) / (points[right] - points[left])
 
-    def work() -> None:
+
+class _Step:
+    """One step on an empty cache: drafts from an exit, the last one's layers below it, verification above it."""
+
+    def __init__(self, target: LanguageModel, exit_layer: int, length: int) -> None:
+        self._target, self._exit, self._length = target, exit_layer, length
+        self._cache = target.new_cache(1)
+        self._cache.reserve(self._cache.acquire(), 1 + length)
+
+    def __call__(self) -> None:
+        layers = self._target.num_layers
+        if not self._length:
+            self._forward(0, 1, Span(0, layers), 1)
+            return
+        low = Span(0, self._exit, taps=(self._exit,))
+        for row in range(self._length):
+            self._forward(row, 1, low, 1)
+        hidden_1D = self._forward(self._length, 1, low, 0)[self._exit]
+        rows = 1 + self._length
+        self._forward(0, rows, Span(self._exit, layers, hidden_1D.expand(rows, -1)), rows)
+
+    def _forward(self, first: int, count: int, span: Span, wanted: int) -> Mapping[int, Tensor]:
         batch = PackedBatch()
-        batch.add_chunk(slot, 0, [0] * num_rows, wanted=num_rows)
-        target.forward(batch, DensePlan(cache, batch), top=1, span=span)
-
-    return _median(work)
+        batch.add_chunk(0, first, [0] * count, wanted=wanted)
+        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span).hidden
 
 
-def _median(work: Callable[[], None]) -> float:
-    work()
-    times = []
+def _ratio(step: Callable[[], None], plain: Callable[[], None]) -> float:
+    """How many plain steps a step takes."""
+    ratios = []
     for _ in range(_REPEATS):
         began = perf_counter()
-        work()
-        times.append(perf_counter() - began)
-    return median(times) * 1e3
+        plain()
+        between = perf_counter()
+        step()
+        ratios.append((perf_counter() - between) / (between - began))
+    return median(ratios)
