@@ -182,11 +182,11 @@ def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
 
 
 def test_what_a_step_costs() -> None:
-    costs = Costs(4.0, (1, 5), (1, 4, 12), ((5.0, 8.0, 24.0), (9.0, 12.0, 44.0)))
+    costs = Costs(4.0, (1, 5, 7), (1, 4, 12), ((5.0, 8.0, 24.0), (9.0, 12.0, 44.0), (11.0, 20.0, 80.0)))
     assert costs.step(3, 0) == 4.0
     assert [costs.step(1, length) for length in (1, 2, 4, 8, 14)] == pytest.approx([5.0, 6.0, 8.0, 16.0, 28.0])
     assert costs.step(3, 4) == pytest.approx(10.0)
-    assert costs.step(7, 1) == pytest.approx(11.0)
+    assert [costs.step(exit_layer, 4) for exit_layer in (6, 8)] == pytest.approx([16.0, 24.0])
     assert in_layers(8, 2.0).step(3, 2) == pytest.approx(2 * (3 + 2.0) + 8 + 2.0)
 
 

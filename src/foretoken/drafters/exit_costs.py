@@ -20,7 +20,7 @@ from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
 
 _LENGTHS = (1, 4, 12)
-_REPEATS = 7
+_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Costs:
 
     Attributes:
         plain: of a step without a draft.
-        exits: two exits.
+        exits: increasing, at least two.
         lengths: draft lengths, increasing, at least two.
-        table: of a step with so many drafted tokens from each of the two exits.
+        table: of a step from each of the exits with each of the lengths.
     """
 
     plain: float
-    exits: tuple[int, int]
+    exits: Sequence[int]
     lengths: Sequence[int]
-    table: tuple[Sequence[float], Sequence[float]]
+    table: Sequence[Sequence[float]]
 
     @classmethod
     def in_layers(cls, layers: int, head: float) -> Costs:
@@ -48,8 +48,8 @@ class Costs:
             head: of norm and head, in layers; the paper has 0.
         """
         exits, lengths = (1, layers), (0, 1)
-        low, high = ([length * (exit_layer + head) + layers + head for length in lengths] for exit_layer in exits)
-        return cls(layers + head, exits, lengths, (low, high))
+        table = [[length * (exit_layer + head) + layers + head for length in lengths] for exit_layer in exits]
+        return cls(layers + head, exits, lengths, table)
 
     @classmethod
     def measured(cls, target: LanguageModel) -> Costs:
@@ -59,11 +59,11 @@ class Costs:
         does at that time slows both.
         """
         layers = target.num_layers
-        exits = (1, max(2, layers // 2))
+        exits = sorted({1, max(2, layers // 2), max(2, layers - 1)})
         plain = _Step(target, layers, 0)
         plain()
         table = [[_ratio(_Step(target, exit_layer, length), plain) for length in _LENGTHS] for exit_layer in exits]
-        return cls(1.0, exits, _LENGTHS, (table[0], table[1]))
+        return cls(1.0, exits, _LENGTHS, table)
 
     def step(self, exit_layer: int, length: float) -> float:
         """Of one step.
@@ -73,8 +73,7 @@ class Costs:
         """
         if not length:
             return self.plain
-        low, high = (_on_line(self.lengths, costs, length) for costs in self.table)
-        return low + (high - low) * (exit_layer - self.exits[0]) / (self.exits[1] - self.exits[0])
+        return _on_line(self.exits, [_on_line(self.lengths, costs, length) for costs in self.table], exit_layer)
 
 
 def head_in_layers(target: LanguageModel) -> float:
