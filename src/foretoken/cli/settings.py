@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foretoken import catalog
@@ -73,6 +73,21 @@ def speculative_config(
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
         config["model"] = _DEFAULT_DRAFTS[target]
     return config
+
+
+def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
+    """``A,B,…`` as numbers, none twice."""
+    values = []
+    for piece in text.split(","):
+        try:
+            value = kind(piece.strip())
+        except ValueError:
+            what = "whole numbers" if kind is int else "numbers"
+            raise ConfigError(f"{option} '{text}': write {what} with commas between them, for example 1,2") from None
+        if value in values:
+            raise ConfigError(f"{option} names {piece.strip()} twice: keep one")
+        values.append(value)
+    return values
 
 
 def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: str | None = None) -> list[Method]:
