@@ -149,6 +149,22 @@ def test_nll_and_other_measures_are_paired_by_question():
     assert study.row(EXACT).quality.difference is None
 
 
+def test_the_difference_in_nll_is_that_of_the_figures_where_lengths_differ():
+    own = [answer("q0", nll=2.0, num_tokens=10), answer("q1", nll=9.0, num_tokens=30)]
+    other = [answer("q0", nll=2.0, num_tokens=20), answer("q1", nll=3.0, num_tokens=20)]
+    first = trials(PLAIN, [True] * 2, seconds=(1.0,), blocks=1)[0]
+    study = tradeoff(
+        POINTS,
+        [replace(first, label=name, answers=tuple(each)) for name, each in ((PLAIN, own), (EXACT, other))],
+        0.0,
+    )
+    plain, exact = (study.row(name).quality for name in (PLAIN, EXACT))
+    assert (plain.nll, exact.nll) == pytest.approx((0.275, 0.125))
+    assert plain.nll_gain.mean == pytest.approx(0.15)
+    # terms: 0.275 -+ 0.0375 and 0.125 -+ 0.025, so differences 0.1375 and 0.1625; Student's 12.706 with one degree
+    assert plain.nll_gain.interval == pytest.approx((0.15 - 0.0125 * 12.7062, 0.15 + 0.0125 * 12.7062), abs=1e-5)
+
+
 def test_a_failed_request_is_in_no_pair():
     found = [*trials(PLAIN, [True] * 3), *trials(EXACT, [True] * 3)]
     found[2] = replace(found[2], answers=(answer("q2", error="boom"),))
@@ -191,6 +207,7 @@ def test_faster_in_every_repeat_but_on_few_blocks_only_is_not_faster():
     study = tradeoff(POINTS, uneven, 0.0)
     assert study.rows[-1].against_exact.low > 1.0
     assert "No lossy rule is shown to be faster" in advice(study)
+    assert "but not clearly over the blocks of questions: mixture lam=0.1." in advice(study)
 
 
 def test_one_repeat_shows_no_speed():

@@ -64,7 +64,8 @@ class Quality:
         accuracy, interval: share of right answers and Wilson's 95 % interval; None if nothing is judged.
         difference: accuracy minus that of exact verification, paired (Newcombe, 95 %); None at exact itself.
         nll: negative log-likelihood per output token under the target, in nats.
-        nll_gain: nll of a question's output per token, minus that of exact verification, averaged over questions.
+        nll_gain: nll minus that of exact verification on the same questions; the interval is that of a difference of
+            two ratios (of summed nll to summed tokens), linearised, with questions as the independent units.
         measures: means of the tasks' other measures (f1, rougeL ...).
         gains: measure -> difference from exact verification.
     """
@@ -282,14 +283,25 @@ def _quality(answers: Mapping[Key, Answer], others: Mapping[Key, Answer]) -> Qua
         if judged_pairs
         else None,
         nll=sum(answer.nll for answer in good) / num_tokens if num_tokens else None,
-        nll_gain=_gain([_nll(own) - _nll(other) for own, other in pairs if own.token_ids and other.token_ids]),
+        nll_gain=_nll_gain(pairs),
         measures={name: _mean([answer.scores[name] for answer in good if name in answer.scores]) for name in names},
         gains={name: gain for name, gain in gains.items() if gain is not None},
     )
 
 
-def _nll(answer: Answer) -> float:
-    return answer.nll / len(answer.token_ids)
+def _nll_gain(pairs: Sequence[tuple[Answer, Answer]]) -> Gain | None:
+    if not pairs:
+        return None
+    own, other = (_nll_terms(each) for each in zip(*pairs, strict=True))
+    return _gain([a - b for a, b in zip(own, other, strict=True)])
+
+
+def _nll_terms(answers: Sequence[Answer]) -> list[float]:
+    """One value per answer: their mean is the nll per token, their spread that of its linearised estimate."""
+    num_tokens = [len(answer.token_ids) for answer in answers]
+    typical = max(_mean(num_tokens), 1.0)
+    ratio = sum(answer.nll for answer in answers) / max(sum(num_tokens), 1)
+    return [ratio + (answer.nll - ratio * n) / typical for answer, n in zip(answers, num_tokens, strict=True)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -30,7 +30,7 @@ def advice(study: Tradeoff) -> str:
     worse = [row for row in faster if _is_worse(row, study.measure)]
     safe = [row for row in faster if row not in worse]
     if not faster:
-        sentences.append("No lossy rule is shown to be faster than exact verification, so no trade is shown.")
+        sentences.append(_on_none([row for row in lossy if row.against_exact.low > 1.0]))
     elif not safe:
         sentences.append(
             "Every lossy point that is shown to be faster than exact verification is worse than it: "
@@ -54,6 +54,13 @@ def _on_exact(exact: Row, plain: Row) -> str:
         elif spread.high < 1.0 < gain.interval[0]:
             verdict = "slower than"
     return f"Exact verification is {verdict} plain decoding, {_times(spread)}."
+
+
+def _on_none(nearly: Sequence[Row]) -> str:
+    text = "No lossy rule is shown to be faster than exact verification, so no trade is shown"
+    if nearly:
+        text += f"; in every repeat, but not clearly over the blocks of questions: {_labels(nearly)}"
+    return text + "."
 
 
 def _on_safe(safe: Sequence[Row], measure: str) -> str:

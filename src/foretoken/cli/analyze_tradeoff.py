@@ -14,7 +14,7 @@ import typer
 from foretoken.cli.console import emit, finite, note, progress_bar
 from foretoken.cli.eval import find_tasks, num_tokens
 from foretoken.cli.options import Device, Dtype, Threads, Verbose, check_model_name, check_placement, load_model
-from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_setting, parse_settings, speculative_config
+from foretoken.cli.settings import DEFAULT_MODEL, parse_knobs, parse_numbers, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 100
-_DEFAULT_RULES = "exact,typical,topk_relaxed,mixture,tolerance"
 _MODELS, _RULES, _MEASURE, _OUTPUT = "Models", "Rules", "Measuring", "Output"
 
 
@@ -70,7 +69,7 @@ def tradeoff(
             "--rules",
             metavar="A,B,…",
             help="Lossy verifiers; plain decoding, the draft alone and exact verification are always measured.",
-            show_default=_DEFAULT_RULES,
+            show_default="typical, topk_relaxed, mixture, tolerance",
             rich_help_panel=_RULES,
         ),
     ] = None,
@@ -167,19 +166,21 @@ def tradeoff(
 
       foretoken analyze tradeoff --rules mixture --knob mixture.lam=0.1,0.3,0.6
 
-      foretoken analyze tradeoff --rules typical --budget 0.01,0.05 --temperature 1
+      foretoken analyze tradeoff --rules typical --budget 0.01,0.05
 
-      foretoken analyze tradeoff --target ./big --draft ./small --json a.json --picture a.png
+      foretoken analyze tradeoff --temperature 0,1 --json a.json --picture a.png
+
+      foretoken analyze tradeoff --target ./big --draft ./small --task json
     """
-    from foretoken.analysis.tradeoff_points import make_points
+    from foretoken.analysis.tradeoff_points import DEFAULT_RULES, make_points
 
     temperatures = parse_numbers(temperature, "--temperature", float)
     exact = _exact_config(method, parse_settings(sets or []), target, draft)
     alone = exact["model"] if exact["method"] == "draft_model" else None
     points = make_points(
-        _parse_rules(rules or _DEFAULT_RULES),
-        _parse_knobs(knobs or []),
-        parse_numbers(budget, "--budget", float) if budget else [],
+        DEFAULT_RULES if rules is None else _parse_rules(rules),
+        parse_knobs(knobs or []),
+        [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
     )
     check_placement(dtype, device)
@@ -242,25 +243,6 @@ def _parse_rules(text: str) -> list[str]:
     if not all(names):
         raise ConfigError(f"--rules '{text}': write names with commas between them, for example typical,mixture")
     return names
-
-
-def _parse_knobs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """Rule -> option -> values."""
-    knobs: dict[str, dict[str, list[Any]]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        rule, dot, key = name.strip().partition(".")
-        if not equals or not dot or not rule or not key:
-            raise ConfigError(f"--knob '{text}': write RULE.OPTION=A,B,…, for example typical.epsilon=0.05,0.1,0.3")
-        parsed = [parse_setting(f"{key}={value.strip()}", "--knob")[1] for value in values.split(",")]
-        if "" in parsed:
-            raise ConfigError(f"--knob '{text}': write values with commas between them, for example {name}=0.1,0.3")
-        if len(set(map(str, parsed))) < len(parsed):
-            raise ConfigError(f"--knob '{text}' names a value twice: keep one")
-        if key in knobs.setdefault(rule, {}):
-            raise ConfigError(f"--knob gives '{name}' twice: put all values into one")
-        knobs[rule][key] = parsed
-    return knobs
 
 
 def _check_outputs(json: Path | None, picture: Path | None) -> None:

@@ -90,6 +90,25 @@ def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[An
     return values
 
 
+def parse_knobs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """``RULE.OPTION=A,B,…`` as rule -> option -> values, in the order given."""
+    knobs: dict[str, dict[str, list[Any]]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        rule, dot, key = name.strip().partition(".")
+        if not equals or not dot or not rule or not key:
+            raise ConfigError(f"--knob '{text}': write RULE.OPTION=A,B,…, for example typical.epsilon=0.05,0.1,0.3")
+        parsed = [parse_setting(f"{key}={value.strip()}", "--knob")[1] for value in values.split(",")]
+        if "" in parsed:
+            raise ConfigError(f"--knob '{text}': write values with commas between them, for example {name}=0.1,0.3")
+        if len(set(map(str, parsed))) < len(parsed):
+            raise ConfigError(f"--knob '{text}' names a value twice: keep one")
+        if key in knobs.setdefault(rule, {}):
+            raise ConfigError(f"--knob gives '{name}' twice: put all values into one")
+        knobs[rule][key] = parsed
+    return knobs
+
+
 def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: str | None = None) -> list[Method]:
     """The methods of a benchmark, the baseline first.
 
