@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -122,9 +123,21 @@ def test_only_the_first_repeat_counts_for_quality_and_all_for_speed():
     against = row.against_exact
     assert (against.low, against.middle, against.high) == pytest.approx((1.25, 1.625, 2.0))
     assert (row.against_plain.low, row.against_plain.high) == pytest.approx((1.25, 4.0))
-    assert row.gain_in_speed.mean == pytest.approx((1.25 * 2.0) ** 0.5)
+    assert row.gain_in_speed.mean == pytest.approx(2.0 / 1.3)  # of all repeats together
     assert row.tokens_per_step == 2.0
     assert (row.distortion, row.kl) == pytest.approx((0.02, 0.01))
+
+
+def test_the_interval_of_a_speed_is_that_of_a_ratio_of_sums_over_blocks():
+    """Terms log 4/3 -+ 1/3 of two blocks: a half-width of 12.7062 x 0.4714 / sqrt 2."""
+    right = [True, True]
+    own = trials(MIXTURE.label, right, seconds=(1.0,), blocks=2)
+    own[0] = replace(own[0], seconds=0.5)
+    rest = [each for name in (PLAIN, EXACT) for each in trials(name, right, seconds=(1.0,), blocks=2)]
+    gain = tradeoff(POINTS, [*rest, *own], 0.0).rows[-1].gain_in_speed
+    assert gain.mean == pytest.approx(4 / 3)
+    low, high = (math.log(end) for end in gain.interval)
+    assert (low, high) == pytest.approx((math.log(4 / 3) - 4.2354, math.log(4 / 3) + 4.2354), abs=1e-3)
 
 
 def test_nll_and_other_measures_are_paired_by_question():

@@ -90,8 +90,8 @@ class Row:
         tokens_per_step: None for the draft alone, which calls no target.
         target_calls: per 100 tokens.
         tokens_per_second, against_plain, against_exact: the clock, and its ratios within the same repeat.
-        gain_in_speed: the geometric mean over blocks of the ratio to exact verification, with Student's 95 % interval
-            of its logarithm; each block counts by its mean over the repeats. None at exact itself.
+        gain_in_speed: the ratio to exact verification over all repeats, with the 95 % interval of its linearised
+            logarithm over the blocks of questions, the independent units. None at exact itself.
         distortion, kl: the meter's, per token; None for the draft alone, which it does not see.
         mean_tokens: length of an answer.
         truncated, failed: answers cut at their limit; requests that ended in an error.
@@ -327,16 +327,29 @@ def _ratio(own: Mapping[int, float], other: Mapping[int, float]) -> Spread:
 
 
 def _by_block(own: Sequence[Trial], exact: Sequence[Trial]) -> Gain | None:
-    blocks: dict[tuple[str, ...], list[float]] = {}
-    for one, other in zip(own, exact, strict=True):  # both were measured round by round
-        if min(one.seconds, other.seconds, one.metrics.num_tokens, other.metrics.num_tokens) > 0:
-            ratio = one.metrics.num_tokens / one.seconds * other.seconds / other.metrics.num_tokens
-            key = (one.task, *(answer.example.id for answer in one.answers))
-            blocks.setdefault(key, []).append(math.log(ratio))
-    if not blocks:
+    ours, theirs = _block_totals(own), _block_totals(exact)
+    totals = [[sum(column) for column in zip(*each.values(), strict=True)] for each in (ours, theirs)]
+    if not all(total > 0 for each in totals for total in each):
         return None
-    mean, ends = mean_interval([_mean(values) for values in blocks.values()])
+    (num, seconds), (num_exact, seconds_exact) = totals
+    log_ratio = math.log(num / seconds * seconds_exact / num_exact)
+    terms = []
+    for block, (n, time) in ours.items():
+        n_exact, time_exact = theirs[block]
+        deviation = n / num - time / seconds - n_exact / num_exact + time_exact / seconds_exact
+        terms.append(log_ratio + len(ours) * deviation)
+    mean, ends = mean_interval(terms)
     return Gain(math.exp(mean), ends and (math.exp(ends[0]), math.exp(ends[1])))
+
+
+def _block_totals(trials: Sequence[Trial]) -> dict[tuple[str, ...], tuple[int, float]]:
+    """Block -> its tokens and seconds over all repeats."""
+    totals: dict[tuple[str, ...], tuple[int, float]] = {}
+    for trial in trials:
+        key = (trial.task, *(answer.example.id for answer in trial.answers))
+        num_tokens, seconds = totals.get(key, (0, 0.0))
+        totals[key] = num_tokens + trial.metrics.num_tokens, seconds + trial.seconds
+    return totals
 
 
 def _spread(values: Sequence[float]) -> Spread:
