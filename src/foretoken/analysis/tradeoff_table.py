@@ -98,8 +98,9 @@ def _speed(study: Tradeoff) -> Table:
             *(_DASH if value is None else f"{value:.3f}" for value in (row.distortion, row.kl)),
         ]
 
+    repeats = "one repeat" if study.num_repeats == 1 else f"median and range of {study.num_repeats} repeats"
     return _table(
-        f"speed, median and range of {study.num_repeats} repeats; *: on the Pareto front with {study.measure}",
+        f"speed, {repeats}; *: on the Pareto front with {study.measure}",
         ("tokens\n/step", "calls\n/100", "tokens\n/s", "times\nplain", "range", "times\nexact", "range", "TV", "KL"),
         study,
         cells,
