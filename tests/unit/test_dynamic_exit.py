@@ -19,11 +19,11 @@ from foretoken.drafters import dynamic_exit
 from foretoken.drafters.dynamic_exit import (
     LONGEST,
     PROBE_EVERY,
-    PROMPT_ROWS,
     DynamicExitDrafter,
     Statistics,
     best_exit,
 )
+from foretoken.drafters.exit_costs import Costs, head_in_layers
 from foretoken.drafters.shallow import ShallowGrowing
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import Output
@@ -91,6 +91,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
     """A drafter in the moment after verification: 1 + N columns of every depth, N tokens said by the exit."""
     drafter: Any = DynamicExitDrafter.__new__(DynamicExitDrafter)
     drafter.config = DynamicExitDrafter.Config()
+    drafter._hopeful = range(1, 4)
     drafter._target, drafter._layers, drafter._fixed = Table(table), 4, False
     drafter._exits, drafter._round, drafter._exit = range(1, 4), 1, exit_layer
     columns = len(table[0])
@@ -164,6 +165,9 @@ def statistics_of(alphas: list[float | None]) -> Statistics:
     return found
 
 
+in_layers = Costs.in_layers  # the published unit
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     rng = random.Random(seed)
@@ -172,24 +176,40 @@ def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     exits = list(range(rng.randint(1, layers - 1), layers))
     kinds = [None, 0.0, 1.0, 1 - 1e-9, 0.9, 0.5]
     alphas = [[rng.choice([*kinds, rng.random()]) for _ in range(layers)] for _ in range(batch)]
-    found = best_exit([statistics_of(row) for row in alphas], exits, layers, head, longest)
+    found = best_exit([statistics_of(row) for row in alphas], exits, in_layers(layers, head), longest)
     best, allowed = brute_force(alphas, exits, layers, head, longest)
     assert found in allowed or (found[1] == 0 and any(length == 0 for _, length in allowed)), best
+
+
+def test_what_a_step_costs() -> None:
+    costs = Costs(4.0, (1, 5, 7), (1, 4, 12), ((5.0, 8.0, 24.0), (9.0, 12.0, 44.0), (11.0, 20.0, 80.0)))
+    assert costs.step(3, 0) == 4.0
+    assert [costs.step(1, length) for length in (1, 2, 4, 8, 14)] == pytest.approx([5.0, 6.0, 8.0, 16.0, 28.0])
+    assert costs.step(3, 4) == pytest.approx(10.0)
+    assert [costs.step(exit_layer, 4) for exit_layer in (6, 8)] == pytest.approx([16.0, 24.0])
+    assert in_layers(8, 2.0).step(3, 2) == pytest.approx(2 * (3 + 2.0) + 8 + 2.0)
+
+
+def test_the_head_is_counted_before_the_weights_are_packed() -> None:
+    """8,192 x 384 beside layers of 1.57 M; once packed, a layer's modules own nothing but its norms."""
+    assert head_in_layers(target()) == pytest.approx(2.0, abs=0.01)
+    measured = Costs.measured(target())
+    assert measured.plain == 1.0 < measured.step(1, 12)
 
 
 def test_the_ends_of_the_scale() -> None:
     exits = range(1, 8)
     always = [statistics_of([1.0] * 8)]
-    assert best_exit(always, exits, 8, 0.0) == (1, LONGEST - 1)
+    assert best_exit(always, exits, in_layers(8, 0.0)) == (1, LONGEST - 1)
     never = [statistics_of([0.0] * 8)]
-    assert best_exit(never, exits, 8, 0.0)[1] == 0
+    assert best_exit(never, exits, in_layers(8, 0.0))[1] == 0
     unknown = [Statistics.empty(8)]
-    assert best_exit(unknown, exits, 8, 0.0)[1] == 0
+    assert best_exit(unknown, exits, in_layers(8, 0.0))[1] == 0
     only_5 = [statistics_of([None, None, None, None, 0.99, None, None, None])]
-    assert best_exit(only_5, exits, 8, 0.0)[0] == 5
+    assert best_exit(only_5, exits, in_layers(8, 0.0))[0] == 5
     # a dear head makes cheap layers less of a gain
     shallow = [statistics_of([0.55, 0.9, *[0.95] * 6])]
-    assert best_exit(shallow, exits, 8, 0.0)[0] < best_exit(shallow, exits, 8, 40.0)[0]
+    assert best_exit(shallow, exits, in_layers(8, 0.0))[0] < best_exit(shallow, exits, in_layers(8, 40.0))[0]
 
 
 def follow(decay: float) -> list[int]:
@@ -199,12 +219,12 @@ def follow(decay: float) -> list[int]:
     chosen = []
     for number in range(160):
         right = 2 if number < 80 else 5
-        length = max(1, best_exit([statistics], range(1, 8), 8, 0.0)[1])
+        length = max(1, best_exit([statistics], range(1, 8), in_layers(8, 0.0))[1])
         for depth in range(1, 8):
             alpha = 0.9 if depth >= right else 0.1
             columns = min(length + 1, 4)
             statistics.learn(depth, decay, [rng.random() < alpha for _ in range(columns)], [0.5] * columns)
-        chosen.append(best_exit([statistics], range(1, 8), 8, 0.0)[0])
+        chosen.append(best_exit([statistics], range(1, 8), in_layers(8, 0.0))[0])
     return chosen
 
 
@@ -262,7 +282,7 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_is_re_read_is_what_was_computed(temperature: float) -> None:
     Spy.checked = 0
-    llm = llm_of(Spy(Spy.Config(draft_length=3), target()))
+    llm = llm_of(Spy(Spy.Config(draft_length=3, reread_every=1), target()))
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature, seed=1)
     outputs = llm.generate(PROMPTS[:3], params)
     assert all(output.error is None for output in outputs)
@@ -294,7 +314,12 @@ def test_any_schedule_of_exits_gives_the_greedy_tokens_and_plain_caches() -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"head_cost": 0}, {"exit_layer": 3, "draft_length": 3}, {"draft_length": "planned", "head_cost": 0}],
+    [
+        {},
+        {"cost": "layers", "head_cost": 0},
+        {"exit_layer": 3, "draft_length": 3},
+        {"draft_length": "planned", "cost": "layers", "head_cost": 0},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("batch", [1, 4])
@@ -322,22 +347,22 @@ def test_long_prompts_leave_few_rows() -> None:
             for each in seen:
                 sizes.extend(len(rows) for rows in self._states[each.context.request_id].hidden.values())
 
-    drafter = Sees(Sees.Config(), target())
+    drafter = Sees(Sees.Config(prompt_rows=32, cost="layers", head_cost=0), target())
     llm = llm_of(drafter)
     tokens = tokens_of(2, 3000, 8192)
     stream = llm.stream({"prompt_token_ids": tokens}, SamplingParams(max_tokens=4, ignore_eos=True))
     next(stream)
     (state,) = drafter._states.values()
-    assert max(sizes) == PROMPT_ROWS
+    assert max(sizes) == 32
     assert len(sizes) >= 2 * 8 * (3000 // 512)
     for depth in range(1, 8):
-        assert state.statistics.matched[depth - 1] + state.statistics.missed[depth - 1] == PROMPT_ROWS
+        assert state.statistics.matched[depth - 1] + state.statistics.missed[depth - 1] == 32
     stream.close()
 
 
 def test_a_plan_without_drafts_is_probed_every_sixteenth_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On top of the first step's token, which is drafted before anything is known."""
-    monkeypatch.setattr(dynamic_exit, "best_exit", lambda *args, **options: (2, 0))
+    monkeypatch.setattr(dynamic_exit, "best_exit_with_stop", lambda *args, **options: (2, 0))
     drafter = drafter_of()
     rounds: list[int] = []
     propose = drafter.propose

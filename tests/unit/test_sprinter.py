@@ -239,9 +239,7 @@ def test_tokens_that_the_filters_exclude_never_stand() -> None:
 
 
 def test_its_own_rule_is_the_default_and_auto_is_lossless() -> None:
-    assert (
-        sprinter().promise == "approximate" if hasattr(LLM, "promise") else sprinter().recipe.promise == "approximate"
-    )
+    assert sprinter().recipe.promise == "approximate"
     for verifier in ("auto", "ratio", "block"):
         assert sprinter(verifier=verifier).recipe.promise == "same law"
     with pytest.raises(ConfigError, match="logprobs=2 with verifier='sprinter'"):

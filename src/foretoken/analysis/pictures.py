@@ -14,13 +14,8 @@ from foretoken.analysis.study import Setting
 from foretoken.core.errors import ForetokenError
 
 # Okabe and Ito: told apart by most colour-blind readers, and in grey
-_COLOURS = {
-    "iid": "#0072B2",
-    "without_replacement": "#E69F00",
-    "greedy": "#009E73",
-    "topk": "#CC79A7",
-    "hub": "#56B4E9",
-}
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+_COLOURS = dict(zip(("iid", "without_replacement", "greedy", "topk", "hub"), COLOURS, strict=False))
 _MARKERS = {
     "naive": "v",
     "recursive": "o",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json as jsonlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
-from foretoken.cli.console import emit, finite, note, stderr_console
+from foretoken.cli.console import emit, finite, note, progress_bar
 from foretoken.cli.options import Device, Dtype, Threads, Verbose, check_model_name, check_placement, load_model
+from foretoken.cli.settings import parse_numbers
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
@@ -110,9 +110,9 @@ def acceptance(
       foretoken analyze acceptance --target ./big --draft ./small --json a.json --pictures pictures
     """
     grid = _Grid(
-        _numbers(temperature, "--temperature", float),
-        _numbers(top_p, "--top-p", float),
-        _numbers(num_drafts, "--num-drafts", int),
+        parse_numbers(temperature, "--temperature", float),
+        parse_numbers(top_p, "--top-p", float),
+        parse_numbers(num_drafts, "--num-drafts", int),
     )
     plans = [
         (each, p, SamplingParams(temperature=each, top_p=p, seed=seed, max_tokens=max_tokens))
@@ -141,7 +141,7 @@ def acceptance(
     settings: list[Setting] = []
     interrupted = False
     try:
-        with _bar(len(plans) * len(fitting)) as advance:
+        with progress_bar("prompts x settings", len(plans) * len(fitting)) as advance:
             for each, p, params in plans:
                 observed = observe(llm, small, fitting, params, positions, progress=advance)
                 settings += study(observed, grid.num_drafts, temperature=each, top_p=p, num_samples=samples, seed=seed)
@@ -189,20 +189,6 @@ class _Grid:
                 raise ConfigError(f"--num-drafts {n}: give numbers from 1 to {_MOST_DRAFTS}")
 
 
-def _numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
-    values = []
-    for piece in text.split(","):
-        try:
-            value = kind(piece.strip())
-        except ValueError:
-            what = "whole numbers" if kind is int else "numbers"
-            raise ConfigError(f"{option} '{text}': write {what} with commas between them, for example 1,2") from None
-        if value in values:
-            raise ConfigError(f"{option} names {piece.strip()} twice: keep one")
-        values.append(value)
-    return values
-
-
 def _check_outputs(json: Path | None, pictures: Path | None) -> None:
     """Find out before the measuring, not after, that results cannot be written."""
     if json is not None:
@@ -240,20 +226,6 @@ def _fitting(prompts: Sequence[list[int]], llm: Any, draft: Any, max_tokens: int
             f"{len(prompts) - len(kept)} of {len(prompts)} prompts left out: they and an answer do not fit the context"
         )
     return kept
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None] | None]:
-    """A progress bar on stderr, if that is a terminal; gives what to call after every prompt."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
-        bar = progress.add_task("prompts x settings", total=total)
-        yield lambda: progress.update(bar, advance=1, refresh=True)
 
 
 def _facts(

@@ -8,6 +8,8 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ForetokenError
@@ -60,6 +62,21 @@ def stderr_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+@contextmanager
+def progress_bar(name: str, total: int) -> Iterator[Callable[[], None] | None]:
+    """A progress bar on stderr, if that is a terminal; gives what to call after every piece of work."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # drawn when called only: a thread that redraws would take processor time from what is measured
+    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
+        bar = progress.add_task(name, total=total)
+        yield lambda: progress.update(bar, advance=1, refresh=True)
 
 
 def prepare_output() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.console import emit, emit_json, finite, note, stderr_console
+from foretoken.cli.console import emit, emit_json, finite, note, progress_bar
 from foretoken.cli.options import (
     Device,
     DraftModel,
@@ -173,7 +172,7 @@ def eval_command(
 
     from foretoken.tasks.catalog import Setting
 
-    tasks = _find_tasks(task)
+    tasks = find_tasks(task)
     setting = Setting(data=data, context=prompt_length)
     limits = {each.name: each.limit if limit is None else limit for each in tasks}
     params: dict[str, SamplingParams] = {}
@@ -186,7 +185,7 @@ def eval_command(
     llm = load_model(
         model, config, verbose=verbose, dtype=dtype, device=device, threads=threads, max_num_seqs=max_num_seqs
     )
-    setting = Setting(data=data, context=prompt_length, count=lambda text: _num_tokens(llm, text))
+    setting = Setting(data=data, context=prompt_length, count=lambda text: num_tokens(llm, text))
     results: list[_Result] = []
     interrupted = False
     try:
@@ -250,7 +249,12 @@ def _list_tasks() -> None:
         emit(f"{task.name:<12}{task.description}{note_on_data}")
 
 
-def _find_tasks(text: str) -> list[Task]:
+def find_tasks(text: str) -> list[Task]:
+    """The tasks that ``--task`` names.
+
+    Raises:
+        ConfigError: one is unknown, empty or named twice.
+    """
     from foretoken.tasks.catalog import find
 
     names = [name.strip() for name in text.split(",")]
@@ -262,7 +266,8 @@ def _find_tasks(text: str) -> list[Task]:
     return [find(name) for name in names]
 
 
-def _num_tokens(llm: Any, text: str) -> int:
+def num_tokens(llm: Any, text: str) -> int:
+    """Length of a text in the model's tokens."""
     return len(llm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -286,7 +291,7 @@ def _run(
     from foretoken.tasks.difference import paired_difference
     from foretoken.tasks.evaluate import evaluate
 
-    with _bar(task.name, len(examples)) as advance:
+    with progress_bar(task.name, len(examples)) as advance:
         report = evaluate(llm, task, examples, params, progress=advance)
     if report.refused:
         note(
@@ -307,21 +312,6 @@ def _run(
         note(f"{task.name}: nothing to compare, --against has none of these examples")
         return _Result(report, None)
     return _Result(report, paired_difference(*map(list, zip(*pairs, strict=True))))
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[], None] | None]:
-    """A progress bar on stderr, if that is a terminal; gives what to call after every example."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # drawn after examples only: a thread that redraws would take processor time from what is measured
-    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
-        bar = progress.add_task(name, total=total)
-        yield lambda: progress.update(bar, advance=1, refresh=True)
 
 
 def _facts(

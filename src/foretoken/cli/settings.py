@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foretoken import catalog
@@ -73,6 +73,40 @@ def speculative_config(
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
         config["model"] = _DEFAULT_DRAFTS[target]
     return config
+
+
+def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
+    """``A,B,…`` as numbers, none twice."""
+    values = []
+    for piece in text.split(","):
+        try:
+            value = kind(piece.strip())
+        except ValueError:
+            what = "whole numbers" if kind is int else "numbers"
+            raise ConfigError(f"{option} '{text}': write {what} with commas between them, for example 1,2") from None
+        if value in values:
+            raise ConfigError(f"{option} names {piece.strip()} twice: keep one")
+        values.append(value)
+    return values
+
+
+def parse_knobs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """``RULE.OPTION=A,B,…`` as rule -> option -> values, in the order given."""
+    knobs: dict[str, dict[str, list[Any]]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        rule, dot, key = name.strip().partition(".")
+        if not equals or not dot or not rule or not key:
+            raise ConfigError(f"--knob '{text}': write RULE.OPTION=A,B,…, for example typical.epsilon=0.05,0.1,0.3")
+        parsed = [parse_setting(f"{key}={value.strip()}", "--knob")[1] for value in values.split(",")]
+        if "" in parsed:
+            raise ConfigError(f"--knob '{text}': write values with commas between them, for example {name}=0.1,0.3")
+        if len(set(map(str, parsed))) < len(parsed):
+            raise ConfigError(f"--knob '{text}' names a value twice: keep one")
+        if key in knobs.setdefault(rule, {}):
+            raise ConfigError(f"--knob gives '{name}' twice: put all values into one")
+        knobs[rule][key] = parsed
+    return knobs
 
 
 def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: str | None = None) -> list[Method]:

@@ -4,7 +4,7 @@
     verify    layers [E, L) over all drafted rows
     re-read   every exit's hidden states, which are there anyway, through norm and head: shadow tokens
     learn     alpha[e] = how often exit e agreed with the whole model, with decay
-    choose    E, n = argmax of (1 + alpha + ... + alpha^n) / (n * (E + head) + L + head)
+    choose    E, n = argmax of (1 + alpha + ... + alpha^n) / cost of a step with n drafts from exit E
 
 Letters: T packed rows, D width, L layers, X exits that are re-read.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ from torch import Tensor
 from foretoken.core.draft import NO_DRAFT, Draft, Law, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Outcome, Seen, Sight
+from foretoken.drafters.exit_costs import Costs, head_in_layers
 from foretoken.drafters.shallow import Shallow, ShallowGrowing
-from foretoken.models import anatomy
 from foretoken.models.language_model import LanguageModel, Output
 
 LONGEST = 18  # draft tokens a step (paper, section 4)
-PROMPT_ROWS = 32  # last rows of a prompt that every exit is judged by (paper's code)
+PRIOR = 8.0  # columns that what earlier requests ended with counts for, in a new one (ours)
 PROBE_EVERY = 16  # steps without a draft before one token is drafted all the same (ours)
 
 
@@ -35,21 +35,34 @@ PROBE_EVERY = 16  # steps without a draft before one token is drafted all the sa
 class Statistics:
     """Decayed sums of one request, per exit: agreement with the whole model, and the exit's confidence then.
 
-    Index 0 is exit 1 (one layer). Equations of the paper's section 3; ``threshold`` is its dynamic draft exit.
+    Index 0 is exit 1 (one layer). Equations of the paper's section 3; ``threshold`` is its dynamic draft exit. The last
+    two (ours) count the columns where drafting would have gone on, and the matches among them.
     """
 
     matched: list[float]
     missed: list[float]
     sure_when_matched: list[float]
     sure_when_missed: list[float]
+    going_on: list[float]
+    going_on_matched: list[float]
 
     @classmethod
     def empty(cls, exits: int) -> Statistics:
-        return cls(*([0.0] * exits for _ in range(4)))
+        return cls(*([0.0] * exits for _ in range(6)))
+
+    def handed_on(self) -> Statistics:
+        """The same shares and confidences, at the weight of a few columns: what a new request starts from."""
+        weights = [min(1.0, PRIOR / max(a + b, 1e-9)) for a, b in zip(self.matched, self.missed, strict=True)]
+        sums = (getattr(self, each.name) for each in fields(self))
+        return Statistics(*([value * weight for value, weight in zip(each, weights, strict=True)] for each in sums))
 
     def learn(self, exit_layer: int, decay: float, matches: Sequence[bool], shares: Sequence[float]) -> None:
         """Take in one round of one exit: whether it agreed at each valid column, and how sure it was."""
         i = exit_layer - 1
+        bar = self.threshold(exit_layer)
+        goes_on = [match for share, match in zip(shares, matches, strict=True) if share >= bar]
+        self.going_on[i] = decay * self.going_on[i] + len(goes_on)
+        self.going_on_matched[i] = decay * self.going_on_matched[i] + sum(goes_on)
         hits = [share for share, match in zip(shares, matches, strict=True) if match]
         misses = [share for share, match in zip(shares, matches, strict=True) if not match]
         self.matched[i] = decay * self.matched[i] + len(hits)
@@ -62,6 +75,20 @@ class Statistics:
         i = exit_layer - 1
         total = self.matched[i] + self.missed[i]
         return self.matched[i] / total if total else None
+
+    def with_stop(self, exit_layer: int) -> tuple[float, float] | None:
+        """What a draft that stops below the threshold comes to: accepted tokens expected, and drafted ones (ours).
+
+        Drafting goes on with probability s. A token stands with probability a where it does and b where it stops, so
+        f = s a (1 + f) + (1 - s) b tokens are accepted, and 1 / (1 - s) are drafted.
+        """
+        i = exit_layer - 1
+        total = self.matched[i] + self.missed[i]
+        if not total:
+            return None
+        both = self.going_on_matched[i] / total  # s a
+        s = min(self.going_on[i] / total, 1.0 - 1.0 / LONGEST)
+        return self.matched[i] / total / (1.0 - min(both, s)), 1.0 / (1.0 - s)
 
     def threshold(self, exit_layer: int) -> float:
         """Drafting stops below this confidence: half-way between what it was at hits and at misses.
@@ -77,32 +104,55 @@ class Statistics:
 
 
 def best_exit(
-    statistics: Sequence[Statistics], exits: Sequence[int], layers: int, head: float, longest: int = LONGEST - 1
+    statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs, longest: int = LONGEST - 1
 ) -> tuple[int, int]:
-    """Exit and draft length with the most expected tokens per layer loaded (the paper's TPL), for a batch.
+    """Exit and draft length with the most expected tokens per cost (the paper's TPL), for a batch.
 
-    One exit serves all requests of a step: numerators and denominators are added over them (ours).
+    One exit serves all requests of a step: expected tokens are added over those that have seen the exit (ours).
 
     Args:
         exits: to choose from.
-        layers: L.
-        head: cost of norm and head in layers; the paper counts 0.
     Returns:
         the exit, and the length; length 0 is a step without a draft.
     """
-    best, chosen = (len(statistics) or 1) / (layers + head), (exits[0], 0)
+    best, chosen = 1.0 / costs.plain, (exits[0], 0)
     for exit_layer in exits:
         known = [alpha for each in statistics if (alpha := each.alpha(exit_layer)) is not None]
         if not known:
             continue
-        expected, power = float(len(known)), [1.0] * len(known)
+        expected, power, value = 1.0, [1.0] * len(known), 0.0
         for length in range(1, longest + 1):
             power = [p * alpha for p, alpha in zip(power, known, strict=True)]
-            expected += sum(power)
-            value = expected / (length * (exit_layer + head) + layers + head)
-            if value * len(statistics) / len(known) > best:
-                best, chosen = value * len(statistics) / len(known), (exit_layer, length)
+            expected += sum(power) / len(known)
+            before, value = value, expected / costs.step(exit_layer, length)
+            if value < before:  # one more token is worth less and less
+                break
+            if value > best:
+                best, chosen = value, (exit_layer, length)
     return chosen
+
+
+def best_exit_with_stop(statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs) -> tuple[int, int]:
+    """The same for drafts that stop below the threshold, whose length nobody plans (ours).
+
+    Returns:
+        the exit, and the longest draft: 0 or the cap.
+    """
+    best, chosen = 1.0 / costs.plain, (exits[0], 0)
+    for exit_layer in exits:
+        known = [found for each in statistics if (found := each.with_stop(exit_layer)) is not None]
+        if not known:
+            continue
+        accepted, drafted = (sum(each) / len(known) for each in zip(*known, strict=True))
+        value = (1.0 + accepted) / costs.step(exit_layer, drafted)
+        if value > best:
+            best, chosen = value, (exit_layer, LONGEST)
+    return chosen
+
+
+def _at_best(costs: Costs, exit_layer: int) -> float:
+    """Expected tokens per cost of an exit that is always right, at its best length."""
+    return max((length + 1) / costs.step(exit_layer, length) for length in range(1, LONGEST))
 
 
 @dataclass(slots=True)
@@ -114,6 +164,7 @@ class _State:
     said: list[int] = field(default_factory=list)  # most probable token of the drafting exit, per drafted row
     shares: list[float] = field(default_factory=list)  # and its probability
     rounds: int = 0
+    informed: bool = False  # by earlier requests: its prompt need not be learnt from
     hidden: dict[int, Tensor] = field(default_factory=dict)
     best: Sequence[int] = ()
 
@@ -125,11 +176,14 @@ class DynamicExitDrafter:
     Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is fixed before a
              step from the past, the stop looks at a drafted token that is verified all the same: lossless under any
              lossless verifier of chains.
-    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost
-             counts norm and head (``head_cost``); shadow tokens are re-read only every ``reread_every`` steps, since
-             the head, cheap beside the layers of a large model, is dear beside those of a small one (between them the
-             drafting exit is learnt from alone), and in steps without a draft only when probing; the threshold
-             compares plain confidences with plain ones when sampling.
+    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost is
+             measured unless asked for in layers, and then counts norm and head; shadow tokens are re-read only every
+             ``reread_every`` steps, since the head, cheap beside the layers of a large model, is dear beside those of a
+             small one (between them the drafting exit is learnt from alone), and in steps without a draft only when
+             probing; with the dynamic stop the exit is chosen by what such drafts come to, since nobody plans their
+             length (the paper plans as if it were fixed); a request starts from what the one before it ended with, at
+             the weight of 8 columns, and only the first ones from their prompts and with one token from the shallowest
+             exit; the threshold compares plain confidences with plain ones when sampling.
     """
 
     name = "del"
@@ -143,20 +197,31 @@ class DynamicExitDrafter:
             draft_length: None: the confidence threshold decides; 'planned': the length that goes with the chosen
                 exit (the paper's ablation without dynamic exit); a number: always so many tokens.
             decay: of the statistics, per step in which an exit was seen.
-            reread_every: steps between two re-readings of all exits; the paper's 1 is the best where the head is cheap.
-            head_cost: norm and head in units of one layer; None: by their parameters. The paper's objective has 0.
+            reread_every: steps between two re-readings of all exits; 1 as published, for where the head is cheap.
+            prompt_rows: last rows of a prompt that the exits are judged by before there was any request; 32 as
+                published, where it is done for every request.
+            cost: what the objective divides by: 'measured' milliseconds on this machine, or 'layers' loaded.
+            head_cost: with cost='layers': norm and head in layers; None: by their parameters. The paper has 0.
             min_exit: shallowest exit to consider.
         """
 
         exit_layer: int | None = None
         draft_length: int | str | None = None
         decay: float = 0.95
-        reread_every: int = 1
+        reread_every: int = 16
+        prompt_rows: int = 8
+        cost: str = "measured"
         head_cost: float | None = None
         min_exit: int = 1
 
         def __post_init__(self) -> None:
-            for name, least in (("exit_layer", 1), ("draft_length", 0), ("reread_every", 1), ("min_exit", 1)):
+            for name, least in (
+                ("exit_layer", 1),
+                ("draft_length", 0),
+                ("reread_every", 1),
+                ("prompt_rows", 1),
+                ("min_exit", 1),
+            ):
                 value = getattr(self, name)
                 if value is None or (name == "draft_length" and value == "planned"):
                     continue
@@ -167,6 +232,8 @@ class DynamicExitDrafter:
                 raise ConfigError(f"draft_length={self.draft_length} must be at most 64")
             if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
                 raise ConfigError(f"decay={self.decay!r} must be above 0 and at most 1")
+            if self.cost not in ("measured", "layers"):
+                raise ConfigError(f"cost={self.cost!r} must be 'measured' or 'layers'")
             cost = self.head_cost
             if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost < math.inf):
                 raise ConfigError(f"head_cost={self.head_cost!r} must be 0 or more layers")
@@ -188,11 +255,19 @@ class DynamicExitDrafter:
         self._fixed = config.exit_layer is not None and isinstance(config.draft_length, int)
         self._exits = range(config.min_exit, self._layers)
         # what is never learnt from need not be seen
-        self._blind, self._all = Sight((), 0), Sight(tuple(range(1, self._layers + 1)), PROMPT_ROWS)
+        self._blind, self._all = Sight((), 0), Sight(tuple(range(1, self._layers + 1)), config.prompt_rows)
         self.sight = self._blind if self._fixed else self._all  # of the next forward
         self.max_nodes = config.draft_length if isinstance(config.draft_length, int) else LONGEST
-        self._head_cost = _head_cost(target) if config.head_cost is None else config.head_cost
+        self._costs = (
+            Costs.in_layers(self._layers, head_in_layers(target) if config.head_cost is None else config.head_cost)
+            if config.cost == "layers" or self._fixed
+            else Costs.measured(target)
+        )
+        # an exit that would not pay if it were always right is not worth re-reading
+        plain = 1.0 / self._costs.plain
+        self._hopeful = [each for each in self._exits if _at_best(self._costs, each) > plain]
         self._states: dict[int, _State] = {}
+        self._prior: Statistics | None = None
         self._round = 0
         self._exit = self._exits[0]
 
@@ -206,12 +281,13 @@ class DynamicExitDrafter:
         for each in seen:
             state = self._states.get(each.context.request_id)
             if state is None:
-                state = self._states[each.context.request_id] = _State(Statistics.empty(self._layers))
+                state = self._begin(each.context)
             state.hidden, state.best = dict(each.hidden), each.best
             if each.draft.begun or not each.hidden:
                 continue
             rows = len(each.hidden[self._layers])
-            if each.begin + rows == len(each.context.tokens):  # not the middle of a prompt
+            at_end = each.begin + rows == len(each.context.tokens)  # not the middle of a prompt
+            if at_end and not (state.informed and each.begin + rows == each.context.num_prompt):
                 self._reread(state, range(rows))
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
@@ -263,9 +339,20 @@ class DynamicExitDrafter:
                 state.statistics.learn(exit_layer, self.config.decay, matches, state.shares[:count])
 
     def release(self, request_id: int) -> None:
-        self._states.pop(request_id, None)
+        state = self._states.pop(request_id, None)
+        if state is not None and state.rounds:
+            self._prior = state.statistics.handed_on()
         if not self._states and not self._fixed:
             self.sight = self._all  # the next forward may be a prompt's
+
+    def _begin(self, context: Context) -> _State:
+        """Start a request, from what earlier ones ended with if there are any."""
+        prior = self._prior
+        state = _State(
+            Statistics.empty(self._layers) if prior is None else prior.handed_on(), informed=prior is not None
+        )
+        self._states[context.request_id] = state
+        return state
 
     # ------------------------------------------------------------------ planning
 
@@ -275,24 +362,25 @@ class DynamicExitDrafter:
         states = [self._states.get(context.request_id) for context in contexts]
         for context, state in zip(contexts, states, strict=True):
             if state is None:
-                self._states[context.request_id] = _State(Statistics.empty(self._layers))
+                self._begin(context)
         if self._fixed:
             assert config.exit_layer is not None
             assert isinstance(config.draft_length, int)
             return config.exit_layer, config.draft_length
-        started = [state.statistics for state in states if state is not None and state.rounds]
-        exits = self._exits if config.exit_layer is None else [config.exit_layer]
+        started = [state.statistics for state in states if state is not None and (state.rounds or state.informed)]
+        exits = (self._hopeful or self._exits) if config.exit_layer is None else [config.exit_layer]
         self.sight = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
         if not started:  # the first round: the shallowest exit, one token
             return exits[0], 1
-        exit_layer, length = best_exit(started, exits, self._layers, self._head_cost)
+        choose = best_exit_with_stop if config.draft_length is None else best_exit
+        exit_layer, length = choose(started, exits, self._costs)
         if isinstance(config.draft_length, int):
             return exit_layer, config.draft_length
         if not length:
             probing = self._round % PROBE_EVERY == 0
             self.sight = self._all if probing else self._blind
             return exit_layer, int(probing)
-        return exit_layer, length if config.draft_length == "planned" else LONGEST
+        return exit_layer, length
 
     def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
         """One more token; unsure tokens are kept and verified, but not continued."""
@@ -304,7 +392,7 @@ class DynamicExitDrafter:
             token = draft.tokens[node]
             plain = output.best[row] == token
             share = output.top_shares[row] if plain else float(torch.softmax(output.logits_MV[row], -1)[token])
-            stop = bool(state.rounds) and share < state.statistics.threshold(self._exit)
+            stop = bool(state.rounds or state.informed) and share < state.statistics.threshold(self._exit)
         draft.frontier = [] if stop else [node]
 
     def _finish(self, draft: ShallowGrowing) -> Draft:
@@ -317,7 +405,7 @@ class DynamicExitDrafter:
 
     def _reread(self, state: _State, columns: range) -> None:
         """Re-read the exits at these rows in one call of the head, and update every exit's statistics."""
-        exits = list(self._exits) if self.config.exit_layer is None else [self.config.exit_layer]
+        exits = self._hopeful if self.config.exit_layer is None else [self.config.exit_layer]
         depths = [depth for depth in exits if depth in state.hidden]
         whole = [] if state.best else [self._layers]  # a prompt's rows were not scored
         rows_TD = torch.cat([state.hidden[depth][columns.start : columns.stop] for depth in [*depths, *whole]])
@@ -331,11 +419,3 @@ class DynamicExitDrafter:
             rows = slice(place * count, (place + 1) * count)
             matches = [said == true for said, true in zip(output.best[rows], truth, strict=True)]
             state.statistics.learn(depth, self.config.decay, matches, output.top_shares[rows])
-
-
-def _head_cost(target: LanguageModel) -> float:
-    """The head in units of one layer, by parameters: what is read from memory for a token."""
-    parts = anatomy.find(target.model)
-    layer = sum(each.numel() for each in parts.layers[0].parameters())
-    text = target.config.get_text_config(decoder=True)
-    return target.vocab_size * text.hidden_size / layer if layer else 2.0

@@ -88,6 +88,7 @@ class LanguageModel:
         first = next(model.parameters())
         self.device: torch.device = first.device
         self.dtype: torch.dtype = first.dtype
+        self.num_parameters = sum(each.numel() for each in model.parameters())  # before they are packed
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         _check_layers(text, name, type(model).__name__)

@@ -80,6 +80,7 @@ class Report:
             requests together.
         promise: what the recipe promises for these sampling parameters.
         seconds: wall time of generating (not of scoring).
+        metrics: the counters of all requests, added up.
     """
 
     task: str
@@ -99,6 +100,7 @@ class Report:
     distortion: float
     promise: str
     seconds: float
+    metrics: Metrics
 
     def fields(self) -> dict[str, Any]:
         """The figures as one flat JSON object, without the answers."""
@@ -128,6 +130,7 @@ def evaluate(
     examples: Sequence[Example],
     params: SamplingParams,
     *,
+    scorer: LanguageModel | None = None,
     progress: Callable[[], None] | None = None,
 ) -> Report:
     """Ask a model a task's examples and score its outputs.
@@ -137,12 +140,13 @@ def evaluate(
         task: gives the name and the score.
         examples: what to ask.
         params: for every example; a seed is shifted by the example's number.
+        scorer: gives the nll, of the same vocabulary; None: the model that answers.
         progress: called once for every example that is finished or left out.
     Raises:
         InputError: no example fits the model's context.
         ConfigError: params do not fit the recipe.
     """
-    prompts = [_prompt_ids(llm, example) for example in examples]
+    prompts = [prompt_ids(llm, example) for example in examples]
     room = llm.target.max_length - params.max_tokens
     asked = [index for index, ids in enumerate(prompts) if len(ids) <= room]
     if not asked:
@@ -161,7 +165,9 @@ def evaluate(
         progress=None if progress is None else lambda output: progress(),
     )
     seconds = time.perf_counter() - started
-    answers = tuple(_answer(llm, task, examples[index], output) for index, output in zip(asked, outputs, strict=True))
+    scorer = llm.target if scorer is None else scorer
+    pairs = zip(asked, outputs, strict=True)
+    answers = tuple(_answer(scorer, task, examples[index], output) for index, output in pairs)
     total = Metrics()
     for output in outputs:
         total.add(output.metrics)
@@ -197,7 +203,8 @@ def negative_log_likelihood(target: LanguageModel, prompt_ids: Sequence[int], ou
     return total
 
 
-def _prompt_ids(llm: LLM, example: Example) -> list[int]:
+def prompt_ids(llm: LLM, example: Example) -> list[int]:
+    """What the model reads: the question, through its chat template if it has one."""
     if llm.is_chat_model:
         return llm.chat_prompt([{"role": "user", "content": example.prompt}])["prompt_token_ids"]
     return list(llm.tokenizer(example.prompt)["input_ids"])
@@ -207,7 +214,7 @@ def _seeded(params: SamplingParams, index: int) -> SamplingParams:
     return params if params.seed is None else replace(params, seed=(params.seed + index) % 2**63)
 
 
-def _answer(llm: LLM, task: Task, example: Example, output: Any) -> Answer:
+def _answer(scorer: LanguageModel, task: Task, example: Example, output: Any) -> Answer:
     failed = output.error is not None
     return Answer(
         example,
@@ -215,7 +222,7 @@ def _answer(llm: LLM, task: Task, example: Example, output: Any) -> Answer:
         tuple(output.token_ids),
         output.finish_reason,
         {} if failed else task.score(output.text.strip(), example),
-        0.0 if failed else negative_log_likelihood(llm.target, output.prompt_token_ids, output.token_ids),
+        0.0 if failed else negative_log_likelihood(scorer, output.prompt_token_ids, output.token_ids),
         output.error,
     )
 
@@ -249,6 +256,7 @@ def _report(
         distortion=total.distortion,
         promise=promise,
         seconds=seconds,
+        metrics=total,
     )
 
 

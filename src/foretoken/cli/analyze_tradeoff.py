@@ -1,0 +1,403 @@
+"""``foretoken analyze tradeoff``: what lossy verification costs in quality and gains in speed."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.console import emit, finite, note, progress_bar
+from foretoken.cli.eval import find_tasks, num_tokens
+from foretoken.cli.options import Device, Dtype, Threads, Verbose, check_model_name, check_placement, load_model
+from foretoken.cli.settings import DEFAULT_MODEL, parse_knobs, parse_numbers, parse_settings, speculative_config
+from foretoken.core.errors import ConfigError
+from foretoken.core.files import check_writable, write_whole
+from foretoken.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from foretoken.analysis.tradeoff import Tradeoff
+    from foretoken.analysis.tradeoff_points import Point
+    from foretoken.analysis.tradeoff_run import Questions
+    from foretoken.tasks.catalog import Setting, Task
+
+_INTERRUPTED = 130
+_FILE_WIDTH = 100
+_MODELS, _RULES, _MEASURE, _OUTPUT = "Models", "Rules", "Measuring", "Output"
+
+
+def tradeoff(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Option("--target", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel=_MODELS)
+    ] = DEFAULT_MODEL,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            "--draft-model",
+            metavar="MODEL",
+            help="The draft model. zoo:base brings zoo:draft.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            help="Another drafter; 'foretoken methods' lists them.",
+            show_default="draft_model",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method, or num_speculative_tokens. Repeatable.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--rules",
+            metavar="A,B,…",
+            help="Lossy verifiers; plain decoding, the draft alone and exact verification are always measured.",
+            show_default="typical, topk_relaxed, mixture, tolerance",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
+    knobs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--knob",
+            metavar="RULE.OPTION=A,B,…",
+            help="Values to try, from strict to loose; a single value fixes an option. Repeatable.",
+            show_default="five values a rule",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="A,B,…",
+            help="Every rule at its last value also within these budgets (max_distortion).",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
+    task: Annotated[
+        str,
+        typer.Option("--task", metavar="A,B,…", help="'foretoken eval --list' shows them.", rich_help_panel=_MEASURE),
+    ] = "code,profiles",
+    limit: Annotated[int, typer.Option("--limit", help="Questions of every task.", rich_help_panel=_MEASURE)] = 100,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="The folder of the corpora; short for FORETOKEN_DATA.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = None,
+    prompt_length: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            min=1,
+            metavar="N",
+            help="Tokens of a prompt, for keys and qmsum.",
+            show_default="the task's",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = None,
+    temperature: Annotated[
+        str,
+        typer.Option("--temperature", metavar="A,B,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE),
+    ] = "0",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            help="Tokens of an answer at most.",
+            show_default="the task's",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats", min=1, help="Interleaved repeats; they give the range of speeds.", rich_help_panel=_MEASURE
+        ),
+    ] = 3,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Questions that run together.", rich_help_panel=_MEASURE)
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=_MEASURE)] = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),
+    ] = None,
+    verbose: Verbose = False,
+) -> int:
+    """Quality against speed over the knob of every lossy rule, with the Pareto front.
+
+    All points answer the same questions in one run, in interleaved order.
+    Quality is compared with exact verification question by question, with a
+    95 % interval; speeds have the range of the repeats. The advice below the
+    tables claims no difference that these do not show.
+
+    [bold]Examples[/bold]
+
+      foretoken analyze tradeoff --limit 20 --repeats 2
+
+      foretoken analyze tradeoff --rules mixture --knob mixture.lam=0.1,0.3,0.6
+
+      foretoken analyze tradeoff --rules typical --budget 0.01,0.05
+
+      foretoken analyze tradeoff --temperature 0,1 --json a.json --picture a.png
+
+      foretoken analyze tradeoff --target ./big --draft ./small --task json
+    """
+    from foretoken.analysis.tradeoff_points import DEFAULT_RULES, make_points
+
+    temperatures = parse_numbers(temperature, "--temperature", float)
+    exact = _exact_config(method, parse_settings(sets or []), target, draft)
+    alone = exact["model"] if exact["method"] == "draft_model" else None
+    points = make_points(
+        DEFAULT_RULES if rules is None else _parse_rules(rules),
+        parse_knobs(knobs or []),
+        [] if budget is None else parse_numbers(budget, "--budget", float),
+        draft=alone is not None,
+    )
+    check_placement(dtype, device)
+    check_model_name(target)
+    if alone is not None:
+        check_model_name(str(alone))
+    _check_outputs(json, picture)
+
+    from foretoken.tasks.catalog import Setting
+
+    tasks = find_tasks(task)
+    setting = Setting(data=data, context=prompt_length)
+    params = {each.name: _params(each, max_tokens, seed) for each in tasks}
+    for each in tasks:
+        each.check(limit, setting)
+    for value in temperatures:
+        replace(params[tasks[0].name], temperature=value)  # its own check
+
+    placement: dict[str, Any] = {"dtype": dtype, "device": device, "threads": threads, "max_num_seqs": batch_size}
+    llm = load_model(target, {"method": "none"}, verbose=verbose, **placement)
+    engines = _engines(llm, points, exact, alone, strict=rules is not None, verbose=verbose, placement=placement)
+    every = _questions(engines, tasks, replace(setting, count=lambda text: num_tokens(llm, text)), limit, params)
+    studies, interrupted = _measure(engines, points, every, temperatures, repeats, llm)
+    if not studies:
+        note("interrupted before every point had answered once: nothing to report")
+        return _INTERRUPTED
+
+    facts = _facts(
+        context.find_root().obj or sys.argv[1:],
+        llm,
+        exact,
+        every,
+        seed=seed,
+        batch_size=batch_size,
+        repeats=repeats,
+        interrupted=interrupted,
+        data=None if setting.folder is None else str(setting.folder),
+        context=prompt_length,
+    )
+    _print(studies, facts)
+    _write(studies, facts, json, picture)
+    for engine in engines.values():
+        engine.close()
+    if interrupted:
+        return _INTERRUPTED
+    return int(any(row.failed for study in studies for row in study.rows))
+
+
+def _exact_config(method: str | None, settings: Mapping[str, Any], target: str, draft: str | None) -> dict[str, Any]:
+    if "verifier" in settings:
+        raise ConfigError("--set verifier=…: name lossy rules with --rules; exact verification is always measured")
+    config = speculative_config(method or "draft_model", settings, target=target, draft_model=draft)
+    if config["method"] == "none":
+        raise ConfigError("--method none drafts nothing, so there is nothing to verify: use draft_model, or suffix")
+    return config
+
+
+def _parse_rules(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"--rules '{text}': write names with commas between them, for example typical,mixture")
+    return names
+
+
+def _check_outputs(json: Path | None, picture: Path | None) -> None:
+    """Find out before the measuring, not after, that results cannot be written."""
+    if json is not None:
+        check_writable(json, "--json")
+    if picture is None:
+        return
+    check_writable(picture, "--picture")
+    if json is not None and json.resolve() == picture.resolve():
+        raise ConfigError(f"--json and --picture both name {picture}: choose two files")
+    if picture.suffix.lower() != ".png":
+        raise ConfigError(f"--picture {picture}: pictures are PNG; name a file that ends in .png")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--picture needs matplotlib: pip install 'foretoken[report]', or leave --picture out"
+        ) from None
+
+
+def _params(task: Task, max_tokens: int | None, seed: int) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=task.max_tokens if max_tokens is None else max_tokens)
+
+
+def _engines(
+    llm: Any,
+    points: Sequence[Point],
+    exact: Mapping[str, Any],
+    alone: Any,
+    *,
+    strict: bool,
+    verbose: bool,
+    placement: dict[str, Any],
+) -> dict[str, Any]:
+    """An engine for every point, in the order of the points."""
+    from foretoken.analysis.tradeoff_points import DRAFT, PLAIN
+    from foretoken.analysis.tradeoff_run import build_engines
+
+    def leave_out(point: Point, error: ConfigError) -> None:
+        note(f"{point.label} left out: {error}")
+
+    engines = {PLAIN: llm, **build_engines(llm, points, exact, None if strict else leave_out)}
+    if alone is not None:
+        same = {**placement, "dtype": str(llm.target.dtype).removeprefix("torch."), "device": str(llm.target.device)}
+        small = load_model(str(alone), {"method": "none"}, verbose=verbose, **same)
+        small.tokenizer = llm.tokenizer  # the same questions, in the same words; the vocabularies were compared
+        engines[DRAFT] = small
+    return {point.label: engines[point.label] for point in points if point.label in engines}
+
+
+def _questions(
+    engines: Mapping[str, Any],
+    tasks: Sequence[Task],
+    setting: Setting,
+    limit: int,
+    params: Mapping[str, SamplingParams],
+) -> list[Questions]:
+    from foretoken.analysis.tradeoff_points import PLAIN
+    from foretoken.analysis.tradeoff_run import Questions, fitting
+
+    shortest = min(engine.target.max_length for engine in engines.values())
+    every = []
+    for task in tasks:
+        asked = Questions(task, task.examples(limit, setting), params[task.name])
+        kept = fitting(asked, engines[PLAIN], shortest)
+        if missing := len(asked.examples) - len(kept.examples):
+            note(f"{task.name}: {missing} of {len(asked.examples)} questions left out: they do not fit the context")
+        every.append(kept)
+    return every
+
+
+def _measure(
+    engines: Mapping[str, Any],
+    points: Sequence[Point],
+    every: Sequence[Questions],
+    temperatures: Sequence[float],
+    repeats: int,
+    llm: Any,
+) -> tuple[list[Tradeoff], bool]:
+    """A study for each temperature that was measured, and whether it was cut short."""
+    from foretoken.analysis.tradeoff import tradeoff as study
+    from foretoken.analysis.tradeoff_run import measure
+
+    studies: list[Tradeoff] = []
+    total = len(engines) * repeats * len(temperatures) * sum(len(each.examples) for each in every)
+    with progress_bar("answers", total) as advance:
+        for value in temperatures:
+            warm = [replace(each, params=replace(each.params, temperature=value)) for each in every]
+            found = measure(engines, warm, repeats=repeats, scorer=llm.target, progress=advance)
+            if found.trials:
+                studies.append(study(points, found.trials, value))
+            if found.interrupted:
+                return studies, True
+    return studies, False
+
+
+def _facts(
+    arguments: Sequence[str], llm: Any, exact: Mapping[str, Any], every: Sequence[Questions], **settings: Any
+) -> dict[str, Any]:
+    import torch
+
+    from foretoken.core.provenance import provenance
+
+    return provenance(
+        arguments,
+        target=llm.target.name,
+        exact=dict(exact),
+        dtype=str(llm.target.dtype).removeprefix("torch."),
+        device=str(llm.target.device),
+        threads=torch.get_num_threads(),
+        chat_template=llm.is_chat_model,
+        intervals="95 %: Wilson (accuracy), Newcombe paired (difference), Student by question (nll, other measures)",
+        tasks={
+            each.task.name: {"num_questions": len(each.examples), "max_tokens": each.params.max_tokens}
+            for each in every
+        },
+        **settings,
+    )
+
+
+def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    from foretoken.analysis.tradeoff_advice import advice
+    from foretoken.analysis.tradeoff_table import tables
+
+    # a file or a pipe has no width
+    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    asked = ", ".join(f"{each['num_questions']} {name}" for name, each in facts["tasks"].items())
+    drafter = " ".join(str(value) for key, value in facts["exact"].items() if key in ("method", "model"))
+    for study in studies:
+        emit(
+            f"{facts['target']} with {drafter}, {facts['dtype']}, temperature {study.temperature:g}; {asked}; "
+            f"{facts['threads']} threads, batch {facts['batch_size']}, {facts['cpu']}"
+        )
+        with console.capture() as capture:
+            console.print(tables(study))
+        emit(capture.get(), end="")
+        emit(f"{advice(study)}\n")
+    emit("No interval is corrected for the number of points: of twenty, one may look different by chance.")
+    if facts["interrupted"]:
+        emit("interrupted: only what every point had answered is counted")
+
+
+def _write(studies: Sequence[Tradeoff], facts: Mapping[str, Any], json: Path | None, picture: Path | None) -> None:
+    if json is not None:
+        from foretoken.analysis.tradeoff_advice import advice
+
+        settings = [{**study.fields(), "advice": advice(study)} for study in studies]
+        write_whole(json, jsonlib.dumps(finite({"provenance": facts, "settings": settings}), indent=1) + "\n")
+        note(f"wrote {json}")
+    if picture is not None:
+        from foretoken.analysis.tradeoff_picture import draw_tradeoff
+
+        names = ", ".join(facts["tasks"])
+        write_whole(picture, draw_tradeoff(studies, f"{facts['target']}, {names}"))
+        note(f"wrote {picture}")
