@@ -53,7 +53,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llm = LLM(options.target, dtype=options.dtype, max_num_seqs=8, seed=0)
-    found: dict[str, Any] = {"provenance": provenance(sys.argv), "options": {k: str(v) for k, v in vars(options).items()}}
+    found: dict[str, Any] = {
+        "provenance": provenance(sys.argv),
+        "options": {k: str(v) for k, v in vars(options).items()},
+    }
 
     fixed: list[str] = []
     if options.choose_on:
