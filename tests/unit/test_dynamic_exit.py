@@ -181,6 +181,17 @@ def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     assert found in allowed or (found[1] == 0 and any(length == 0 for _, length in allowed)), best
 
 
+def test_what_drafts_that_stop_come_to() -> None:
+    """Ten columns, eight matches; six would have gone on, all of them matches; one miss more is assumed."""
+    sums = ([8.0], [2.0], [0.0], [0.0], [6.0], [6.0])
+    accepted, drafted = Statistics(*sums).with_stop(1) or (0.0, 0.0)
+    assert accepted == pytest.approx((8 / 11) / (1 - 6 / 11))
+    assert drafted == pytest.approx(1 / (1 - 6 / 10))
+    assert Statistics.empty(1).with_stop(1) is None
+    always = Statistics([8.0], [0.0], [8.0], [0.0], [8.0], [8.0])
+    assert (always.with_stop(1) or (0.0, 0.0))[0] == pytest.approx(8.0)
+
+
 def test_what_a_step_costs() -> None:
     costs = Costs(4.0, (1, 5, 7), (1, 4, 12), ((5.0, 8.0, 24.0), (9.0, 12.0, 44.0), (11.0, 20.0, 80.0)))
     assert costs.step(3, 0) == 4.0

@@ -80,15 +80,16 @@ class Statistics:
         """What a draft that stops below the threshold comes to: accepted tokens expected, and drafted ones (ours).
 
         Drafting goes on with probability s. A token stands with probability a where it does and b where it stops, so
-        f = s a (1 + f) + (1 - s) b tokens are accepted, and 1 / (1 - s) are drafted.
+        f = s a (1 + f) + (1 - s) b tokens are accepted, and 1 / (1 - s) are drafted. One miss more than was seen is
+        assumed: an exit that was right a few times would else seem always right.
         """
         i = exit_layer - 1
         total = self.matched[i] + self.missed[i]
         if not total:
             return None
-        both = self.going_on_matched[i] / total  # s a
+        both = self.going_on_matched[i] / (total + 1.0)  # s a
         s = min(self.going_on[i] / total, 1.0 - 1.0 / LONGEST)
-        return self.matched[i] / total / (1.0 - min(both, s)), 1.0 / (1.0 - s)
+        return self.matched[i] / (total + 1.0) / (1.0 - min(both, s)), 1.0 / (1.0 - s)
 
     def threshold(self, exit_layer: int) -> float:
         """Drafting stops below this confidence: half-way between what it was at hits and at misses.
