@@ -261,3 +261,26 @@ def test_other_anatomies_take_the_general_path(change: dict[str, Any], reason: s
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
     assert reason in (decoder.misfit(model) or "")
     assert LanguageModel(model, None, name="other").fused is None
+
+
+def test_a_new_cache_where_an_old_one_lay_gets_buffers_of_its_own() -> None:
+    """As old in reallocations, at the same address: nothing may be written where the old one's rows were."""
+    model, _ = make("llama", torch.float32)
+    batch = PackedBatch()
+    batch.add_chunk(0, 0, [5, 6, 7], wanted=1)
+
+    def used() -> tuple[int, int]:
+        cache = model.new_cache(1)
+        cache.reserve(cache.acquire(), 3)
+        model.forward(batch, DensePlan(cache, batch))
+        return id(cache), cache.generation
+
+    address, generation = used()
+    others = [model.new_cache(1)]
+    while id(others[-1]) != address and len(others) < 1000:  # the interpreter may have given it to something else
+        others.append(model.new_cache(1))
+    fresh = others[-1]
+    fresh.reserve(fresh.acquire(), 3)
+    fresh.generation = generation
+    model.forward(batch, DensePlan(fresh, batch))
+    assert fresh.keys[0] is not None

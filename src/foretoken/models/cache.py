@@ -12,12 +12,14 @@ Letters: S slots, G key/value heads, C capacity, D head width.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 _FIRST_CAPACITY = 256
+_serials = itertools.count()
 
 
 class KVCache:
@@ -41,6 +43,7 @@ class KVCache:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.lengths: list[int] = [0] * max_slots
+        self.serial = next(_serials)  # of its own, which an address is not once a cache is gone
         self.generation = 0  # counts reallocations: who keeps addresses must look again
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 

@@ -353,7 +353,7 @@ class FusedDecoder:
 
     def _cache_pointers(self, cache: KVCache) -> tuple[Any, Any]:
         """Addresses of the layers' buffers; taken again when the cache has grown."""
-        key = (id(cache), cache.generation)
+        key = (cache.serial, cache.generation)
         if self._pointers[0] != key:
             model = self._model
             dtype = torch.bfloat16 if model.bf16 else torch.float32
@@ -362,7 +362,7 @@ class FusedDecoder:
             kind = _P * len(buffers)
             keys = kind(*(pair[0].data_ptr() for pair in buffers))
             values = kind(*(pair[1].data_ptr() for pair in buffers))
-            key = (id(cache), cache.generation)
+            key = (cache.serial, cache.generation)
             self._pointers = (key, keys, values)
         _, keys, values = self._pointers
         return ctypes.cast(keys, _P), ctypes.cast(values, _P)
