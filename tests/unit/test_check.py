@@ -50,17 +50,25 @@ def test_what_the_drafters_draw_passes(kind: type[Tabulated]) -> None:
         first = draw_siblings(kind, q_KV[0], 2 if kind is HubPair else 3, streams)
         second = draw_siblings(kind, q_KV[1], 2, streams)
         parents = [-1] * len(first) + [0] * len(second)
-        tree = TokenTree([*first, *second], parents)
-        check(kind(q_KV, (0,) * len(first) + (1,) * len(second)), tree, V)
+        row_of = (0,) * len(first) + (1,) * len(second)
+        check(kind(q_KV, row_of), TokenTree([*first, *second], parents), V)
+        # the same draft with a token that no draw gives
+        with pytest.raises(ValueError, match="which has q = 0"):
+            check(kind(q_KV, row_of), TokenTree([*first[:-1], seed % 3, *second], parents), V)
 
 
 @pytest.mark.parametrize("law", [PointMass(), Coupled()])
 def test_point_masses_have_nothing_to_check(law: Law) -> None:
+    """No table is asked for, where any other kind has to have one."""
     check(law, CHAIN, V)
+    with pytest.raises(ValueError, match="0 rows"):
+        check(Sampled(q_rows(0), (0, 0, 0)), CHAIN, V)
 
 
 def test_an_empty_draft_is_never_looked_at() -> None:
     check(Sampled(torch.full((1, 3), math.nan), ()), EMPTY_TREE, V)
+    with pytest.raises(ValueError, match="NaN"):
+        check(Sampled(torch.full((1, V), math.nan), (0, 0, 0)), CHAIN, V)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,8 @@ def test_a_token_that_q_forbids_is_refused() -> None:
 def test_a_hair_of_rounding_is_no_mistake() -> None:
     check(Sampled(q_rows() * (1 + 1e-5), (0, 1, 2)), CHAIN, V)
     check(Sampled(q_rows().double(), (0, 1, 2)), CHAIN, V)
+    with pytest.raises(ValueError, match="sums to"):
+        check(Sampled(q_rows() * (1 + 3e-3), (0, 1, 2)), CHAIN, V)
 
 
 def bush(*tokens: int) -> TokenTree:

@@ -12,6 +12,7 @@ Letters: B requests, N draft nodes, V vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,7 +57,7 @@ class ModelGrowing(Growing):
     state: State = field(kw_only=True)
 
 
-class SecondModel:
+class SecondModel(ABC):
     """A draft model and its cache. Drafters give :meth:`_expand` and :meth:`_finish`.
 
     Args:
@@ -210,10 +211,10 @@ class SecondModel:
         patience = draft.budget.patience
         return patience is None or patience.worthwhile(1.0, 1.0, 0)
 
+    @abstractmethod
     def _expand(self, drafts: Sequence[ModelGrowing], rows: Sequence[Rows]) -> list[ModelGrowing]:
         """Give the frontier of each draft its children; returns the drafts that go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _finish(self, draft: ModelGrowing) -> Draft:
         """What is proposed; drafters add the law."""
-        raise NotImplementedError

@@ -5,6 +5,8 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,9 @@ from foretoken.verifiers.walk import Pick, Siblings
 class SetVerifier(LossyVerifier):
     """The first child in the set stands; if there is none the next token is a draw from p. Rules give the set."""
 
+    @abstractmethod
     def members(self, p_V: Tensor) -> Tensor:
         """bool [V]: the tokens that stand; never one with p = 0."""
-        raise NotImplementedError
 
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
         """The emitted law, with S the set and n the number of children.

@@ -9,6 +9,7 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class LossyConfig:
             raise ConfigError(f"{name}={value!r} must be a number in [0, 1]: {remedy}")
 
 
-class LossyVerifier:
+class LossyVerifier(ABC):
     """Base of the lossy rules; they give ``name``, ``Config``, :meth:`law`, :meth:`decide` and :meth:`stands`."""
 
     name: str
@@ -65,6 +66,7 @@ class LossyVerifier:
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
 
+    @abstractmethod
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
         """The law e by which this rule emits at a node, [V]; see core/distortion.py.
 
@@ -74,15 +76,14 @@ class LossyVerifier:
             tokens: the children's tokens in drafting order, at least one. If they were drawn, e depends on their number
                 only.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decide(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> Pick:
         """What becomes of the children: the number of the one that stands and its token, or None and another token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stands(self, p_V: Tensor, token: int) -> bool:
         """Temperature 0: whether a child that is not the argmax stands; p_V is the target's law at temperature 1."""
-        raise NotImplementedError
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
