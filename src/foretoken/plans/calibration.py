@@ -64,7 +64,7 @@ class Anchors:
     """Which layers pick blocks.
 
     Attributes:
-        layers: the anchors, increasing; 0 and 1 are among them.
+        layers: the anchors, increasing; the first two that may pick are among them.
         theta: mean Jaccard similarity below which a layer became an anchor.
         jaccard: [L][L], mean over heads and steps of the similarity of two layers' choices.
         settings: of the selection that was observed (block, budget, ...), as VerificationConfig names them.
@@ -202,7 +202,7 @@ def _thresholds(found: Mapping[str, Any]) -> Thresholds:
 
 def _anchors(found: Mapping[str, Any]) -> Anchors:
     layers = tuple(int(each) for each in found["layers"])
-    if not layers or layers[0] != 0 or list(layers) != sorted(set(layers)):
+    if not layers or layers[0] < 0 or list(layers) != sorted(set(layers)):
         raise ValueError(f"anchors {list(layers)}")
     jaccard = tuple(tuple(_share(each) for each in row) for row in found["jaccard"])
     return Anchors(layers=layers, theta=_share(found["theta"]), jaccard=jaccard, settings=dict(found["settings"]))
