@@ -145,6 +145,25 @@ class Calibration:
             )
         return self.moe.beta
 
+    def anchors_for(self, num_layers: int) -> Sequence[int]:
+        """The layers that pick blocks, known to fit.
+
+        Raises:
+            ConfigError: the file has none.
+            MismatchError: they are of a deeper model.
+        """
+        if self.attention is None:
+            raise ConfigError(
+                f"the calibration of '{self.model}' has no anchor layers, because no text was long enough for its "
+                f"blocks: {_remedy(self.model)} with longer documents, or a larger --block"
+            )
+        if self.attention.layers[-1] >= num_layers:
+            raise MismatchError(
+                f"the calibration's anchors are layers {list(self.attention.layers)}, the model has {num_layers}: "
+                f"{_remedy(self.model)}"
+            )
+        return self.attention.layers
+
 
 def default_path(target: LanguageModel) -> Path:
     """Where a target's calibration lies if nobody says otherwise: beside its weights."""

@@ -13,6 +13,7 @@ Letters: T packed rows, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,11 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.feed_forward import Forward, routed_experts
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.native import NativePlan
 from foretoken.plans import calibration
+from foretoken.plans.block_rule import BlockRule
 from foretoken.plans.dense import DensePlan
+from foretoken.plans.sparse_attention import SparseAttention
 from foretoken.plans.sparse_ffn import SparseMLP, sparse_mlps
 from foretoken.plans.sparse_moe import Skip, SparseExperts
 from foretoken.plans.verification import KEY, VerificationConfig
@@ -50,6 +54,8 @@ class SparseVerification:
     def __init__(self, config: VerificationConfig, target: LanguageModel) -> None:
         self.config = config
         self._attention: Callable[[KVCache, PackedBatch], Plan] = DensePlan
+        if config.attention != "off":
+            self._attention = _sparse_attention(config, target)
         self._mlps: list[SparseMLP] = sparse_mlps(target.model, config.ffn) if config.ffn else []
         self._experts: list[SparseExperts] = []
         if config.moe or config.ffn:
@@ -66,10 +72,9 @@ class SparseVerification:
         attention = self._attention(cache, batch)
         if not self._mlps and not self._experts:
             return attention
-        rows = _verification_rows(batch)
-        if rows is not None and not len(rows):
+        if not any(segment.verification for segment in batch.segments):
             return attention
-        return SparsePlan(attention, self._mlps, self._experts, rows)
+        return SparsePlan(attention, batch, self._mlps, self._experts, self.config.ffn)
 
 
 class SparsePlan:
@@ -77,16 +82,26 @@ class SparsePlan:
 
     Args:
         attention: answers the attention layers.
+        batch: the step's rows.
         mlps, experts: what is swapped.
-        rows: packed rows of verifications, int64; None: all rows are.
+        tau: threshold of the MLPs' gates.
     """
 
     def __init__(
-        self, attention: Plan, mlps: list[SparseMLP], experts: list[SparseExperts], rows: Tensor | None
+        self,
+        attention: Plan,
+        batch: PackedBatch,
+        mlps: list[SparseMLP],
+        experts: list[SparseExperts],
+        tau: float,
     ) -> None:
-        self.native = None
         self.attend = attention.attend
+        self.native: NativePlan | None = None
+        if attention.native is not None and not experts:
+            taus = [tau * segment.verification for segment in batch.segments for _ in range(segment.num_rows)]
+            self.native = replace(attention.native, thresholds=taus)
         self._experts = experts
+        rows = _verification_rows(batch)
         for each in experts:
             each.num_needed = 0  # of a span of layers some may not be asked
         self.swaps: Mapping[nn.Module, Forward] = {
@@ -130,6 +145,27 @@ def _verification_rows(batch: PackedBatch) -> Tensor | None:
         for row in range(segment.start, segment.start + segment.num_rows)
     ]
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> SparseAttention:
+    if config.dense_below >= target.max_length:
+        raise ConfigError(
+            f"{KEY}.dense_below={config.dense_below} leaves nothing to be sparse: the context of '{target.name}' holds "
+            f"{target.max_length}; set it lower"
+        )
+    anchors = None
+    if config.reuse == "calibrated":
+        known = calibration.needed(target, config.calibration, f"{KEY}.reuse=calibrated")
+        anchors = known.anchors_for(target.num_layers)
+    rule = BlockRule(
+        budget=config.budget,
+        dense_below=config.dense_below,
+        size=config.block,
+        sinks=config.sinks,
+        locals=config.locals,
+        across_heads=config.attention == "global",
+    )
+    return SparseAttention(rule, anchors)
 
 
 def _sparse_experts(config: VerificationConfig, target: LanguageModel) -> list[SparseExperts]:

@@ -26,7 +26,7 @@ _WORTH_PICKING = 1 / 3
 
 def shut(g_RF: Tensor, tau: float) -> Tensor:
     """The activated gate with channels below ``tau`` in absolute value set to zero, row by row: [R, F]."""
-    return torch.where(g_RF.abs() >= tau, g_RF, torch.zeros_like(g_RF))
+    return torch.where(g_RF.abs() < tau, torch.zeros_like(g_RF), g_RF)  # NaN stays, and is found in the logits
 
 
 def picked(g_RF: Tensor) -> Tensor | None:
