@@ -65,7 +65,7 @@ def test_experts_that_compute_something_else_are_refused(tmp_path):
     experts = model.model.layers[1].mlp.experts
     own = experts.forward
     experts.forward = lambda x, chosen, weights: 2 * own(x, chosen, weights)
-    with pytest.raises(UnsupportedArchitecture, match="layer 1.*compute something else"):
+    with pytest.raises(UnsupportedArchitecture, match=r"layer 1.*compute something else"):
         routed_experts(model)
 
 
