@@ -30,7 +30,13 @@ TREE = TokenTree(text(len(PARENTS), 2), PARENTS)
 CHAIN = TokenTree(text(5, 3))
 PREFIXES = (200, 133, 90, 176)  # the last ends where a block does
 RULE = BlockRule(budget=0.4, dense_below=0, size=16, sinks=1, locals=1)
-RULES = {"per head": RULE, "across heads": replace(RULE, across_heads=True)}
+RULES = {
+    "per head": RULE,
+    "across heads": replace(RULE, across_heads=True),
+    "nothing fixed": replace(
+        RULE, sinks=0, locals=0, across_heads=True
+    ),  # the last block may be left out, and a head have none
+}
 
 
 def filled(model: LanguageModel) -> KVCache:

@@ -110,17 +110,14 @@ RAGGED: list[tuple[int, int | TokenTree]] = [(70, TREE), (9, CHAIN), (64, 5), (8
 
 
 @pytest.mark.parametrize("across", [False, True], ids=["per head", "across heads"])
-@pytest.mark.parametrize("dense_below", [0, 66])
-@pytest.mark.parametrize("budget", [0.05, 0.4])
+@pytest.mark.parametrize("budget", [0.05, 0.6])
 @pytest.mark.parametrize("shape", [(4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (6, 3, 5, 9)], ids=str)
-def test_ragged_batch_equals_the_definition(
-    shape: tuple[int, int, int, int], budget: float, dense_below: int, across: bool
-) -> None:
-    rule = BlockRule(budget=budget, dense_below=dense_below, size=8, sinks=1, locals=2, across_heads=across)
+def test_ragged_batch_equals_the_definition(shape: tuple[int, int, int, int], budget: float, across: bool) -> None:
+    rule = BlockRule(budget=budget, dense_below=10, size=8, sinks=1, locals=2, across_heads=across)
     assert worst(Case(shape, RAGGED), rule) < 3e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_random_shapes_and_trees_equal_the_definition(data: st.DataObject) -> None:
     G, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
@@ -143,7 +140,7 @@ def test_random_shapes_and_trees_equal_the_definition(data: st.DataObject) -> No
 def test_the_definition_notices_what_is_left_out() -> None:
     """The control: with the same tolerance, dense attention is not the sparse one."""
     case = Case((4, 2, 8, 8), RAGGED)
-    rule = BlockRule(budget=0.3, dense_below=0, size=8)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8)
     q, k, v = case.inputs()
     dense = DensePlan(case.cache, case.batch).attend(0, q, k, v, scaling=0.4)
     assert float((dense.double() - case.expected(0, q, rule, 0.4)).abs().max()) > 0.01
@@ -189,7 +186,7 @@ def test_layers_with_a_window_stay_dense() -> None:
 def test_sinks_and_softcap_are_the_dense_plans(across: bool) -> None:
     """Against the dense plan over a cache that holds nothing but the kept columns."""
     case = Case((4, 2, 8, 8), [(70, TREE)])
-    rule = BlockRule(budget=0.4, dense_below=0, size=8, across_heads=across)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8, across_heads=across)
     q, k, v = case.inputs()
     sinks_H = case.draw(4)
     found = SparseAttention(rule)(case.cache, case.batch).attend(0, q, k, v, scaling=0.4, softcap=2.0, sinks_H=sinks_H)
@@ -217,7 +214,7 @@ def test_sinks_and_softcap_are_the_dense_plans(across: bool) -> None:
 
 def test_a_layer_that_is_no_anchor_takes_the_blocks_of_the_anchor_before_it() -> None:
     case = Case((4, 2, 8, 8), RAGGED, layers=5)
-    rule = BlockRule(budget=0.3, dense_below=0, size=8)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8)
     plan = SparseAttention(rule, anchors=[1, 3])(case.cache, case.batch)
     choosing: Any = None
     for layer in range(5):
@@ -231,7 +228,7 @@ def test_a_layer_that_is_no_anchor_takes_the_blocks_of_the_anchor_before_it() ->
 def test_blocks_that_were_forgotten_are_averaged_again() -> None:
     """Selected, rolled back, filled with other rows: what is seen then is the definition on the new rows."""
     case = Case((4, 2, 8, 8), [(90, CHAIN)])
-    rule = BlockRule(budget=0.3, dense_below=0, size=8)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8)
     factory = SparseAttention(rule)
     q, k, v = case.inputs()
     factory(case.cache, case.batch).attend(0, q, k, v, scaling=0.4)
@@ -245,7 +242,7 @@ def test_blocks_that_were_forgotten_are_averaged_again() -> None:
 
 
 def test_a_factory_serves_more_than_one_cache() -> None:
-    rule = BlockRule(budget=0.3, dense_below=0, size=8)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8)
     factory = SparseAttention(rule)
     for seed in (0, 1):
         case = Case((4, 2, 8, 8), RAGGED, seed=seed)
