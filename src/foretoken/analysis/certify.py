@@ -147,8 +147,8 @@ def certify(
     recipe = recipe_llm.recipe
     if recipe.promise == "approximate":
         raise ConfigError(
-            f"verifier='{settings['verifier']}' is approximate by design: this recipe is not lossless and gets no "
-            "certificate; leave the verifier out for one that is, or read the distortion that every run reports"
+            f"{recipe.why_approximate} is approximate by design: this recipe is not lossless and gets no "
+            "certificate; leave that out for one that is"
         )
     rules = rules_of(recipe)
     samples = any(rule.name != "greedy" for rule in rules)

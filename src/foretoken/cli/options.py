@@ -76,9 +76,10 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
 
 def explain(llm: Any) -> None:
     """Say what the method has measured and chosen by itself, if it has."""
-    explanation = getattr(llm.recipe.drafter, "explanation", "")
-    if explanation:
-        note(f"{llm.recipe.method}: {explanation}")
+    for part, name in ((llm.recipe.drafter, llm.recipe.method), (llm.recipe.plan, "verification")):
+        explanation = getattr(part, "explanation", "")
+        if explanation:
+            note(f"{name}: {explanation}")
 
 
 def check_model_name(model: str) -> None:

@@ -32,9 +32,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.shared_forward import shared_forward
 from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.plans.dense import DensePlan
 
 log = logging.getLogger(__name__)
 _News = TypeVar("_News", Outcome, Seen)
@@ -57,28 +55,18 @@ class Engine:
 
     Args:
         target: the model whose output is promised.
-        recipe: drafter and verifier.
+        recipe: drafter, verifier, and the plan of a step.
         max_slots: requests that run at once, at most.
         max_rows: rows of one forward, at most.
-        plan: makes the compute plan of a step.
     """
 
-    def __init__(
-        self,
-        target: LanguageModel,
-        recipe: Recipe,
-        *,
-        max_slots: int,
-        max_rows: int,
-        plan: Callable[[KVCache, PackedBatch], Plan] = DensePlan,
-    ) -> None:
+    def __init__(self, target: LanguageModel, recipe: Recipe, *, max_slots: int, max_rows: int) -> None:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
         self.scheduler = Scheduler(self.cache, max_rows)
         self.controller = Controller()
         self._adaptive = recipe.adaptive and recipe.num_nodes > 0
-        self._plan = plan
         self._inside: SelfDrafter | None = None
         if hasattr(recipe.drafter, "sight"):
             self._inside = cast(SelfDrafter, recipe.drafter)
@@ -87,6 +75,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; it joins at the next step that has a slot for it."""
         request.started = perf_counter()
+        request.metrics.sparse = self.recipe.verification.sparse
         self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
@@ -156,9 +145,11 @@ class Engine:
 
     def _compute(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch) -> Output:
         """The target's forward."""
-        plan = self._plan(self.cache, batch)
+        plan = self.recipe.plan(self.cache, batch)
         if self._inside is None:
-            return self.target.forward(batch, plan)
+            output = self.target.forward(batch, plan)
+            self._count_experts(jobs, batch, plan)
+            return output
         drafts = [draft for _, draft, _ in jobs]
         output, pieces = shared_forward(self.target, self.cache, batch, drafts, plan, self._inside.sight)
         seen = [
@@ -166,7 +157,18 @@ class Engine:
             for (request, draft, _), piece in zip(jobs, pieces, strict=True)
         ]
         self._tell([request for request, _, _ in jobs], seen, self._inside.see)
+        self._count_experts(jobs, batch, plan)
         return output
+
+    def _count_experts(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, plan: Plan) -> None:
+        """Note how many different experts a sparse verification read."""
+        found = getattr(plan, "num_experts", None)
+        if found is None:
+            return
+        for (request, _, _), segment in zip(jobs, batch.segments, strict=True):
+            if segment.verification:
+                request.metrics.experts_sum += found
+                request.metrics.experts_steps += 1
 
     def _propose(self, decoding: list[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends."""

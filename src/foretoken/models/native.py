@@ -56,9 +56,11 @@ class NativePlan:
     Attributes:
         cache: where keys and values are written and read.
         blocks: None: attention over all columns.
+        thresholds: for each row, below what an MLP's activated gate is shut (plans/sparse_ffn.py); None: dense MLPs.
         clock: is told the time that attention took; None: nobody asks.
     """
 
     cache: KVCache
     blocks: Blocks | None = None
+    thresholds: Sequence[float] | None = None
     clock: Clock | None = None

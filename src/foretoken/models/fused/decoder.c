@@ -18,7 +18,7 @@
 #endif
 
 #define MAX_HEAD_DIM 512
-#define ABI 3
+#define ABI 4
 #define UNROLL _Pragma("GCC unroll 12")
 
 typedef float vf __attribute__((vector_size(64)));
@@ -43,7 +43,7 @@ typedef struct {
 } Buffer;
 
 typedef struct {
-    Buffer part[6]; /* queries, keys side by side, scores, normed rows, scores of blocks, runs of columns */
+    Buffer part[6]; /* queries, keys side by side, scores, normed rows, scores of blocks, runs of columns or open units */
 } Scratch;
 
 typedef struct {
@@ -97,6 +97,7 @@ typedef struct {
     const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */
     const int32_t *tap_rows;           /* [num_tap_rows] */
     float *tapped;                     /* [num_taps][num_tap_rows][width] */
+    const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
     double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
 } Call;
 

@@ -80,6 +80,7 @@ class _Call(ctypes.Structure):
         ("entering", _P),
         *((name, _I) for name in ("skip_norm", "num_taps", "num_tap_rows")),
         *((name, _P) for name in ("taps", "tap_rows", "tapped")),
+        ("thresholds", _P),
         ("attention_seconds", ctypes.POINTER(ctypes.c_double)),
     ]
 
@@ -262,6 +263,7 @@ class FusedDecoder:
         logits_MV = torch.empty(num_wanted, self._model.logits_stride)
         best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
         ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
+        thresholds = array("f", plan.thresholds or ())
         entering_TD = None if span.entering_TD is None else span.entering_TD.contiguous()
         taps = array("q", span.taps)
         tap_rows = array("i", range(len(tokens)) if span.tap_rows is None else span.tap_rows)
@@ -294,6 +296,7 @@ class FusedDecoder:
             taps=taps.buffer_info()[0],
             tap_rows=tap_rows.buffer_info()[0],
             tapped=tapped.data_ptr(),
+            thresholds=thresholds.buffer_info()[0] if plan.thresholds else None,
             attention_seconds=None if plan.clock is None else ctypes.pointer(attention),
         )
         self._library.foretoken_forward(ctypes.byref(self._model), ctypes.byref(call))

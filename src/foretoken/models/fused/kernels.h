@@ -56,14 +56,17 @@ static inline __attribute__((always_inline)) void NAME(narrow)(void *to, vf x) {
 }
 
 /* MR rows times NT tiles of 16 outputs.
- * w: packed weight [tile][K units][16]; x: rows of `units` units, `x_stride` units apart; out: floats. */
+ * w: packed weight [tile][K units][16]; x: rows of `units` units, `x_stride` units apart; out: floats.
+ * only: `units` of them to sum over, ascending; NULL: the first ones. */
 static inline __attribute__((always_inline)) void NAME(block)(const int MR, const int NT, const uint32_t *w, long w_stride,
-                                                              const uint32_t *x, long x_stride, long units, float *out,
-                                                              long out_stride, const float *bias, int add) {
+                                                              const uint32_t *x, long x_stride, const int32_t *only,
+                                                              long units, float *out, long out_stride,
+                                                              const float *bias, int add) {
     vf acc[12][4]; /* MR x NT of them are used, and live in registers: every loop over them is unrolled */
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int t = 0; t < NT; t++) acc[m][t] = (vf){0};
-    for (long k = 0; k < units; k++) {
+    for (long i = 0; i < units; i++) {
+        const long k = only ? only[i] : i;
         vu wk[4];
         UNROLL for (int t = 0; t < NT; t++) wk[t] = *(const vu *)(w + t * w_stride + k * 16);
         UNROLL for (int m = 0; m < MR; m++) {
@@ -84,18 +87,21 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
     case MR: {                                                                                                        \
         const int wide = MR <= 6 ? 4 : 2;                                                                             \
         for (; t + wide <= last; t += wide)                                                                           \
-            NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, units,                      \
+            NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                \
                         out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
         for (; t < last; t++)                                                                                         \
-            NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, units,                         \
+            NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                   \
                         out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
         break;                                                                                                        \
     }
 
-/* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1.
+/* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1, summed over some units or all.
  * A few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. */
-static void NAME(product)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
-                          long units, long rows, float *out, long out_stride, const float *bias, int add) {
+static inline __attribute__((always_inline)) void NAME(product_over)(const uint32_t *w, long w_stride, long first,
+                                                                     long last_tile, const uint32_t *x, long x_stride,
+                                                                     const int32_t *only, long units, long rows,
+                                                                     float *out, long out_stride, const float *bias,
+                                                                     int add) {
     const long group = rows <= 12 ? last_tile - first : 4;
     for (long begin = first; begin < last_tile; begin += group) {
         const long last = begin + group < last_tile ? begin + group : last_tile;
@@ -110,6 +116,11 @@ static void NAME(product)(const uint32_t *w, long w_stride, long first, long las
     }
 }
 #undef BLOCK_CASE
+
+static void NAME(product)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
+                          long units, long rows, float *out, long out_stride, const float *bias, int add) {
+    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, 0, units, rows, out, out_stride, bias, add);
+}
 
 /* to = x / rms(x) * gain, as elements; n is a multiple of 16 */
 static void NAME(rms_norm)(const float *x, const float *gain, long n, float eps, void *to) {
@@ -300,6 +311,8 @@ static void NAME(gate)(const Model *m, long first, long last, long rows) {
         }
 }
 
+#include "gates.h"
+
 static void NAME(embed)(const Model *m, const Call *call, long row) {
     const char *from = (const char *)m->embedding + (long)call->tokens[row] * m->width * (4 / UNIT);
     float *to = m->residual + row * m->width;
@@ -368,16 +381,28 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
         if (open_for(stage, shares(job, ffn_tiles)))
             for (long r = 0; r < T; r++) NAME(rms_norm)(m->residual + r * W, layer->mlp_norm, W, m->eps, normed + r * units);
         while (next_share(job, stage, ffn_tiles, &lo, &hi)) {
-            NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, units, units, T, m->gate_up_out,
-                          m->gate_up_stride, 0, 0);
-            NAME(gate)(m, lo, hi, T);
+            if (call->thresholds) {
+                NAME(open_gates)(m, layer, call, lo, hi, normed);
+            } else {
+                NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, units, units, T, m->gate_up_out,
+                              m->gate_up_stride, 0, 0);
+                NAME(gate)(m, lo, hi, T);
+            }
             finish(stage);
         }
         wait_for(stage++, shares(job, ffn_tiles));
 
+        const int32_t *open = 0;
+        long num_open = m->ffn_units;
+        if (call->thresholds && open_for(stage, shares(job, width_tiles)))
+            open = NAME(open_units)(m, T, scratch, &num_open);
         while (next_share(job, stage, width_tiles, &lo, &hi)) {
-            NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, m->hidden, m->ffn_units, m->ffn_units, T, m->residual,
-                          W, 0, 1);
+            if (open)
+                NAME(product_of)(layer->down, 16 * m->ffn_units, lo, hi, m->hidden, m->ffn_units, open, num_open, T,
+                                 m->residual, W);
+            else
+                NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, m->hidden, m->ffn_units, m->ffn_units, T,
+                              m->residual, W, 0, 1);
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
