@@ -53,9 +53,9 @@ class SparseVerification:
 
     def __init__(self, config: VerificationConfig, target: LanguageModel) -> None:
         self.config = config
-        self._attention: Callable[[KVCache, PackedBatch], Plan] = DensePlan
+        self.attention: Callable[[KVCache, PackedBatch], Plan] = DensePlan
         if config.attention != "off":
-            self._attention = _sparse_attention(config, target)
+            self.attention = _sparse_attention(config, target)
         self._mlps: list[SparseMLP] = sparse_mlps(target.model, config.ffn) if config.ffn else []
         self._experts: list[SparseExperts] = []
         if config.moe or config.ffn:
@@ -69,7 +69,7 @@ class SparseVerification:
 
     def __call__(self, cache: KVCache, batch: PackedBatch) -> Plan:
         """The plan of one step."""
-        attention = self._attention(cache, batch)
+        attention = self.attention(cache, batch)
         if not self._mlps and not self._experts:
             return attention
         if not any(segment.verification for segment in batch.segments):

@@ -49,6 +49,10 @@ class SparseAttention:
         self.anchors = None if anchors is None else frozenset(anchors)
         self._means: tuple[int, BlockMeans] | None = None  # of the cache with this serial
 
+    def selects(self, layer: int) -> bool:
+        """Whether this layer chooses blocks; the first one of a forward does in any case."""
+        return self.anchors is None or layer in self.anchors
+
     def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
         """The plan of one step; a dense one where no segment is sparse."""
         long = self.rule.dense_below
@@ -56,7 +60,7 @@ class SparseAttention:
             return DensePlan(cache, batch)
         if self._means is None or self._means[0] != cache.serial:
             self._means = (cache.serial, BlockMeans(cache, self.rule.size))
-        return SparseAttentionPlan(cache, batch, self.rule, self.anchors, self._means[1])
+        return SparseAttentionPlan(cache, batch, self, self._means[1])
 
 
 class SparseAttentionPlan(DensePlan):
@@ -64,22 +68,14 @@ class SparseAttentionPlan(DensePlan):
 
     Args:
         cache, batch: see :class:`DensePlan`.
-        rule: how many blocks are kept, and which.
-        anchors: layers that select; None: all do.
+        settings: the rule and the anchors.
         means: of the cache.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        batch: PackedBatch,
-        rule: BlockRule,
-        anchors: frozenset[int] | None,
-        means: BlockMeans,
-    ) -> None:
+    def __init__(self, cache: KVCache, batch: PackedBatch, settings: SparseAttention, means: BlockMeans) -> None:
         super().__init__(cache, batch)
-        self.rule = rule
-        self.anchors = anchors
+        self.rule = rule = settings.rule
+        self._selects = settings.selects
         self._means = means
         self._slots = [segment.slot for segment in batch.segments if segment.verification]
         self.chosen: dict[int, list[Tensor]] = {}  # by segment: the latest anchor's blocks of each head
@@ -91,9 +87,6 @@ class SparseAttentionPlan(DensePlan):
 
     def _keep(self, segment: Segment, num_groups: int) -> int:
         return self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
-
-    def _selects(self, layer: int) -> bool:
-        return self.anchors is None or layer in self.anchors
 
     def _means_of(self, layer: int) -> Tensor:
         return self._means.of(layer, self._slots)
