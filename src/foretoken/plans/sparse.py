@@ -65,7 +65,15 @@ class SparseVerification:
                 f"{KEY}.ffn={config.ffn:g}: model '{target.name}' has no gated MLP, whose gate would say which "
                 "channels count: leave it out"
             )
-        self.explanation = _explanation(config, target)
+        self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))
+
+    def _packed(self, target: LanguageModel) -> str:
+        """A remark where sparse MLPs cannot save time, whatever they leave out."""
+        if target.fused is not None or not any(each.packed for each in self._mlps):
+            return ""
+        return (
+            "the MLPs' weights are packed for kernels that read all of them, so that leaving channels out saves no time"
+        )
 
     def __call__(self, cache: KVCache, batch: PackedBatch) -> Plan:
         """The plan of one step."""
@@ -189,7 +197,7 @@ def _sparse_experts(config: VerificationConfig, target: LanguageModel) -> list[S
     ]
 
 
-def _explanation(config: VerificationConfig, target: LanguageModel) -> str:
+def _expected(config: VerificationConfig, target: LanguageModel) -> str:
     """What the calibration expects of the threshold; the command line prints it."""
     known = calibration.find(target, config.calibration) if config.ffn else None
     if known is None or not known.ffn:
