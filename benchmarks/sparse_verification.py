@@ -88,7 +88,6 @@ def main() -> None:
         facts["command"] = " ".join(["python", "benchmarks/sparse_verification.py", *sys.argv[1:]])
         found = {
             "provenance": facts,
-            "options": {k: str(v) for k, v in vars(options).items()},
             "seconds": time.perf_counter() - began,
             "results": results,
         }

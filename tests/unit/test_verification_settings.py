@@ -98,6 +98,10 @@ def test_unknown_options_of_a_method_still_are():
     ("settings", "message"),
     [
         ({"verification.attention": "per_head"}, "dense_below=4096 leaves nothing to be sparse.*holds 4096"),
+        (
+            {"verification.attention": "global", "verification.dense_below": 256, "verification.block": 2048},
+            "block=2048: the context of 'zoo:base' holds 4096.*no block to leave out",
+        ),
         ({"verification.moe": 1}, "'zoo:base' has no routed experts"),
         (
             {"verification.attention": "global", "verification.dense_below": 256, "verification.reuse": "calibrated"},

@@ -161,6 +161,11 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
             f"{KEY}.dense_below={config.dense_below} leaves nothing to be sparse: the context of '{target.name}' holds "
             f"{target.max_length}; set it lower"
         )
+    if (config.sinks + config.locals + 1) * config.block > target.max_length:
+        raise ConfigError(
+            f"{KEY}.block={config.block}: the context of '{target.name}' holds {target.max_length}, so beside "
+            f"{config.sinks} sinks and {config.locals} locals there is no block to leave out; set it lower"
+        )
     anchors = None
     if config.reuse == "calibrated":
         known = calibration.needed(target, config.calibration, f"{KEY}.reuse=calibrated")
