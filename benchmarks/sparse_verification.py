@@ -50,6 +50,7 @@ from foretoken.train.sparse_calibration import blocks_of
 
 DENSE = "dense"
 _CHUNK = 256  # rows of a forward that reads a prompt
+_RECORDED = ("texts", "context", "tokens", "rows", "prompts", "prompt_tokens", "max_tokens", "draft_tokens", "limit")
 _DRIFT = 4  # parts of the verified length
 
 
@@ -88,6 +89,7 @@ def main() -> None:
         facts["command"] = " ".join(["python", "benchmarks/sparse_verification.py", *sys.argv[1:]])
         found = {
             "provenance": facts,
+            "options": {name: getattr(options, name) for name in _RECORDED},
             "seconds": time.perf_counter() - began,
             "results": results,
         }
