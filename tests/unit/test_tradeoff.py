@@ -18,7 +18,7 @@ from foretoken.analysis.tradeoff_advice import advice
 from foretoken.analysis.tradeoff_points import DRAFT, EXACT, PLAIN, RULES, Point, make_points
 from foretoken.analysis.tradeoff_run import Questions, Trial, build_engines, measure
 from foretoken.analysis.tradeoff_table import tables
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafters import second_model
@@ -390,6 +390,20 @@ def test_points_of_a_rule_share_one_loaded_draft_model(monkeypatch):
     first, second = (engines[f"mixture lam={lam}"].recipe for lam in (0.1, 0.2))
     assert first.drafter is second.drafter
     assert (first.verifier.config.lam, second.verifier.config.lam) == (0.1, 0.2)
+
+
+def test_a_rule_without_its_learned_part_is_left_out_unless_it_was_named():
+    """A pair of one's own has no head until one is trained."""
+    nowhere = {"sprinter": {"head": ["./nowhere"], "threshold": [0.5]}}
+    points = make_points(["sprinter", "mixture"], nowhere, [], draft=False, own=with_model)
+    exact = {"method": "draft_model", "model": "zoo:draft"}
+    left_out = []
+    engines = build_engines(base(), points, exact, lambda point, error: left_out.append((point.label, str(error))))
+    assert [label for label, _ in left_out] == ["sprinter threshold=0.5"]
+    assert "foretoken train sprinter" in left_out[0][1]
+    assert len(engines) == 1 + len(RULES["mixture"].values)
+    with pytest.raises(ModelError, match="foretoken train sprinter"):
+        build_engines(base(), points, exact, None)
 
 
 def test_flops_are_those_of_the_first_repeat_over_its_tokens_and_their_front_is_of_few():

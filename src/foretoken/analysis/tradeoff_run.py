@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretoken.analysis.tradeoff_points import EXACT, Point
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ForetokenError, InputError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
@@ -158,7 +158,7 @@ def _seeded(params: SamplingParams, offset: int) -> SamplingParams:
 
 
 def build_engines(
-    llm: LLM, points: Sequence[Point], exact: Mapping[str, Any], skip: Callable[[Point, ConfigError], None] | None
+    llm: LLM, points: Sequence[Point], exact: Mapping[str, Any], skip: Callable[[Point, ForetokenError], None] | None
 ) -> dict[str, LLM]:
     """An engine for exact verification and for every lossy point, over one target.
 
@@ -169,9 +169,11 @@ def build_engines(
         llm: holds the target.
         points: those of a study; plain decoding and the draft alone get no engine here.
         exact: the ``speculative_config`` of exact verification.
-        skip: told of a point whose rule does not fit the method, which is then left out; None: that is an error.
+        skip: told of a point whose rule does not fit the method, or lacks a learned part, which is then left out;
+            None: that is an error.
     Raises:
         ConfigError: the method refuses its options, or (without ``skip``) a rule.
+        ModelError: a draft model, or (without ``skip``) a rule's learned part, cannot be had.
     """
     engines = {EXACT: llm.with_method(exact)}
     drafters: dict[str, Any] = {}
@@ -183,7 +185,7 @@ def build_engines(
             config = _with_drafter(config, point.options, drafters[point.rule])
         try:
             engine = llm.with_method(config)
-        except ConfigError as error:
+        except ForetokenError as error:
             if skip is None:
                 raise
             skip(point, error)

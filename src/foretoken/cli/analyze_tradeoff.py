@@ -30,7 +30,7 @@ from foretoken.cli.options import (
     seed_option,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_knobs, parse_numbers, parse_settings, speculative_config
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
@@ -298,7 +298,7 @@ def _engines(
     from foretoken.analysis.tradeoff_points import DRAFT, PLAIN
     from foretoken.analysis.tradeoff_run import build_engines
 
-    def leave_out(point: Point, error: ConfigError) -> None:
+    def leave_out(point: Point, error: ForetokenError) -> None:
         note(f"{point.label} left out: {error}")
 
     engines = {PLAIN: llm, **build_engines(llm, points, exact, None if strict else leave_out)}
