@@ -359,7 +359,7 @@ def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
         (["typical"], {"typical": {"max_distortion": [0.1]}}, [], "use --budget"),
         (["typical"], {}, [-1.0], "--budget: max_distortion=-1.0"),
         (["sprinter"], {"sprinter": {"threshold": [0.5, 2.0]}}, [], "--knob sprinter: threshold=2.0 must be a prob"),
-        (["sprinter"], {"sprinter": {"threshol": [0.5]}}, [], "did you mean 'threshold'"),
+        (["sprinter"], {"sprinter": {"treshhod": [0.5]}}, [], "did you mean 'threshold'"),
         (["mixture"], {"mixture": {"threshold": [0.5]}}, [], "rule 'mixture' has no such option"),
     ],
 )
