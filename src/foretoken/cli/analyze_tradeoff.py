@@ -117,7 +117,7 @@ def tradeoff(
         typer.Option(
             "--limit", help="Questions of every task; four times as many halve the intervals.", rich_help_panel=_MEASURE
         ),
-    ] = 25,
+    ] = 30,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_MEASURE)] = None,
     temperature: Annotated[
@@ -154,7 +154,7 @@ def tradeoff(
 
     The default takes about five minutes for the bundled pair, and its
     intervals are wide. For narrow ones take more questions and repeats
-    (--limit 100 --repeats 3: half an hour) or fewer rules.
+    (--limit 100 --repeats 3: five times as long) or fewer rules.
 
     [bold]Examples[/bold]
 
