@@ -284,8 +284,13 @@ def test_tables_fit_100_columns():
 # ---------------------------------------------------------------------- points
 
 
+def with_model(rule, drafter, fixed):
+    return {"method": drafter, "model": "zoo:draft", **fixed}
+
+
 def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
-    points = make_points([EXACT, "typical", "mixture"], {"mixture": {"lam": [0.2, 0.4]}}, [0.01], draft=True)
+    varied = {"mixture": {"lam": [0.2, 0.4]}}
+    points = make_points([EXACT, "typical", "mixture"], varied, [0.01], draft=True, own=with_model)
     labels = [point.label for point in points]
     assert labels[:3] == ["plain", "draft", "exact"]
     assert labels[3:6] == [f"typical epsilon={value:g}" for value in RULES["typical"].values]
@@ -299,15 +304,11 @@ def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
 
 
 def test_a_single_value_fixes_an_option():
-    points = make_points(["topk_relaxed"], {"topk_relaxed": {"relaxed_topk": [3]}}, [], draft=False)
+    points = make_points(["topk_relaxed"], {"topk_relaxed": {"relaxed_topk": [3]}}, [], draft=False, own=with_model)
     assert [point.rule for point in points[:2]] == [PLAIN, EXACT]
     assert [point.options for point in points[2:]] == [
         {"relaxed_topk": 3, "relaxed_delta": value} for value in RULES["topk_relaxed"].values
     ]
-
-
-def with_model(method, fixed):
-    return {"method": method, "model": "zoo:draft", **fixed}
 
 
 def test_every_lossy_rule_of_the_catalogue_has_its_line_in_the_table():
@@ -341,7 +342,7 @@ def test_a_rule_with_a_drafter_of_its_own_takes_that_ones_options():
 
 
 def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
-    points = make_points(["sprinter", "mixture"], {}, [], draft=False, own=lambda method, fixed: None)
+    points = make_points(["sprinter", "mixture"], {}, [], draft=False, own=lambda rule, drafter, fixed: None)
     assert {point.rule for point in points} == {PLAIN, EXACT, "mixture"}
 
 

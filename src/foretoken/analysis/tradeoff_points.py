@@ -100,7 +100,7 @@ def make_points(
     budgets: Sequence[float],
     *,
     draft: bool,
-    own: Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None] = lambda method, options: {"method": method},
+    own: Callable[[str, str, Mapping[str, Any]], Mapping[str, Any] | None],
 ) -> list[Point]:
     """Plain decoding, the draft alone, exact verification, and every rule over its knob and the budgets.
 
@@ -110,8 +110,8 @@ def make_points(
             rule's default knob does.
         budgets: values of ``max_distortion``; each is measured with the rule at its last value.
         draft: whether there is a draft model that can stand alone.
-        own: from a rule's own drafter and what ``knobs`` fixes of its options to its ``speculative_config``; None
-            leaves the rule out.
+        own: from a rule, the drafter that is its own and what ``knobs`` fixes of its options to that drafter's
+            ``speculative_config``; None leaves the rule out.
     Raises:
         ConfigError: an unknown, lossless or repeated rule, an unknown option, a value out of range, or two options of
             a rule that vary.
@@ -131,7 +131,7 @@ def make_points(
         knob, values = _varying(rule, given)
         fixed = {key: each[0] for key, each in given.items() if key != knob}
         drafter = RULES[rule].drafter if rule in RULES else None
-        config = None if drafter is None else own(drafter, fixed)
+        config = None if drafter is None else own(rule, drafter, fixed)
         if drafter is not None and config is None:
             continue
         of_rule = [

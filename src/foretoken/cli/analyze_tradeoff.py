@@ -180,7 +180,9 @@ def tradeoff(
         parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
-        own=lambda name, fixed: _own_config(name, fixed, target, exact.get("model"), strict=rules is not None),
+        own=lambda rule, drafter, fixed: _own_config(
+            rule, drafter, fixed, target, exact.get("model"), strict=rules is not None
+        ),
     )
     check_placement(dtype, device)
     check_model_name(target)
@@ -238,19 +240,19 @@ def _exact_config(method: str | None, settings: Mapping[str, Any], target: str, 
 
 
 def _own_config(
-    method: str, fixed: Mapping[str, Any], target: str, draft: str | None, *, strict: bool
+    rule: str, method: str, fixed: Mapping[str, Any], target: str, draft: str | None, *, strict: bool
 ) -> dict[str, Any] | None:
-    """The config of a drafter that belongs to a rule; None: it cannot be had, and nobody asked for it by name."""
+    """The config of a drafter that belongs to a rule; None: it cannot be had, and nobody asked for the rule by name."""
     named = {key: fixed[key] for key in ("model",) if key in fixed}
     if draft is not None and "key 'model'" in catalog.find(method, "drafter").needs:
         named.setdefault("model", draft)
     try:
         return speculative_config(method, named, target=target)
     except ConfigError:
-        reason = f"rule '{method}' drafts with a model of its own: name one with --knob {method}.model=PATH"
+        reason = f"rule '{rule}' drafts with a model of its own: name one with --knob {rule}.model=PATH"
         if strict:
             raise ConfigError(reason) from None
-        note(f"{method} left out: {reason}")
+        note(f"{rule} left out: {reason}")
         return None
 
 
