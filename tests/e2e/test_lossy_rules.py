@@ -11,7 +11,7 @@ from foretoken.analysis.tradeoff_points import RULES
 from foretoken.cli.main import main
 from helpers.zoo_llms import PROMPTS, greedy, with_config
 
-BUDGET = 0.03
+BUDGET = 0.02
 LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
 every_rule = pytest.mark.parametrize("rule", LOSSY)
 
