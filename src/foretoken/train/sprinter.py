@@ -37,6 +37,7 @@ from foretoken.engine.llm import LLM
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.load import load
+from foretoken.models.logistic import Logistic
 from foretoken.models.sprinter import FEATURES, HeadConfig, SprinterHead
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, disk_trouble
@@ -203,7 +204,7 @@ def run(
         "provenance": provenance(arguments),
     }
     with disk_trouble(out):
-        SprinterHead(config, found[feature].weight_D, found[feature].bias).save(out)
+        SprinterHead(config, Logistic(found[feature].weight_D, found[feature].bias)).save(out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 
