@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +78,8 @@ def judge(
     if tasks is not None:
         names = tuple(name.strip() for name in tasks.split(","))
         mining = Mining(tasks=names, count=examples, seconds=60 * minutes, seed=seed)
-    with terminating(), counting("asking questions", examples) as report:
+    asking = nullcontext(_nothing) if mining is None else counting("asking questions", examples)
+    with terminating(), asking as report:
         record = training.run(
             target,
             draft,
@@ -94,6 +96,10 @@ def judge(
     if as_json:
         emit_json(record)
     _say(record, out)
+
+
+def _nothing(number: int) -> None:
+    """Nobody is asked."""
 
 
 def _say(record: dict[str, Any], out: Path) -> None:

@@ -45,8 +45,9 @@ class Standard:
 
     def fold(self, weight_D: Tensor, bias: float) -> Logistic:
         """The unit that says of a state what these numbers say of the standardised one."""
-        folded_D = weight_D.double() / self.scale_D.double()
-        return Logistic(folded_D, bias - float(folded_D @ self.mean_D.double()))
+        folded_D = weight_D / self.scale_D
+        # from the rounded weights, so that their rounding cancels at the mean, where the states are
+        return Logistic(folded_D, bias - float(folded_D.double() @ self.mean_D.double()))
 
 
 @dataclass(frozen=True)
