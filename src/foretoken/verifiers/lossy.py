@@ -9,7 +9,9 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +22,14 @@ from foretoken.core.distortion import Account, Spent, divergence, total_variatio
 from foretoken.core.draft import Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers import recursive
 from foretoken.verifiers.walk import Pick, Siblings
+
+Step = Callable[[int, Siblings, Siblings], Pick]  # node, its children, their tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,31 +114,16 @@ class LossyVerifier(ABC):
         Raises:
             ValueError: the draft is of another kind, or branches where the rule verifies chains.
         """
-        tree, kind = draft.tree, type(draft.law)
-        if len(draft) and not target.greedy and kind not in self.laws:
-            raise ValueError(
-                f"verifier '{self.name}' is not valid for drafts of kind {kind.__name__}, "
-                f"only for {', '.join(law.__name__ for law in self.laws)}"
-            )
-        if not self.trees and not tree.is_chain:
-            raise ValueError(f"the rule '{self.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
+        check_fit(self, draft, target)
         account = Account(spent, self.config.max_distortion)
-        path: list[int] = []
-        node = ROOT
-        while children := tree.children.get(node, ()):
-            tokens = tuple(tree.tokens[child] for child in children)
+
+        def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
             if target.greedy:
-                sibling, token = self._step_greedy(target, node + 1, tokens, account)
-            else:
-                q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
-                sibling, token = self._step(target.p_at(node + 1), q_V, tokens, rng, account)
-            if sibling is None:
-                return _verdict(path, token, account)
-            node = children[sibling]
-            path.append(node)
-        extra = target.best[node + 1] if target.greedy else rng.categorical("bonus", target.p_at(node + 1))
-        account.add(0.0, 0.0)
-        return _verdict(path, extra, account)
+                return self._step_greedy(target, node + 1, tokens, account)
+            q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
+            return self._step(target.p_at(node + 1), q_V, tokens, rng, account)
+
+        return descend(draft, target, rng, account, step)
 
     def _step(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams, account: Account) -> Pick:
         e_V = self.law(p_V, q_V, tokens)
@@ -166,6 +156,48 @@ def exactly(p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> 
     """The same node by `recursive`, against p."""
     kind: type[Law] = PointMass if q_V is None else Sampled
     return recursive.decide(kind, p_V[None], None if q_V is None else q_V[None], [tokens], [rng])[0]
+
+
+def permitted(target: Laws, row: int, token: int) -> bool:
+    """Temperature 0: whether nothing (bias, min_tokens) forbids the token."""
+    return math.isfinite(float(target.logits_at(row)[token]))
+
+
+def check_fit(rule: Verifier, draft: Draft, target: Laws) -> None:
+    """Refuse a draft that the rule does not know.
+
+    Raises:
+        ValueError: it is of another kind, or branches where the rule verifies chains.
+    """
+    kind = type(draft.law)
+    if len(draft) and not target.greedy and kind not in rule.laws:
+        raise ValueError(
+            f"verifier '{rule.name}' is not valid for drafts of kind {kind.__name__}, "
+            f"only for {', '.join(law.__name__ for law in rule.laws)}"
+        )
+    if not rule.trees and not draft.tree.is_chain:
+        raise ValueError(f"the rule '{rule.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
+
+
+def descend(draft: Draft, target: Laws, rng: Streams, account: Account, step: Step) -> Verdict:
+    """From the root down for as long as a child stands; behind a node without children comes a draw of p, the bonus.
+
+    Args:
+        account: has been told of every token but the bonus when ``step`` returns.
+        step: what becomes of the children (their tokens beside them) of a node.
+    """
+    tree = draft.tree
+    path: list[int] = []
+    node = ROOT
+    while children := tree.children.get(node, ()):
+        sibling, token = step(node, children, tuple(tree.tokens[child] for child in children))
+        if sibling is None:
+            return _verdict(path, token, account)
+        node = children[sibling]
+        path.append(node)
+    extra = target.best[node + 1] if target.greedy else rng.categorical("bonus", target.p_at(node + 1))
+    account.add(0.0, 0.0)
+    return _verdict(path, extra, account)
 
 
 def _verdict(path: list[int], extra: int, account: Account) -> Verdict:
