@@ -196,6 +196,27 @@ class BatchVerifier(Verifier, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LastState:
+    """What a verifier may want to see of the target beside its laws: the last hidden state of each row of a draft.
+
+    Attributes:
+        normed: as the target's head reads it, behind the final norm; False: before it.
+    """
+
+    normed: bool = True
+
+
+class SeeingVerifier(Verifier, Protocol):
+    """A verifier that looks at hidden states; the engine hands them over as ``Laws.hidden_MD``.
+
+    Attributes:
+        needs: which. The target is checked for them when the engine is built.
+    """
+
+    needs: LastState
+
+
 class BudgetedVerifier(Verifier, Protocol):
     """A lossy verifier with a budget. The engine tells it what each request has spent; the rule keeps no state."""
 
