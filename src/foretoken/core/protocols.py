@@ -67,11 +67,13 @@ class Budget:
         max_nodes: draft nodes at most (0: propose nothing).
         max_depth: path length at most; the request's remaining tokens bound it.
         patience: stop rule of the adaptive controller; None drafts the full budget.
+        soft: whether the draft is to carry ``soft_NV`` at temperature 0, for a verifier that compares the two laws.
     """
 
     max_nodes: int
     max_depth: int
     patience: Patience | None = None
+    soft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,15 @@ class SeeingVerifier(Verifier, Protocol):
     """
 
     needs: LastState
+
+
+class ComparingVerifier(Verifier, Protocol):
+    """A verifier that compares the drafter's law with the target's, also at temperature 0 (``Draft.soft_NV``).
+
+    It is refused at temperature 0 beside a drafter that does not say ``softens = True``.
+    """
+
+    compares_laws: bool
 
 
 class BudgetedVerifier(Verifier, Protocol):

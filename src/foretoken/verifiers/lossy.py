@@ -87,8 +87,14 @@ class LossyVerifier(ABC):
         """What becomes of the children: the number of the one that stands and its token, or None and another token."""
 
     @abstractmethod
-    def stands(self, p_V: Tensor, token: int) -> bool:
-        """Temperature 0: whether a child that is not the argmax stands; p_V is the target's law at temperature 1."""
+    def stands(self, p_V: Tensor, q_V: Tensor | None, token: int) -> bool:
+        """Temperature 0: whether a child that is not the argmax stands; both laws are those at temperature 1.
+
+        Args:
+            p_V: the target's.
+            q_V: the drafter's, where the draft carries it (``Draft.soft_NV``); else None.
+            token: has p > 0.
+        """
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
@@ -119,7 +125,8 @@ class LossyVerifier(ABC):
 
         def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
             if target.greedy:
-                return self._step_greedy(target, node + 1, tokens, account)
+                soft_V = None if draft.soft_NV is None else draft.soft_NV[children[0]]
+                return self._step_greedy(target, node + 1, soft_V, tokens, account)
             q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
             return self._step(target.p_at(node + 1), q_V, tokens, rng, account)
 
@@ -134,7 +141,7 @@ class LossyVerifier(ABC):
         account.add(0.0, 0.0)
         return exactly(p_V, q_V, tokens, rng)
 
-    def _step_greedy(self, target: Laws, row: int, tokens: Siblings, account: Account) -> Pick:
+    def _step_greedy(self, target: Laws, row: int, soft_V: Tensor | None, tokens: Siblings, account: Account) -> Pick:
         best = target.best[row]
         raw_V: Tensor | None = None
         for number, token in enumerate(tokens):
@@ -145,7 +152,7 @@ class LossyVerifier(ABC):
                 continue
             if raw_V is None:
                 raw_V = torch.softmax(target.logits_at(row).float(), dim=-1)
-            if float(raw_V[token]) > 0.0 and self.stands(raw_V, token):
+            if float(raw_V[token]) > 0.0 and self.stands(raw_V, soft_V, token):
                 account.add(1.0, float("inf"))
                 return number, token
         account.add(0.0, 0.0)
