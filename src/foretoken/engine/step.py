@@ -195,7 +195,7 @@ class Engine:
             depth = min(request.room - 1, nodes)
             # A tree may be wider than deep: all of its rows must find room in the cache.
             most = min(nodes, self.cache.max_length - len(request.tokens)) if depth else 0
-            budgets.append(Budget(most, depth, patience))
+            budgets.append(Budget(most, depth, patience, recipe.compares_laws))
         try:
             return self._ask(decoding, budgets)
         except Exception as error:
