@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.analysis.statistics import wilson_interval
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.files import write_whole
+from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
 from foretoken.models.fingerprint import fingerprint_of
