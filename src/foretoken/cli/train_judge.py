@@ -31,7 +31,7 @@ def judge(
             show_default=False,
         ),
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", metavar="N", help="Questions to ask.")] = 1200,
+    examples: Annotated[int, typer.Option("--examples", metavar="N", help="Questions to ask.")] = 1000,
     minutes: Annotated[float, typer.Option("--minutes", help="Stop asking after so many minutes.")] = 5.0,
     triples: Annotated[
         Path | None,

@@ -5,7 +5,8 @@ Differs: labels come from tasks that can be checked (judge_mining.py), or from a
 The head is trained on the tokens at which a judge is asked, those that are not the target's own choice. With the
 others among them, all of them fine and many times as many, it learns to tell the two kinds apart instead: on the zoo's
 pair the area under the ROC curve where it is asked fell from 0.80 to 0.67 (mean of eight splits).
-The threshold is the smallest that accepts at most a given share of the bad tokens of the held-out questions.
+The threshold is the smallest that accepts at most a given share of the bad tokens of the held-out questions, random
+ones aside.
 
 Letters: N tokens.
 """
@@ -34,7 +35,7 @@ from foretoken.models.load import load
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.judge_fit import fit
 from foretoken.train.judge_labels import Labels, Marked, read_states
-from foretoken.train.judge_mining import Mining, mine
+from foretoken.train.judge_mining import RANDOM, Mining, mine
 from foretoken.train.judge_triples import read_triples
 from foretoken.train.recipe import RECORD, disk_trouble
 from foretoken.train.roc import auc, smallest_threshold
@@ -82,12 +83,15 @@ def run(
     mining_ends = time.monotonic()
     labels = read_states(llm.target, marked if mined is None else [*marked, *mined.questions])
     asked = labels.of(labels.asked_N)
-    train_N = _split(asked, seed)
+    tried_N = torch.tensor([asked.sources[place] != RANDOM for place in asked.source_N.tolist()], dtype=torch.bool)
+    train_N = _split(asked, tried_N, seed)
     read = time.monotonic()
-    fitted = fit(asked, train_N)
+    # random tokens are trained on, but too easy to choose by
+    fitted = fit(asked, train_N, ~train_N & tried_N)
+    judged = asked.of(~train_N & tried_N)
+    threshold = smallest_threshold(fitted.unit.probabilities(judged.hidden_ND), judged.fine_N, false_accepts)
     held = asked.of(~train_N)
     score_N = fitted.unit.probabilities(held.hidden_ND)
-    threshold = smallest_threshold(score_N, held.fine_N, false_accepts)
     config = JudgeConfig(
         width=asked.hidden_ND.shape[1],
         threshold=threshold,
@@ -108,14 +112,19 @@ def run(
         "asked": {} if mined is None else mined.asked,
         "answered_rightly": {} if mined is None else mined.right,
         "triples": None if triples is None else {"file": triples.name, "texts": len(marked), "tail": tail},
-        "labels": {"tokens": len(labels), "not_the_targets_own": len(asked), "fine": int(asked.fine_N.sum())},
+        "labels": {
+            "tokens": len(labels),
+            "not_the_targets_own": int(tried_N.sum()),
+            "fine": int(asked.fine_N.sum()),
+            "random": int((~tried_N).sum()),
+        },
         "fit": {
             "strength": fitted.strength,
             "bad_weight": round(fitted.bad_weight, 4),
             "auc_by_strength": {f"{each:g}": _rounded(area) for each, area in fitted.areas.items()},
         },
         "held_out": {
-            **quality(held, score_N, threshold),
+            **quality(judged, fitted.unit.probabilities(judged.hidden_ND), threshold),
             "by_source": {
                 name: quality(held.of(held.source_N == place), score_N[held.source_N == place], threshold)
                 for place, name in enumerate(held.sources)
@@ -186,23 +195,25 @@ def _draft(llm: LLM, name: str, device: str) -> LanguageModel:
     return draft
 
 
-def _split(labels: Labels, seed: int) -> Tensor:
+def _split(labels: Labels, tried_N: Tensor, seed: int) -> Tensor:
     """Which tokens to fit on: nine questions in ten; both kinds of tokens on either side.
 
+    Args:
+        tried_N: bool, random tokens aside.
     Raises:
         InputError: there are too few of a kind.
     """
-    for fine, what in ((True, "fine"), (False, "not fine")):
-        count = int((labels.fine_N == fine).sum())
+    tried = labels.fine_N[tried_N]
+    for count, what in ((int(tried.sum()), "fine"), (int((~tried).sum()), "not fine")):
         if count < FEWEST:
             raise InputError(
                 f"only {count} tokens were found that are {what} and not what the target would say itself; {FEWEST} "
                 "are needed: ask more (--examples, --minutes), or other --tasks, or give --triples FILE"
             )
-    generator = torch.Generator().manual_seed(seed)
-    train_N = grouped_split(labels.question_N, TRAINED, generator)
-    for side in (train_N, ~train_N):
-        if not 0 < int(labels.fine_N[side].sum()) < int(side.sum()):
+    train_N = grouped_split(labels.question_N, TRAINED, torch.Generator().manual_seed(seed))
+    for side_N in (train_N, ~train_N):
+        fine_N = labels.fine_N[side_N & tried_N]
+        if not 0 < int(fine_N.sum()) < len(fine_N):
             raise InputError(
                 "the labels come from too few questions: those held out have fine tokens only, or none; ask more "
                 "(--examples, --minutes)"

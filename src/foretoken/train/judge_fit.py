@@ -58,7 +58,7 @@ class Fitted:
         unit: for states as the target gives them.
         strength: its C.
         bad_weight: of a bad token against a fine one.
-        areas: C -> area under the ROC curve on the held-out tokens; None where they lack a class.
+        areas: C -> area under the ROC curve on the tokens to choose by; None where they lack a class.
     """
 
     unit: Logistic
@@ -67,19 +67,19 @@ class Fitted:
     areas: dict[float, float | None]
 
 
-def fit(labels: Labels, train_N: Tensor) -> Fitted:
-    """Fit on some of the tokens, choose by the others.
+def fit(labels: Labels, train_N: Tensor, choose_N: Tensor) -> Fitted:
+    """Fit on some of the tokens, choose by others.
 
     Args:
         labels: of both; fine and bad ones among those to fit on.
-        train_N: bool; whole questions.
+        train_N, choose_N: bool; of different questions.
     """
     y_N = labels.fine_N[train_N].float()
     bad_weight = min(HEAVIEST, float(y_N.sum()) / float((1 - y_N).sum()))
     weight_N = torch.where(y_N > 0, 1.0, bad_weight)
     standard = Standard.of(labels.hidden_ND[train_N])
     x_ND = standard(labels.hidden_ND[train_N])
-    x_held, fine_held = labels.hidden_ND[~train_N], labels.fine_N[~train_N]
+    x_held, fine_held = labels.hidden_ND[choose_N], labels.fine_N[choose_N]
     numbers = torch.zeros(x_ND.shape[1] + 1)
     best: tuple[float, float, Logistic] | None = None
     areas: dict[float, float | None] = {}

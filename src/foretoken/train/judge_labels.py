@@ -24,22 +24,22 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.plans.dense import DensePlan
 from foretoken.train.prefill import prefill
 
+Label = tuple[str, bool]  # a task or a file, and whether the token is fine
+
 
 @dataclass(frozen=True)
 class Marked:
     """A question's tokens with their labels; tokens without a label are read all the same.
 
     Attributes:
-        source: where it comes from: a task's name, or a file's.
         prompt: what the target reads before, at least one token; equal prompts are one question.
         tree: the tokens.
-        fine: of each token: True, False, or None where nobody knows.
+        labels: of each token: who says so, and whether it is fine; None where nobody knows.
     """
 
-    source: str
     prompt: Sequence[int]
     tree: TokenTree
-    fine: Sequence[bool | None]
+    labels: Sequence[Label | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Labels:
         fine_N: bool.
         asked_N: bool, the token is not what the target would have said itself: only there a judge's word counts.
         question_N: int64, counted from 0.
-        source_N: int64, index into ``sources``.
+        source_N: int64, who says so: index into ``sources``.
         sources: names.
     """
 
@@ -82,27 +82,27 @@ def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
         questions: prompt and tree of each fit the target's context.
     """
     reader = _Reader(target)
-    sources = tuple(dict.fromkeys(question.source for question in questions))
     numbers: dict[tuple[int, ...], int] = {}
+    sources: dict[str, int] = {}
     hidden = [torch.zeros(0, target.config.get_text_config(decoder=True).hidden_size)]
     rows: list[tuple[bool, bool, int, int]] = []
     for question in questions:
-        known = [node for node, label in enumerate(question.fine) if label is not None]
+        known = {node: label for node, label in enumerate(question.labels) if label is not None}
         if not known:
             continue
         states_ND, own = reader.read(question)
-        hidden.append(states_ND[known])
+        hidden.append(states_ND[list(known)])
         number = numbers.setdefault(tuple(question.prompt), len(numbers))
-        source = sources.index(question.source)
-        rows += [(bool(question.fine[node]), not own[node], number, source) for node in known]
-    fine, asked, question_of, source_of = zip(*rows, strict=True) if rows else ((),) * 4
+        for node, (source, fine) in known.items():
+            rows.append((fine, not own[node], number, sources.setdefault(source, len(sources))))
+    fine_of, asked, question_of, source_of = zip(*rows, strict=True) if rows else ((),) * 4
     return Labels(
         torch.cat(hidden),
-        torch.tensor(fine, dtype=torch.bool),
+        torch.tensor(fine_of, dtype=torch.bool),
         torch.tensor(asked, dtype=torch.bool),
         torch.tensor(question_of, dtype=torch.int64),
         torch.tensor(source_of, dtype=torch.int64),
-        sources,
+        tuple(sources),
     )
 
 

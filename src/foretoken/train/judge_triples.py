@@ -43,25 +43,22 @@ def read_triples(path: Path, llm: LLM, tail: str = "mask") -> list[Marked]:
         raise ConfigError(f"--tail {tail}: must be {' or '.join(TAILS)}")
     if not getattr(llm.tokenizer, "is_fast", False):
         raise ConfigError(f"--triples: the tokenizer of '{llm.target.name}' does not say where its tokens stand")
-    found = [
-        marked for place, record in read_placed_records(path, _FIELDS) for marked in _both(place, record, llm, tail)
-    ]
+    source = path.name.split(".")[0]
+    records = read_placed_records(path, _FIELDS)
+    found = [marked for place, record in records for marked in _both(source, place, record, llm, tail)]
     if not found:
         raise InputError(f"{path}: holds no triples")
-    source = path.name.split(".")[0]
-    return [Marked(source, *each) for each in found]
+    return found
 
 
-_Answer = tuple[list[int], TokenTree, list[bool | None]]
-
-
-def _both(place: str, record: dict[str, Any], llm: LLM, tail: str) -> Iterator[_Answer]:
+def _both(source: str, place: str, record: dict[str, Any], llm: LLM, tail: str) -> Iterator[Marked]:
     for name in ("question", "correct", "wrong"):
         if not isinstance(record[name], str) or not record[name]:
             raise InputError(f"{place}: '{name}' must be a text")
     begin, end = _span(place, record["error"], len(record["wrong"]))
     prompt = question_ids(llm, record["question"])
-    behind = None if tail == "mask" else False
+    fine, bad = (source, True), (source, False)
+    behind = None if tail == "mask" else bad
     for text, first, last in ((record["correct"], None, None), (record["wrong"], begin, end)):
         encoded = llm.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         tokens = list(encoded["input_ids"])
@@ -70,11 +67,11 @@ def _both(place: str, record: dict[str, Any], llm: LLM, tail: str) -> Iterator[_
                 f"{place}: question and answer have {len(prompt) + len(tokens)} tokens, the context of "
                 f"'{llm.target.name}' holds {llm.target.max_length}: shorten them"
             )
-        fine = [
-            True if first is None or stop <= first else False if start < last else behind
+        labels = [
+            fine if first is None or stop <= first else bad if start < last else behind
             for start, stop in encoded["offset_mapping"]
         ]
-        yield prompt, TokenTree(tokens), fine
+        yield Marked(prompt, TokenTree(tokens), labels)
 
 
 def _span(place: str, error: Any, length: int) -> tuple[int, int]:

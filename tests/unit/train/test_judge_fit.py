@@ -90,13 +90,13 @@ def test_the_bad_tokens_weigh_as_much_as_the_fine_ones_up_to_twenty_times(bad: f
     found = labels(bad=bad)
     everything = torch.ones(len(found)).bool()
     everything[-5:] = False
-    assert fit(found, everything).bad_weight == pytest.approx(wanted, rel=0.03)
+    assert fit(found, everything, ~everything).bad_weight == pytest.approx(wanted, rel=0.03)
 
 
 def test_the_strength_with_the_largest_area_is_kept_and_the_area_is_that_of_the_head() -> None:
     found = labels(400, noise=3.0)
     train_N = split(found)
-    fitted = fit(found, train_N)
+    fitted = fit(found, train_N, ~train_N)
     assert list(fitted.areas) == list(GRID)
     known = [area for area in fitted.areas.values() if area is not None]
     assert fitted.areas[fitted.strength] == max(known) > min(known)
@@ -107,11 +107,11 @@ def test_the_strength_with_the_largest_area_is_kept_and_the_area_is_that_of_the_
 def test_a_fit_finds_what_there_is_and_nothing_where_there_is_nothing() -> None:
     found = labels(3000)
     train_N = split(found)
-    area = fit(found, train_N).areas[1.0]
+    area = fit(found, train_N, ~train_N).areas[1.0]
     assert area is not None
     assert area > 0.9
     shuffled = found.fine_N[torch.randperm(len(found), generator=torch.Generator().manual_seed(1))]
-    area = fit(replace(found, fine_N=shuffled), train_N).areas[1.0]
+    area = fit(replace(found, fine_N=shuffled), train_N, ~train_N).areas[1.0]
     assert area == pytest.approx(0.5, abs=0.09)
 
 
@@ -133,7 +133,7 @@ def test_a_head_is_not_judged_by_questions_that_it_was_fitted_on() -> None:
     """The tokens of a question share a dimension with their labels: a split by tokens would take that for skill."""
     found = labels(noise=0.0, shared=3.0)
     torch.manual_seed(0)
-    by_question = training._split(found, 0)
+    by_question = training._split(found, torch.ones(len(found)).bool(), 0)
     assert not set(found.question_N[by_question].tolist()) & set(found.question_N[~by_question].tolist())
 
 

@@ -21,7 +21,7 @@ from foretoken.tasks import catalog, forms, scoring
 from foretoken.tasks.example import Example
 from foretoken.train import judge_mining
 from foretoken.train.judge_labels import Marked, read_states
-from foretoken.train.judge_mining import Mined, Mining, mine
+from foretoken.train.judge_mining import RANDOM, STRANGERS, Mined, Mining, mine
 from foretoken.train.judge_triples import read_triples
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -63,7 +63,7 @@ class Target:
 
     tokenizer = Tokenizer()
     is_chat_model = False
-    target = SimpleNamespace(end_ids=frozenset([1]), max_length=100)
+    target = SimpleNamespace(end_ids=frozenset([1]), max_length=100, vocab_size=len(WORDS))
 
     def __init__(self, says: Callable[[tuple[str, ...]], list[str]] = target_says) -> None:
         self.says, self.asked = says, list[str]()
@@ -112,7 +112,11 @@ def labelled(found: Mined) -> list[tuple[str, str, bool | None]]:
     texts: list[str] = []
     for node, parent in enumerate(tree.parents):
         texts.append(f"{texts[parent]} {words[node]}" if parent >= 0 else words[node])
-    return [(text.rpartition(" ")[0], text.split()[-1], fine) for text, fine in zip(texts, question.fine, strict=True)]
+    found = []
+    for text, label in zip(texts, question.labels, strict=True):
+        if label is None or label[0] != RANDOM:
+            found.append((text.rpartition(" ")[0], text.split()[-1], label and label[1]))
+    return found
 
 
 def test_what_changes_the_answer_is_bad_and_what_does_not_stays_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +182,19 @@ def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.Monkey
     assert [word for _, word, _ in found] == ["the", "sum", "is"]
 
 
+def test_random_tokens_stand_beside_the_answer_and_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["the", "total", "is", "7", END][: len(text) + 1])
+    (question,) = mined().questions
+    strangers = [node for node, label in enumerate(question.labels) if label == (RANDOM, False)]
+    assert len(strangers) == STRANGERS  # of this prompt: none hit a special token, or the token of its place
+    kept = [WORDS[token] for token in question.tree.tokens[:4]]
+    assert kept == ["the", "total", "is", "7"]
+    for node in strangers:
+        place = question.tree.parents[node] + 1
+        assert WORDS[question.tree.tokens[node]] not in (kept[place], END, "<pad>")
+    assert mined().questions == [question]
+
+
 def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: ["so"] * (len(text) + 1))
     assert mined(seconds=0.0).questions == []
@@ -208,9 +225,10 @@ def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
         assert tuple(question.prompt) in examples
         (plain,) = llm.generate([{"prompt_token_ids": list(question.prompt)}], greedy())
         own = json.dumps(json.loads(plain.text), sort_keys=True)
-        chain = [token for token, label in zip(question.tree.tokens, question.fine, strict=True) if label is not False]
-        for token, parent, fine in zip(question.tree.tokens, question.tree.parents, question.fine, strict=True):
-            if fine is False:
+        nodes = list(zip(question.tree.tokens, question.tree.parents, question.labels, strict=True))
+        chain = [token for token, _, label in nodes if label is None or label[1]]
+        for token, parent, label in nodes:
+            if label == ("json", False):
                 begun = [*chain[: parent + 1], token]
                 (output,) = llm.generate([{"prompt_token_ids": [*question.prompt, *begun]}], greedy(len(begun)))
                 again.append((own, llm.tokenizer.decode(begun) + output.text, False))
@@ -258,10 +276,10 @@ def test_a_state_is_that_of_the_token_behind_its_own_past(tmp_path: Path, family
     with torch.inference_mode():
         own = int(model(input_ids=torch.tensor([prompt])).logits[0, -1].argmax())
     questions = [
-        Marked("one", prompt, tree, [True, None, True, False, False]),
-        Marked("one", prompt, TokenTree([own]), [True]),
-        Marked("two", prompt[:1], TokenTree([8]), [None]),
-        Marked("two", prompt[:1], TokenTree([8]), [True]),
+        Marked(prompt, tree, [("one", True), None, ("one", True), ("one", False), ("two", False)]),
+        Marked(prompt, TokenTree([own]), [("one", True)]),
+        Marked(prompt[:1], TokenTree([8]), [None]),
+        Marked(prompt[:1], TokenTree([8]), [("two", True)]),
     ]
     found = read_states(load(tmp_path, device="cpu"), questions)
     paths = [[*prompt, 30], [*prompt, 30, 31, 32], [*prompt, 30, 77], [*prompt, 78], [*prompt, own], [5, 8]]
@@ -275,7 +293,7 @@ def test_a_state_is_that_of_the_token_behind_its_own_past(tmp_path: Path, family
     assert found.asked_N.tolist() == asked
     assert asked[4] is False
     assert found.question_N.tolist() == [0, 0, 0, 0, 0, 1]  # equal prompts are one question
-    assert [found.sources[place] for place in found.source_N.tolist()] == ["one"] * 5 + ["two"]
+    assert [found.sources[place] for place in found.source_N.tolist()] == ["one", "one", "one", "two", "one", "two"]
     some = found.of(~found.fine_N)
     assert (len(some), some.question_N.tolist()) == (2, [0, 0])
     assert torch.equal(some.hidden_ND, found.hidden_ND[2:4])
@@ -299,13 +317,14 @@ def write(folder: Path, *records: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("tail", "behind"), [("mask", None), ("negative", False)])
-def test_annotated_tokens(tmp_path: Path, letters: LLM, tail: str, behind: bool | None) -> None:
+@pytest.mark.parametrize(("tail", "behind"), [("mask", False), ("negative", True)])
+def test_annotated_tokens(tmp_path: Path, letters: LLM, tail: str, behind: bool) -> None:
     correct, wrong = read_triples(write(tmp_path, GOOD), letters, tail)
-    assert (correct.source, correct.prompt) == ("mine", wrong.prompt)
+    assert correct.prompt == wrong.prompt
     assert letters.tokenizer.decode(wrong.tree.tokens) == GOOD["wrong"]
-    assert list(correct.fine) == [True] * len(str(GOOD["correct"]))
-    assert list(wrong.fine) == [True] * 6 + [False] + [behind] * (len(str(GOOD["wrong"])) - 7)
+    fine, bad = ("mine", True), ("mine", False)
+    assert list(correct.labels) == [fine] * len(str(GOOD["correct"]))
+    assert list(wrong.labels) == [fine] * 6 + [bad] + [bad if behind else None] * (len(str(GOOD["wrong"])) - 7)
 
 
 def test_a_token_with_a_character_of_the_error_is_not_fine(tmp_path: Path) -> None:
@@ -313,9 +332,9 @@ def test_a_token_with_a_character_of_the_error_is_not_fine(tmp_path: Path) -> No
     record = {**GOOD, "wrong": "There are hundreds of marbles here.", "error": [14, 15]}
     _, wrong = read_triples(write(tmp_path, record), llm)
     words = [llm.tokenizer.decode([token]) for token in wrong.tree.tokens]
-    bad = [word for word, fine in zip(words, wrong.fine, strict=True) if fine is False]
+    bad = [word for word, label in zip(words, wrong.labels, strict=True) if label == ("mine", False)]
     assert len(bad) == 1
-    before = "".join(words[: wrong.fine.index(False)])
+    before = "".join(words[: wrong.labels.index(("mine", False))])
     assert len(before) <= 14 < len(before) + len(bad[0])
     assert wrong.prompt[-1] == llm.chat_prompt([{"role": "user", "content": "x"}])["prompt_token_ids"][-1]
 
