@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from transformers.utils import logging
 
 from foretoken import zoo
-from foretoken.analysis.statistics import wilson_interval
+from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.tasks import catalog
 from foretoken.train.mixture import Mixture

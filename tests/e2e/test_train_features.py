@@ -106,7 +106,7 @@ BAD = [
     ("--data nowhere", 2, "--data nowhere: there is no such folder"),
     ("--corpus my.jsonl --out my.jsonl", 2, "my.jsonl: cannot be made"),
     ("--corpus my.jsonl --target zoo:bse", 2, "did you mean 'base'"),
-    ("--corpus my.jsonl --target ./nowhere", 1, "target './nowhere' cannot be loaded"),
+    ("--corpus my.jsonl --target ./nowhere", 1, "model './nowhere' does not exist"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import BRANCH, PARENTS, Session
+from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -210,17 +210,7 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dtype) -> None:
-    """Another plan than dense goes layer by layer through the library, over the same memory."""
-
-    class Layerwise(DensePlan):
-        @property
-        def dense_over(self) -> None:  # type: ignore[override]
-            return None
-
-        @dense_over.setter
-        def dense_over(self, value: object) -> None:
-            pass
-
+    """A plan that is not described goes layer by layer through the library, over the same memory."""
     model, reference = make("qwen2", dtype)
     tokens = text(30)
     cache = model.new_cache(1)
@@ -228,7 +218,7 @@ def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dty
     batch = PackedBatch()
     batch.add_chunk(slot, 0, tokens, wanted=30)
     cache.reserve(slot, 30)
-    ours = model.forward(batch, Layerwise(cache, batch)).logits_MV
+    ours = model.forward(batch, LayerPlan(cache, batch)).logits_MV
     theirs = plain(reference, tokens)
     exact = plain(reference.float(), tokens)
     assert error(ours, exact) <= max(1e-4, 1.5 * error(theirs, exact))

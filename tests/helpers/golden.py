@@ -34,7 +34,7 @@ class LayerPlan(DensePlan):
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
         super().__init__(cache, batch)
-        self.dense_over = None
+        self.native = None
 
 
 class Session:

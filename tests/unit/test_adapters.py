@@ -268,12 +268,8 @@ def test_the_adapter_that_agrees_is_chosen(good: int, monkeypatch: pytest.Monkey
         )
         return oracle
 
-    def no_clock(work: Callable[[], object]) -> float:
-        work()
-        return 1.0
-
     monkeypatch.setattr(exit_choice, "AdapterHead", head_of)
-    monkeypatch.setattr(exit_choice, "_milliseconds", no_clock)
+    monkeypatch.setattr(exit_choice, "measured_step", lambda *args: 1.0)
     chosen, why = exit_choice.choose_exit(target(), adapters)
     assert chosen is adapters[good]
     assert f"exit_layer={good} measured best" in why

@@ -1,4 +1,4 @@
-"""Goodness of fit, homogeneity of two samples, and an interval for a rate: torch only, so `certify` needs no scipy."""
+"""Goodness of fit and homogeneity of two samples: torch only, so `certify` needs no scipy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from foretoken.core.intervals import normal_quantile
 
 _MIN_EXPECTED = 5.0  # the usual floor under which a cell's count is not near normal
 
@@ -110,66 +112,10 @@ def detectable_distance(num_each: int, df: int, alpha: float = 1e-3) -> float:
     From the normal approximation of the noncentral chi-square, for a difference spread evenly over the cells (the
     hardest case for a given distance: w = 2 TV, noncentrality = n w^2 / 2).
     """
-    z_alpha, z_power = _normal_quantile(1.0 - alpha), _normal_quantile(0.9)
+    z_alpha, z_power = normal_quantile(1.0 - alpha), normal_quantile(0.9)
     df = max(df, 1)
     # the mean shift that lifts the statistic over its threshold; its own spread grows with it, hence the iteration
     shift = 0.0
     for _ in range(50):
         shift = max(0.0, z_alpha * math.sqrt(2.0 * df) + z_power * math.sqrt(2.0 * (df + 2.0 * shift)))
     return 0.5 * math.sqrt(2.0 * shift / num_each)
-
-
-def _normal_quantile(p: float) -> float:
-    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
-
-
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a rate; (0, 1) without trials.
-
-    Raises:
-        ValueError: more successes than trials, or a negative number.
-    """
-    if not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes in {trials} trials")
-    if trials == 0:
-        return 0.0, 1.0
-    z = _normal_quantile(0.5 + confidence / 2.0)
-    rate = successes / trials
-    scale = 1.0 + z * z / trials
-    centre = (rate + z * z / (2 * trials)) / scale
-    half = z * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4 * trials * trials)) / scale
-    # at 0 and at all successes the ends are exact, and rounding must not push them out
-    return (0.0 if successes == 0 else max(0.0, centre - half)), (1.0 if successes == trials else centre + half)
-
-
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, tuple[float, float] | None]:
-    """The mean of independent values and Student's interval; None for the interval of fewer than two values.
-
-    Raises:
-        ValueError: no values.
-    """
-    if not values:
-        raise ValueError("no values to average")
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    half = _student_quantile(0.5 + confidence / 2.0, len(values) - 1) * math.sqrt(variance / len(values))
-    return mean, (mean - half, mean + half)
-
-
-def _student_quantile(p: float, df: int) -> float:
-    """Quantile of Student's t for p >= 1/2: exact at 1 and 2 degrees, else within 0.2 % (Abramowitz, 26.7.5)."""
-    if df == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if df == 2:
-        return (2.0 * p - 1.0) * math.sqrt(2.0 / (4.0 * p * (1.0 - p)))
-    z = _normal_quantile(p)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return math.fsum(term / df**power for power, term in enumerate(terms))

@@ -16,7 +16,7 @@ import torch
 from foretoken.analysis.acceptance import Rule, Sampling, rules_for
 from foretoken.analysis.observe import Observed
 from foretoken.analysis.optimal import optimal_acceptance
-from foretoken.analysis.statistics import mean_interval
+from foretoken.core.intervals import mean_interval
 
 # the solved transport problem is the bound itself: it is shown, but the choice is among rules of linear cost
 _IDEAL = "transport"

@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from foretoken.analysis.pareto import pareto_front
-from foretoken.analysis.statistics import mean_interval, wilson_interval
 from foretoken.analysis.tradeoff_points import DRAFT, EXACT, PLAIN, Point
 from foretoken.analysis.tradeoff_run import Trial
+from foretoken.core.intervals import mean_interval, wilson_interval
 from foretoken.core.metrics import Metrics
 from foretoken.tasks.difference import Difference, paired_difference
 from foretoken.tasks.evaluate import Answer

@@ -14,7 +14,17 @@ import typer
 
 from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
 from foretoken.cli.console import emit, finite, note, progress_bar
-from foretoken.cli.options import Device, Dtype, Threads, Verbose, check_model_name, check_placement, load_model
+from foretoken.cli.options import (
+    Device,
+    Dtype,
+    JsonFile,
+    Target,
+    Threads,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+)
 from foretoken.cli.settings import parse_numbers
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable, write_whole
@@ -39,9 +49,7 @@ def analyze() -> None:
 @app.command()
 def acceptance(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Option("--target", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel=_MODELS)
-    ] = "zoo:base",
+    target: Target = "zoo:base",
     draft: Annotated[
         str,
         typer.Option("--draft", help="The draft model, of the target's vocabulary.", rich_help_panel=_MODELS),
@@ -84,10 +92,7 @@ def acceptance(
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
-    ] = None,
+    json: JsonFile = None,
     pictures: Annotated[
         Path | None,
         typer.Option("--pictures", metavar="DIR", help="Write pictures (PNG) there.", rich_help_panel=_OUTPUT),

@@ -13,7 +13,21 @@ import typer
 
 from foretoken.cli.console import emit, finite, note, progress_bar
 from foretoken.cli.eval import find_tasks, num_tokens
-from foretoken.cli.options import Device, Dtype, Threads, Verbose, check_model_name, check_placement, load_model
+from foretoken.cli.options import (
+    Device,
+    Dtype,
+    JsonFile,
+    Target,
+    Threads,
+    Verbose,
+    answer_length_option,
+    check_model_name,
+    check_placement,
+    data_option,
+    load_model,
+    prompt_length_option,
+    seed_option,
+)
 from foretoken.cli.settings import DEFAULT_MODEL, parse_knobs, parse_numbers, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_writable, write_whole
@@ -32,9 +46,7 @@ _MODELS, _RULES, _MEASURE, _OUTPUT = "Models", "Rules", "Measuring", "Output"
 
 def tradeoff(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Option("--target", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel=_MODELS)
-    ] = DEFAULT_MODEL,
+    target: Target = DEFAULT_MODEL,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -97,39 +109,13 @@ def tradeoff(
         typer.Option("--task", metavar="A,B,…", help="'foretoken eval --list' shows them.", rich_help_panel=_MEASURE),
     ] = "code,profiles",
     limit: Annotated[int, typer.Option("--limit", help="Questions of every task.", rich_help_panel=_MEASURE)] = 100,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="The folder of the corpora; short for FORETOKEN_DATA.",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = None,
-    prompt_length: Annotated[
-        int | None,
-        typer.Option(
-            "--context",
-            min=1,
-            metavar="N",
-            help="Tokens of a prompt, for keys and qmsum.",
-            show_default="the task's",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = None,
+    data: Annotated[Path | None, data_option(_MEASURE)] = None,
+    prompt_length: Annotated[int | None, prompt_length_option(_MEASURE)] = None,
     temperature: Annotated[
         str,
         typer.Option("--temperature", metavar="A,B,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE),
     ] = "0",
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            help="Tokens of an answer at most.",
-            show_default="the task's",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = None,
+    max_tokens: Annotated[int | None, answer_length_option(_MEASURE)] = None,
     repeats: Annotated[
         int,
         typer.Option(
@@ -139,14 +125,11 @@ def tradeoff(
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Questions that run together.", rich_help_panel=_MEASURE)
     ] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=_MEASURE)] = 0,
+    seed: Annotated[int, seed_option(_MEASURE)] = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
-    ] = None,
+    json: JsonFile = None,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),

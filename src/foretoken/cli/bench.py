@@ -18,6 +18,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    JsonFile,
     Model,
     Threads,
     Verbose,
@@ -25,6 +26,7 @@ from foretoken.cli.options import (
     check_placement,
     explain,
     load_model,
+    temperature_option,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_methods
 from foretoken.core.errors import ConfigError
@@ -88,9 +90,7 @@ def bench(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
     ] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=_MEASURE)
-    ] = 0.0,
+    temperature: Annotated[float, temperature_option(_MEASURE)] = 0.0,
     seed: Annotated[
         int, typer.Option("--seed", help="Seeds prompts and repeats, alike for all methods.", rich_help_panel=_MEASURE)
     ] = 0,
@@ -104,10 +104,7 @@ def bench(
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
-    ] = None,
+    json: JsonFile = None,
     report: Annotated[
         Path | None,
         typer.Option(

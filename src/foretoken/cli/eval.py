@@ -16,12 +16,19 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    MaxNumSeqs,
     Model,
+    Settings,
     Threads,
     Verbose,
+    answer_length_option,
     check_model_name,
     check_placement,
+    data_option,
     load_model,
+    prompt_length_option,
+    seed_option,
+    temperature_option,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError, InputError
@@ -59,23 +66,8 @@ def eval_command(
         int | None,
         typer.Option("--limit", help="Examples of every task.", show_default="the task's", rich_help_panel=_TASK),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="The folder of the corpora; short for FORETOKEN_DATA.", rich_help_panel=_TASK
-        ),
-    ] = None,
-    prompt_length: Annotated[
-        int | None,
-        typer.Option(
-            "--context",
-            min=1,
-            metavar="N",
-            help="Tokens of a prompt, for keys and qmsum.",
-            show_default="the task's",
-            rich_help_panel=_TASK,
-        ),
-    ] = None,
+    data: Annotated[Path | None, data_option(_TASK)] = None,
+    prompt_length: Annotated[int | None, prompt_length_option(_TASK)] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -85,35 +77,15 @@ def eval_command(
             rich_help_panel=_METHOD,
         ),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method, num_speculative_tokens, or verifier. Repeatable.",
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    sets: Settings = None,
     draft_model: DraftModel = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            help="Tokens of an answer at most.",
-            show_default="the task's",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=_SAMPLING)
-    ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=_SAMPLING)] = 0,
+    max_tokens: Annotated[int | None, answer_length_option(_SAMPLING)] = None,
+    temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
+    seed: Annotated[int, seed_option(_SAMPLING)] = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel="Model")
-    ] = 16,
+    max_num_seqs: MaxNumSeqs = 16,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a task on stdout, and nothing else.", rich_help_panel=_OUTPUT),

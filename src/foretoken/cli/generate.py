@@ -14,12 +14,15 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    MaxNumSeqs,
     Model,
+    Settings,
     Threads,
     Verbose,
     check_model_name,
     check_placement,
     load_model,
+    temperature_option,
 )
 from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError, InputError
@@ -45,22 +48,12 @@ def generate(
             rich_help_panel=_METHOD,
         ),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method, num_speculative_tokens, or verifier. Repeatable.",
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    sets: Settings = None,
     draft_model: DraftModel = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", help="Tokens to generate at most.", rich_help_panel=_SAMPLING)
     ] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=_SAMPLING)
-    ] = 0.0,
+    temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     top_p: Annotated[
         float,
         typer.Option("--top-p", help="Keep the smallest set of tokens with this mass.", rich_help_panel=_SAMPLING),
@@ -141,9 +134,7 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     threads: Threads = None,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel="Model")
-    ] = 16,
+    max_num_seqs: MaxNumSeqs = 16,
     verbose: Verbose = False,
 ) -> int:
     """Generate text, several tokens per model call.

@@ -17,6 +17,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
 _METHOD = "Method"
+_OUTPUT = "Output"
 
 Model = Annotated[
     str,
@@ -40,9 +41,66 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads; default: torch's own choice.", rich_help_panel=_MODEL),
 ]
+MaxNumSeqs = Annotated[
+    int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
+]
+Target = Annotated[
+    str, typer.Option("--target", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel="Models")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="An option of the method, num_speculative_tokens, or verifier. Repeatable.",
+        rich_help_panel=_METHOD,
+    ),
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show what the libraries print, and tracebacks of internal errors.")
 ]
+
+# The same option in another panel of the help: Annotated[float, temperature_option("Sampling")]
+
+
+def temperature_option(panel: str) -> Any:
+    """``--temperature`` of one number."""
+    return typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=panel)
+
+
+def seed_option(panel: str) -> Any:
+    """``--seed`` of commands that always have one."""
+    return typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=panel)
+
+
+def answer_length_option(panel: str) -> Any:
+    """``--max-tokens`` where a task has a length of its own."""
+    return typer.Option(
+        "--max-tokens", help="Tokens of an answer at most.", show_default="the task's", rich_help_panel=panel
+    )
+
+
+def data_option(panel: str) -> Any:
+    """``--data``, the folder of the corpora."""
+    return typer.Option(
+        "--data", metavar="DIR", help="The folder of the corpora; short for FORETOKEN_DATA.", rich_help_panel=panel
+    )
+
+
+def prompt_length_option(panel: str) -> Any:
+    """``--context``, for tasks whose prompts are cut to a length."""
+    return typer.Option(
+        "--context",
+        min=1,
+        metavar="N",
+        help="Tokens of a prompt, for keys and qmsum.",
+        show_default="the task's",
+        rich_help_panel=panel,
+    )
 
 
 def check_placement(dtype: str, device: str) -> None:

@@ -240,12 +240,12 @@ class Plan(Protocol):
     """How the target computes its rows; called by every attention layer. See plans/dense.py.
 
     Attributes:
-        dense_over: the cache, if this plan is plain dense attention over it: then a fused decoder may do the same
-            arithmetic in one piece instead of being called layer by layer. None for any other plan.
+        native: the plan described (models.native.NativePlan), so that a fused decoder may do the same arithmetic in
+            one piece instead of being called layer by layer; None if it has to be called.
     """
 
     @property
-    def dense_over(self) -> Any: ...
+    def native(self) -> Any: ...
 
     def attend(
         self,

@@ -14,6 +14,7 @@ from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
 
@@ -41,7 +42,7 @@ class AdapterHead:
             top: how many tokens of each row to rank.
         """
         if self._fused is not None:
-            ranked = self._fused.forward(batch, cache, Span(0, 1, hidden_TD), top=top)
+            ranked = self._fused.forward(batch, NativePlan(cache), Span(0, 1, hidden_TD), top=top)
             return Output.ranked(ranked)
         positions = batch.positions_1T(self._target.device)[0]
         y_TD = self._adapter.over_cache(hidden_TD, positions, DensePlan(cache, batch))

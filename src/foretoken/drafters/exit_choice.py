@@ -1,21 +1,18 @@
 """Which of several adapters to draft with: measured on the target itself, on this machine, in about a second.
 
 For every depth E: how often adapter and target agree on the next token of texts that the target wrote (alpha), what a
-draft token and a verification cost in milliseconds, and what follows for the speed of chains of the best length:
+step with n draft tokens costs in plain steps, and what follows for the speed of chains of the best length:
 
-    tokens per second(E) = max over n of  (1 + alpha + ... + alpha^n) / (n * draft + verify)
+    speed-up(E) = max over n of  (1 + alpha + ... + alpha^n) / cost(n)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
-
-from torch import Tensor
 
 from foretoken.drafters.adapter_head import AdapterHead
+from foretoken.drafters.exit_costs import measured_step, on_line
 from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -30,20 +27,22 @@ _OPENINGS = (  # of several kinds, so that the choice is not made for one of the
     "A: Hello, I would like to book a table for two.\nB:",
 )
 _WRITTEN = 48  # tokens the target writes after each opening
-_LONGEST = 8  # draft tokens a step that are considered
-_REPEATS = 7
+_LENGTHS = (1, 8)  # draft lengths whose steps are measured: the shortest and the longest that are considered
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     agreement: float
-    draft_ms: float
-    verify_ms: float
+    costs: tuple[float, ...]  # of steps of _LENGTHS, in plain steps
 
-    def speed(self, length: int) -> float:
-        """Tokens per millisecond of chains of so many tokens."""
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding, with chains of the best length."""
+        return max(map(self._with_length, range(_LENGTHS[0], _LENGTHS[-1] + 1)))
+
+    def _with_length(self, length: int) -> float:
         expected = sum(self.agreement**power for power in range(length + 1))
-        return expected / (length * self.draft_ms + self.verify_ms)
+        return expected / on_line(_LENGTHS, self.costs, length)
 
 
 def choose_exit(target: LanguageModel, adapters: Mapping[int, Adapter]) -> tuple[Adapter, str]:
@@ -53,13 +52,11 @@ def choose_exit(target: LanguageModel, adapters: Mapping[int, Adapter]) -> tuple
         adapters: by exit layer.
     """
     texts = [_written(target, opening) for opening in _OPENINGS]
-    plain = _milliseconds(lambda: _rows(target, 1, Span(0, target.num_layers)))
     found = {depth: _measure(target, adapter, texts) for depth, adapter in sorted(adapters.items())}
-    best = {depth: max(map(each.speed, range(1, _LONGEST + 1))) for depth, each in found.items()}
-    chosen = max(best, key=best.__getitem__)
+    chosen = max(found, key=lambda depth: found[depth].speedup)
     lines = [
-        f"{depth}: agrees {each.agreement:.0%}, {each.draft_ms:.2f} ms a draft token, "
-        f"expected {best[depth] * plain:.2f}x"
+        f"{depth}: agrees {each.agreement:.0%}, a step of {_LENGTHS[-1]} drafts costs {each.costs[-1]:.2f} plain ones, "
+        f"expected {each.speedup:.2f}x"
         for depth, each in found.items()
     ]
     return adapters[chosen], f"exit_layer={chosen} measured best ({'; '.join(lines)})"
@@ -99,31 +96,5 @@ def _measure(target: LanguageModel, adapter: Adapter, texts: list[tuple[list[int
         rows = range(begin - 1, len(tokens) - 1)
         agreed += sum(output.best[row] == guess.best[row] for row in rows)
         asked += len(rows)
-    low = _milliseconds(lambda: _rows(target, 1, Span(0, depth, taps=(depth,)), scored=False))
-    own = KVCache(1, 1, target.max_length)
-    own.reserve(own.acquire(), 1)
-    one = PackedBatch()
-    one.add_chunk(0, 0, [0], wanted=1)
-    hidden_1D = _rows(target, 1, Span(0, depth, taps=(depth,)), scored=False)[depth]
-    adapt = _milliseconds(lambda: head.forward(one, own, hidden_1D, top=1))
-    hidden_TD = hidden_1D.expand(1 + _LONGEST // 2, -1).contiguous()
-    verify = _milliseconds(lambda: _rows(target, len(hidden_TD), Span(depth, target.num_layers, hidden_TD)))
-    return _Measured(agreed / asked, low + adapt, low + verify)
-
-
-def _rows(target: LanguageModel, count: int, span: Span, *, scored: bool = True) -> Mapping[int, Tensor]:
-    cache = target.new_cache(1)
-    cache.reserve(cache.acquire(), count)
-    batch = PackedBatch()
-    batch.add_chunk(0, 0, [0] * count, wanted=count if scored else 0)
-    return target.forward(batch, DensePlan(cache, batch), span=span).hidden
-
-
-def _milliseconds(work: Callable[[], object]) -> float:
-    work()
-    times = []
-    for _ in range(_REPEATS):
-        began = perf_counter()
-        work()
-        times.append(perf_counter() - began)
-    return median(times) * 1e3
+    costs = tuple(measured_step(target, depth, length, head) for length in _LENGTHS)
+    return _Measured(agreed / asked, costs)

@@ -7,14 +7,16 @@ whole steps are measured as they are run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
 from torch import Tensor
 
+from foretoken.drafters.adapter_head import AdapterHead
 from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
@@ -53,16 +55,10 @@ class Costs:
 
     @classmethod
     def measured(cls, target: LanguageModel) -> Costs:
-        """In plain steps, on this machine, measured in a moment.
-
-        A plain step stands before every other: so nothing stays warm that would not, and whatever else the machine
-        does at that time slows both.
-        """
+        """In plain steps, on this machine, measured in a moment."""
         layers = target.num_layers
         exits = sorted({1, max(2, layers // 2), max(2, layers - 1)})
-        plain = _Step(target, layers, 0)
-        plain()
-        table = [[_ratio(_Step(target, exit_layer, length), plain) for length in _LENGTHS] for exit_layer in exits]
+        table = [[measured_step(target, exit_layer, length) for length in _LENGTHS] for exit_layer in exits]
         return cls(1.0, exits, _LENGTHS, table)
 
     def step(self, exit_layer: int, length: float) -> float:
@@ -73,7 +69,7 @@ class Costs:
         """
         if not length:
             return self.plain
-        return _on_line(self.exits, [_on_line(self.lengths, costs, length) for costs in self.table], exit_layer)
+        return on_line(self.exits, [on_line(self.lengths, costs, length) for costs in self.table], exit_layer)
 
 
 def head_in_layers(target: LanguageModel) -> float:
@@ -84,41 +80,26 @@ def head_in_layers(target: LanguageModel) -> float:
     return head / ((target.num_parameters - outside) / target.num_layers)
 
 
-def _on_line(points: Sequence[int], values: Sequence[float], at: float) -> float:
+def on_line(points: Sequence[int], values: Sequence[float], at: float) -> float:
     """Linear between neighbouring points, and beyond the outer ones."""
     right = next((place for place, point in enumerate(points) if point >= at and place), len(points) - 1)
     left = right - 1
     return values[left] + (values[right] - values[left]) * (at - points[left]) / (points[right] - points[left])
 
 
-class _Step:
-    """One step on an empty cache: drafts from an exit, the last one's layers below it, verification above it."""
+def measured_step(target: LanguageModel, exit_layer: int, length: int, adapter: AdapterHead | None = None) -> float:
+    """How many plain steps a step with a draft takes on this machine, measured in a moment.
 
-    def __init__(self, target: LanguageModel, exit_layer: int, length: int) -> None:
-        self._target, self._exit, self._length = target, exit_layer, length
-        self._cache = target.new_cache(1)
-        self._cache.reserve(self._cache.acquire(), 1 + length)
+    A plain step stands before every other: so nothing stays warm that would not, and whatever else the machine does at
+    that time slows both.
 
-    def __call__(self) -> None:
-        layers = self._target.num_layers
-        if not self._length:
-            self._forward(0, 1, Span(0, layers), 1)
-            return
-        low = Span(0, self._exit, taps=(self._exit,))
-        for row in range(self._length):
-            self._forward(row, 1, low, 1)
-        hidden_1D = self._forward(self._length, 1, low, 0)[self._exit]
-        rows = 1 + self._length
-        self._forward(0, rows, Span(self._exit, layers, hidden_1D.expand(rows, -1)), rows)
-
-    def _forward(self, first: int, count: int, span: Span, wanted: int) -> Mapping[int, Tensor]:
-        batch = PackedBatch()
-        batch.add_chunk(0, first, [0] * count, wanted=wanted)
-        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span).hidden
-
-
-def _ratio(step: Callable[[], None], plain: Callable[[], None]) -> float:
-    """How many plain steps a step takes."""
+    Args:
+        length: drafted tokens.
+        adapter: what draws them at the exit; None: the target's own head.
+    """
+    plain, step = _Step(target, target.num_layers, 0), _Step(target, exit_layer, length, adapter)
+    plain()
+    step()
     ratios = []
     for _ in range(_REPEATS):
         began = perf_counter()
@@ -127,3 +108,40 @@ def _ratio(step: Callable[[], None], plain: Callable[[], None]) -> float:
         step()
         ratios.append((perf_counter() - between) / (between - began))
     return median(ratios)
+
+
+class _Step:
+    """One step on an empty cache: drafts from an exit, the last one's layers below it, verification above it."""
+
+    def __init__(self, target: LanguageModel, exit_layer: int, length: int, adapter: AdapterHead | None = None) -> None:
+        self._target, self._exit, self._length, self._adapter = target, exit_layer, length, adapter
+        self._cache = target.new_cache(1)
+        self._own = KVCache(1, 1, target.max_length)  # the adapter's
+        for cache in (self._cache, self._own):
+            cache.reserve(cache.acquire(), 1 + length)
+
+    def __call__(self) -> None:
+        layers = self._target.num_layers
+        if not self._length:
+            self._forward(0, 1, Span(0, layers), 1)
+            return
+        low = Span(0, self._exit, taps=(self._exit,))
+        for row in range(self._length):
+            if self._adapter is None:
+                self._forward(row, 1, low, 1)
+            else:
+                hidden_1D = self._forward(row, 1, low, 0)[self._exit]
+                self._adapter.forward(_chunk(row, 1, 1), self._own, hidden_1D, top=1)
+        hidden_1D = self._forward(self._length, 1, low, 0)[self._exit]
+        rows = 1 + self._length
+        self._forward(0, rows, Span(self._exit, layers, hidden_1D.expand(rows, -1)), rows)
+
+    def _forward(self, first: int, count: int, span: Span, wanted: int) -> Mapping[int, Tensor]:
+        batch = _chunk(first, count, wanted)
+        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span).hidden
+
+
+def _chunk(first: int, count: int, wanted: int) -> PackedBatch:
+    batch = PackedBatch()
+    batch.add_chunk(0, first, [0] * count, wanted=wanted)
+    return batch

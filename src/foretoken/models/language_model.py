@@ -19,6 +19,7 @@ from foretoken.models import anatomy, attention, probe
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import decoder
+from foretoken.models.native import NativePlan
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.span import Span, within
 
@@ -127,8 +128,8 @@ class LanguageModel:
         layers = self.num_layers if span is None else span.last - span.first
         self.layers_loaded += layers
         self.layer_rows += layers * len(batch)
-        if self.fused is not None and plan.dense_over is not None:
-            ranked = self.fused.forward(batch, plan.dense_over, span or self._whole, top=top)
+        if self.fused is not None and plan.native is not None:
+            ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
             return Output.ranked(ranked)
         with torch.inference_mode(), attention.following(plan):
             wanted = batch.wanted_rows(self.device)
@@ -175,7 +176,7 @@ class LanguageModel:
 class _NoAttention:
     """The plan of a forward that runs no layer."""
 
-    dense_over = KVCache(0, 1, 1)
+    native = NativePlan(KVCache(0, 1, 1))
 
     def attend(self, *args: Any, **options: Any) -> Tensor:
         raise RuntimeError("attention was called in a forward without layers")

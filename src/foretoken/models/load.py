@@ -39,17 +39,31 @@ def load(
         ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
-    place = _place(device)
-    source = _source(name)
+    place = place_of(device)
+    source = source_of(name)
     config = _config(source, name)
     _check_purpose(config, name)
     kind = _dtype(dtype, config)
-    model = _weights(source, name, config, kind)
+    model = _weights(source, name, config, kind, attn_implementation=attention.NAME)
     tokenizer = _tokenizer(source, name)
     return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
 
 
-def _place(device: str) -> torch.device:
+def load_as_is(name: str | Path, *, device: str = "auto") -> tuple[Any, Any]:
+    """A causal model of transformers as the library computes it, in the checkpoint's dtype, and its tokenizer.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    place = place_of(device)
+    source = source_of(name)
+    config = _config(source, name)
+    model = _weights(source, name, config, _dtype("auto", config))
+    return model.to(place).eval(), _tokenizer(source, name)
+
+
+def place_of(device: str) -> torch.device:
+    """The device of this name; see :func:`load`."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -72,7 +86,7 @@ def _dtype(dtype: str, config: Any) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _source(name: str | Path) -> str:
+def source_of(name: str | Path) -> str:
     """The path or hub id that transformers is given."""
     text = str(name)
     if text.startswith("zoo:"):
@@ -116,15 +130,15 @@ def _check_purpose(config: Any, name: str | Path) -> None:
         raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")
 
 
-def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype) -> Any:
+def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype, **options: Any) -> Any:
     try:
         with _quiet():
             model, report = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype=dtype,
-                attn_implementation=attention.NAME,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
+                **options,
             )
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table

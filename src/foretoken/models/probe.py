@@ -40,7 +40,7 @@ class RollCall:
         twins: two packed rows that hold the same token at the same position.
     """
 
-    dense_over = None
+    native = None
 
     def __init__(self, num_layers: int, twins: tuple[int, int] | None = None) -> None:
         self.num_layers = num_layers

@@ -11,7 +11,7 @@ Letters: T packed rows, R tapped rows, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +51,9 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
     (rotary tables, masks, embeddings by layer), stays as it is.
     """
     hidden: dict[int, Tensor] = {}
-    idle = [layer for number, layer in enumerate(parts.layers) if not span.first <= number < span.last]
+    skipped = [layer for number, layer in enumerate(parts.layers) if not span.first <= number < span.last]
     if not span.final_norm:
-        idle.append(parts.final_norm)
+        skipped.append(parts.final_norm)
     entered = False
 
     def keep(depth: int, values: Any) -> None:
@@ -76,17 +76,27 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
     if span.entering_TD is not None:
         begin = parts.layers[span.first] if span.first < len(parts.layers) else parts.final_norm
         handles.append(begin.register_forward_pre_hook(enter, with_kwargs=True))
-    for module in idle:
-        module.forward = _same
     try:
-        yield hidden
+        with passed_by(skipped):
+            yield hidden
     finally:
-        for module in idle:
-            del module.forward
         for handle in handles:
             handle.remove()
     if span.entering_TD is not None and not entered:
         raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its forward does not pass through its layers")
+
+
+@contextmanager
+def passed_by(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """While inside, these layers give what they read."""
+    found = list(modules)
+    for module in found:
+        module.forward = _same
+    try:
+        yield
+    finally:
+        for module in found:
+            del module.forward
 
 
 def _same(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

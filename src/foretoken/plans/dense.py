@@ -23,6 +23,7 @@ from torch import Tensor
 
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
+from foretoken.models.native import NativePlan
 
 _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded into rows: keys are read once per group
 
@@ -36,7 +37,8 @@ class DensePlan:
     """
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
-        self.cache = self.dense_over = cache
+        self.cache = cache
+        self.native: NativePlan | None = NativePlan(cache)
         self.segments = batch.segments
         self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor | None] = {}
 

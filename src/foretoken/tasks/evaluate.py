@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from foretoken.analysis.statistics import wilson_interval
 from foretoken.core.errors import InputError
+from foretoken.core.intervals import wilson_interval
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM

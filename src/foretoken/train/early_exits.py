@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.models import anatomy
+from foretoken.models.span import passed_by
 from foretoken.train.objectives import distance
 
 
@@ -59,21 +59,14 @@ class EarlyExits:
 def _watched(layers: nn.ModuleList, dropped: Sequence[bool], exits: Sequence[int]) -> Iterator[list[Tensor]]:
     """While inside, dropped layers give what they read, and a forward leaves the exits' hidden states in the list."""
     hidden: list[Tensor] = []
-    handles = []
-    for number, (layer, drop) in enumerate(zip(layers, dropped, strict=True), start=1):
-        if drop:
-            layer.forward = _same
-        if number in exits:
-            handles.append(layer.register_forward_hook(lambda module, args, output: hidden.append(output)))
+    handles = [
+        layer.register_forward_hook(lambda module, args, output: hidden.append(output))
+        for number, layer in enumerate(layers, start=1)
+        if number in exits
+    ]
     try:
-        yield hidden
+        with passed_by(layer for layer, drop in zip(layers, dropped, strict=True) if drop):
+            yield hidden
     finally:
         for handle in handles:
             handle.remove()
-        for layer, drop in zip(layers, dropped, strict=True):
-            if drop:
-                del layer.forward
-
-
-def _same(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden_states

@@ -11,11 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
+from transformers.utils import cached_file
 
-from foretoken import zoo
-from foretoken.core.errors import ConfigError, ModelError
 from foretoken.models.fingerprint import fingerprint
+from foretoken.models.load import load_as_is, source_of
 
 
 @dataclass(frozen=True)
@@ -50,31 +49,6 @@ def load(name: str, device: str = "cpu") -> Target:
         ConfigError: unknown zoo model, or no such device.
         ModelError: the checkpoint is missing, incomplete or damaged.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import cached_file
-
-    place = _place(device)
-    source = str(zoo.path(name)) if name.startswith(zoo.PREFIX) else str(Path(name).expanduser())
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        folder = Path(cached_file(source, "config.json")).parent
-    except Exception as error:
-        # a damaged checkpoint fails wherever the library first stumbles over it; the remedy is the same
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelError(f"target '{name}' cannot be loaded ({reason}); fetch or save it again") from None
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(
-            f"target '{name}': weights are missing from the checkpoint ('{missing[0]}', {len(missing)} in all); "
-            "what it computes would be random"
-        )
-    return Target(name, folder, model.to(place).eval(), tokenizer)
-
-
-def _place(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.device(device)
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device='{device}': torch sees {torch.cuda.device_count()} CUDA devices; use device='cpu'")
-    return place
+    model, tokenizer = load_as_is(name, device=device)
+    folder = Path(cached_file(source_of(name), "config.json")).parent
+    return Target(name, folder, model, tokenizer)

@@ -22,6 +22,7 @@ from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import build
+from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -224,8 +225,9 @@ class FusedDecoder:
         )
         return twin
 
-    def forward(self, batch: PackedBatch, cache: KVCache, span: Span, *, top: int) -> Ranked:
-        """Dense attention over ``cache``, the batch's rows written into it; hidden states are float32."""
+    def forward(self, batch: PackedBatch, plan: NativePlan, span: Span, *, top: int) -> Ranked:
+        """Compute the plan, the batch's rows written into its cache; hidden states are float32."""
+        cache = plan.cache
         segments = (_Segment * len(batch.segments))()
         for native, segment in zip(segments, batch.segments, strict=True):
             native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
