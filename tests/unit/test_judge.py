@@ -310,7 +310,7 @@ def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -
             "write 'judge.threshold' for the verifier's",
         ),
         ({"threshold": 0.5, "judge.threshold": 0.6}, "'threshold' and 'judge.threshold' are one option: keep one"),
-        ({"judge.treshold": 0.6}, "unknown option 'judge.treshold'"),
+        ({"judge.max_runs": 0.6}, "unknown option 'judge.max_runs'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_remedy(settings: dict[str, Any], message: str) -> None:
