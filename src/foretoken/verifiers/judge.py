@@ -139,7 +139,7 @@ class JudgeVerifier:
                 best = target.best[node + 1]
                 off = token != best
                 stands = not off or (
-                    allowed and account.allows(1.0) and permitted(target, node + 1, token) and approved()[child]
+                    allowed and account.allows(1.0) and approved()[child] and permitted(target, node + 1, token)
                 )
                 run = run + 1 if off else 0
                 account.add(*((1.0, float("inf")) if off and stands else (0.0, 0.0)))
