@@ -11,7 +11,7 @@ the task's checker compares with that; an answer in which it finds none (no numb
 Differs: end tokens and other special tokens are not tried, since a judge never accepts them on its own. Tokens that
 draft and target agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of the vocabulary are
 put, and labelled bad without being tried: a judge that has only seen a draft's plausible mistakes lets nonsense pass.
-On the zoo's pair 22 % of random tokens were above 0.5 without them in the training, and 4 % with four of them an answer.
+On the zoo's pair 22 % of random tokens were above 0.5 without them in the training, 4 % with four of them an answer.
 """
 
 from __future__ import annotations
