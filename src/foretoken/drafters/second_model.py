@@ -68,6 +68,7 @@ class SecondModel(ABC):
         MismatchError: the draft has another vocabulary.
     """
 
+    softens = True  # its chains can carry soft_NV
     span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
 
     def __init__(self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1) -> None:
@@ -100,7 +101,7 @@ class SecondModel(ABC):
             # The draft may have fewer positions than the target: then the request goes on without drafts.
             depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
             if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
-                bounded = Budget(budget.max_nodes, depth, budget.patience)
+                bounded = replace(budget, max_depth=depth)
                 growing.append(ModelGrowing(context, bounded, state=self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:

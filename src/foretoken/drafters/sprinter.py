@@ -97,7 +97,7 @@ class SprinterDrafter(SecondModel):
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         most = self.max_nodes
-        bounded = [Budget(min(each.max_nodes, most), min(each.max_depth, most)) for each in budgets]
+        bounded = [Budget(min(each.max_nodes, most), min(each.max_depth, most), soft=each.soft) for each in budgets]
         self._judged = {context.request_id: [] for context in contexts}
         return super().propose(contexts, bounded)
 

@@ -115,6 +115,15 @@ class LanguageModel:
         """Of reading so many tokens of a prompt, the same count."""
         return self._sizes.flops(self.num_layers * num_tokens, 0)
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are not text: what ends a generation, and what the tokenizer holds beside its vocabulary.
+
+        The latter marks roles, tools or thoughts; a few tokenizers keep runs of spaces there, too.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return self.end_ids | frozenset(self.tokenizer.all_special_ids) | frozenset(added)
+
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
         return KVCache(self.num_layers, max_slots, self.max_length)

@@ -223,9 +223,14 @@ def negative_log_likelihood(target: LanguageModel, prompt_ids: Sequence[int], ou
 
 def prompt_ids(llm: LLM, example: Example) -> list[int]:
     """What the model reads: the question, through its chat template if it has one."""
+    return question_ids(llm, example.prompt)
+
+
+def question_ids(llm: LLM, question: str) -> list[int]:
+    """The same for a question that belongs to no task."""
     if llm.is_chat_model:
-        return llm.chat_prompt([{"role": "user", "content": example.prompt}])["prompt_token_ids"]
-    return list(llm.tokenizer(example.prompt)["input_ids"])
+        return llm.chat_prompt([{"role": "user", "content": question}])["prompt_token_ids"]
+    return list(llm.tokenizer(question)["input_ids"])
 
 
 def _flops(llm: LLM) -> float | None:
