@@ -165,8 +165,9 @@ class Engine:
         drafts = [draft for _, draft, _ in jobs]
         last = self._last if any(map(len, drafts)) else None
         if self._inside is None:
-            span = None if last is None else replace(last.span, tap_rows=batch.wanted)
-            return self.target.forward(batch, plan, span=span)
+            if last is None:
+                return self.target.forward(batch, plan)
+            return self.target.forward(batch, plan, span=replace(last.span, tap_rows=batch.wanted))
         output, pieces = shared_forward(
             self.target, self.cache, batch, drafts, plan, self._inside.sight, last=last is not None
         )
