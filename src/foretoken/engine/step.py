@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import TypeVar, cast
@@ -36,7 +36,6 @@ from foretoken.engine.shared_forward import shared_forward
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
 
 log = logging.getLogger(__name__)
@@ -164,13 +163,13 @@ class Engine:
         """The target's forward; with the last hidden states of the wanted rows, if a verifier will look at a draft."""
         plan = self._plan(self.cache, batch)
         drafts = [draft for _, draft, _ in jobs]
-        keeps_last = self._last is not None and any(map(len, drafts))
+        last = self._last if any(map(len, drafts)) else None
         if self._inside is None:
-            end = self.target.num_layers
-            span = Span(0, end, taps=(end,), tap_rows=batch.wanted) if keeps_last else None
-            return self.target.forward(batch, plan, span=span)
+            if last is None:
+                return self.target.forward(batch, plan)
+            return self.target.forward(batch, plan, span=replace(last.span, tap_rows=batch.wanted))
         output, pieces = shared_forward(
-            self.target, self.cache, batch, drafts, plan, self._inside.sight, last=keeps_last
+            self.target, self.cache, batch, drafts, plan, self._inside.sight, last=last is not None
         )
         seen = [
             Seen(request, piece.begin, draft, piece.hidden, piece.best)
