@@ -46,15 +46,15 @@ from foretoken.train.judge_mining import Mining, mine
 TASKS = ("profiles", "code", "arithmetic", "json")
 MINED_SEED = 1  # the bundled head was trained on the questions of seed 0
 GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {  # from strict to loose
-    "judge": ("threshold", (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)),
-    "topk_relaxed": ("relaxed_delta", (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9)),
-    "p_threshold": ("min_prob", (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.01, 0.003)),
-    "kl_threshold": ("max_kl", (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 4.0)),
+    "judge": ("threshold", (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)),
+    "topk_relaxed": ("relaxed_delta", (0.03, 0.1, 0.2, 0.4, 0.8)),
+    "p_threshold": ("min_prob", (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003)),
+    "kl_threshold": ("max_kl", (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)),
 }
 ADVERSE: dict[str, tuple[float | None, ...]] = {
-    "judge": (None, 0.5, 0.3),  # None: what the head was calibrated to
-    "topk_relaxed": (0.1, 0.4, 0.8),
-    "p_threshold": (0.2, 0.1, 0.03),
+    "judge": (None, 0.5),  # None: what the head was calibrated to
+    "topk_relaxed": (0.1, 0.4),
+    "p_threshold": (0.2, 0.05),
 }
 
 
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--head", type=Path, help="default: the one beside the target's weights")
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--limit", type=int, default=60, help="questions of each task")
+    parser.add_argument("--limit", type=int, default=40, help="questions of each task")
     parser.add_argument("--mine", type=int, default=300, help="questions to mine labels from")
     parser.add_argument("--num-speculative-tokens", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)

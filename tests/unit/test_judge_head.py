@@ -14,14 +14,20 @@ from safetensors.torch import load_file, save_file
 
 from foretoken import zoo
 from foretoken.core.errors import MismatchError, ModelError
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.judge import CONFIG, WEIGHTS, JudgeConfig, JudgeHead
+from foretoken.models.judge import BUNDLED, CONFIG, WEIGHTS, JudgeConfig, JudgeHead
 from foretoken.models.load import load
 from foretoken.models.logistic import Logistic
+from foretoken.train.judge_labels import Marked, read_states
+from foretoken.train.roc import auc
 from helpers.heads import head as sprinter_head
 from helpers.tiny_models import save_model
+from helpers.zoo_llms import base, target
 
 WIDTH = 8
+NAMES = ("Tom", "Ben", "Dan", "Max", "Sam")
 ORIGINAL = JudgeConfig(width=WIDTH, threshold=0.875, target="zoo:base", target_fingerprint="ab" * 32)
 
 
@@ -118,3 +124,30 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
         head(replace(own, target_fingerprint="ab" * 32)).check_target(target)
     with pytest.raises(MismatchError, match=r"the judge reads 8 numbers, but .* has states of 64"):
         head(replace(own, width=8)).check_target(target)
+
+
+def test_the_bundled_head_is_for_the_bundled_target() -> None:
+    judge = JudgeHead.load(zoo.path("base") / BUNDLED)
+    judge.check_target(target())
+    record = json.loads((zoo.path("base") / BUNDLED / "training.json").read_text())
+    assert judge.config.threshold == record["threshold"]
+    assert judge.config.target_fingerprint == record["target_fingerprint"]
+    assert 0.5 < judge.config.threshold < 1.0
+
+
+def test_the_bundled_head_refuses_nonsense_and_not_everything() -> None:
+    """Random tokens in the target's own answers, beside what it says itself."""
+    judge = JudgeHead.load(zoo.path("base") / BUNDLED)
+    generator = torch.Generator().manual_seed(0)
+    questions = []
+    for prompt in (f"{name} has 12 marbles. He buys {n} more. How many has he?" for n, name in enumerate(NAMES, 20)):
+        (output,) = base().chat([{"role": "user", "content": prompt}], SamplingParams(max_tokens=24, temperature=0.0))
+        said = [token for token in output.token_ids if token > 6]
+        nonsense = torch.randint(7, 8192, (len(said),), generator=generator).tolist()
+        parents = [*range(-1, len(said) - 1)] * 2
+        labels = [("own", True)] * len(said) + [("nonsense", False)] * len(said)
+        questions.append(Marked(output.prompt_token_ids, TokenTree([*said, *nonsense], parents), labels))
+    found = read_states(target(), questions)
+    score_N = judge.judge(found.hidden_ND)
+    assert float((score_N[~found.fine_N] > judge.config.threshold).float().mean()) < 0.05
+    assert auc(score_N, found.fine_N) > 0.7  # type: ignore[operator]

@@ -13,6 +13,8 @@ import torch
 from scipy.optimize import minimize
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.llm import LLM
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.judge import JudgeConfig, JudgeHead
 from foretoken.train import judge as training
@@ -20,8 +22,9 @@ from foretoken.train import judge_fit
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.judge import quality
 from foretoken.train.judge_fit import GRID, Standard, fit
-from foretoken.train.judge_labels import Labels
+from foretoken.train.judge_labels import Labels, read_states
 from foretoken.train.judge_mining import Mining
+from foretoken.train.judge_triples import read_triples
 from foretoken.train.roc import auc
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -163,6 +166,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"question": f"{n}?", "correct": f"so {chr(97 + n % 26)} it", "wrong": f"so {n % 10} it", "error": [3, 4]}
         for n in range(120)
     ]
+    llm = LLM(place / "target", device="cpu")
+    for line in lines[:10]:  # a correct answer in the target's own words
+        line["correct"] = llm.generate([line["question"]], SamplingParams(max_tokens=4, temperature=0))[0].text or "so"
     (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (place / "few.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:30]))
     one = [{**line, "question": "1?"} for line in lines]
@@ -193,7 +199,16 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     assert held["fine_accepted"] > 0.5
     assert set(held["by_source"]) == {"mine"}
     assert record["triples"] == {"file": "mine.jsonl", "texts": 240, "tail": "mask"}
-    assert record["labels"]["tokens"] >= record["labels"]["not_the_targets_own"] > record["labels"]["fine"]
+    llm = LLM(folder / "target", device="cpu")
+    found = read_states(llm.target, read_triples(folder / "mine.jsonl", llm))
+    asked_N = found.asked_N
+    assert record["labels"] == {
+        "tokens": len(found),
+        "not_the_targets_own": int(asked_N.sum()),
+        "fine": int((found.fine_N & asked_N).sum()),
+        "random": 0,
+    }
+    assert int(asked_N.sum()) < len(found) - 10  # the target's own words are left out
     again = run(folder, "again")
     assert again["held_out"] == held
     assert run(folder, "negative", tail="negative")["labels"]["tokens"] == record["labels"]["tokens"] + 3 * 120

@@ -79,20 +79,25 @@ class Target:
         return outputs
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, picks: Callable[[list[str]], list[str]], max_tokens: int = 12) -> None:
-    """A task of one question, and a draft that would say ``picks`` of a text: one word more than the text has."""
-    example = Example(id="planted/0", prompt="Q", answer="7", response="7", category="planted")
+def plant(
+    monkeypatch: pytest.MonkeyPatch,
+    picks: Callable[[list[str]], list[str]],
+    max_tokens: int = 12,
+    prompts: Sequence[str] = ("Q",),
+) -> None:
+    """A task, and a draft that would say ``picks`` of a text: one word more than the text has."""
+    examples = [Example(id=prompt, prompt=prompt, answer="7", response="7", category="planted") for prompt in prompts]
     task = catalog.Task(
         name="planted", description="", source=lambda setting: [], score=scoring.score_number, max_tokens=max_tokens
     )
     monkeypatch.setitem(catalog.TASKS, "planted", task)
-    monkeypatch.setitem(judge_mining.TASKS, "planted", lambda seed: iter([example]))
+    monkeypatch.setitem(judge_mining.TASKS, "planted", lambda seed: iter(examples))
 
     class Picks:
         def __init__(self, model: Any) -> None: ...
 
         def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
-            assert [WORDS[index] for index in prompt] == ["Q"]
+            assert WORDS[prompt[-1]] == "Q"
             found = picks([WORDS[index] for index in text])
             assert len(found) == len(text) + 1
             return [WORDS.index(word) for word in found]
@@ -100,9 +105,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, picks: Callable[[list[str]], list[str
     monkeypatch.setattr(judge_mining, "_Picks", Picks)
 
 
-def mined(target: Any = None, **options: Any) -> Mined:
+def mined(target: Any = None, count: int = 1, **options: Any) -> Mined:
     draft: Any = SimpleNamespace(max_length=100)
-    return mine(target or Target(), draft, Mining(tasks=("planted",), count=1, **options))
+    return mine(target or Target(), draft, Mining(tasks=("planted",), count=count, **options))
 
 
 def labelled(found: Mined) -> list[tuple[str, str, bool | None]]:
@@ -183,16 +188,22 @@ def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.Monkey
 
 
 def test_random_tokens_stand_beside_the_answer_and_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lambda text: ["the", "total", "is", "7", END][: len(text) + 1])
-    (question,) = mined().questions
-    strangers = [node for node, label in enumerate(question.labels) if label == (RANDOM, False)]
-    assert len(strangers) == STRANGERS  # of this prompt: none hit a special token, or the token of its place
-    kept = [WORDS[token] for token in question.tree.tokens[:4]]
-    assert kept == ["the", "total", "is", "7"]
-    for node in strangers:
-        place = question.tree.parents[node] + 1
-        assert WORDS[question.tree.tokens[node]] not in (kept[place], END, "<pad>")
-    assert mined().questions == [question]
+    prompts = [f"{'so ' * number}Q" for number in range(20)]
+    plant(monkeypatch, lambda text: ["the", "total", "is", "7", END][: len(text) + 1], prompts=prompts)
+    questions = mined(count=20).questions
+    drawn = []
+    for question in questions:
+        kept = [WORDS[token] for token in question.tree.tokens[:4]]
+        assert kept == ["the", "total", "is", "7"]
+        strangers = [node for node, label in enumerate(question.labels) if label == (RANDOM, False)]
+        assert len(strangers) <= STRANGERS
+        for node in strangers:
+            place = question.tree.parents[node] + 1
+            drawn.append((place, WORDS[question.tree.tokens[node]]))
+            assert drawn[-1][1] not in (kept[place], END, "<pad>")
+    assert len(drawn) > 20
+    assert {place for place, _ in drawn} == {0, 1, 2, 3}
+    assert mined(count=20).questions == questions
 
 
 def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
