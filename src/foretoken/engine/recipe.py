@@ -19,10 +19,12 @@ from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThe
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.protocols import Drafter, Plan, Verifier
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafters.sparse_draft import SparseDraft
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.plans import verification as verifications
 from foretoken.plans.dense import DensePlan
+from foretoken.plans.dense_refresh import DenseRefresh
 from foretoken.plans.sparse import SparseVerification
 from foretoken.plans.verification import VerificationConfig
 
@@ -52,6 +54,7 @@ class Recipe:
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
         verification: what the target may leave out when it verifies.
         plan: makes the compute plan of a step accordingly.
+        refresh: computes again densely what sparse verifications have left in the cache; None: it stays.
     """
 
     method: str
@@ -61,6 +64,7 @@ class Recipe:
     adaptive: bool
     verification: VerificationConfig
     plan: PlanMaker
+    refresh: DenseRefresh | None = None
 
     def verifier_for(self, draft: Draft, params: SamplingParams) -> Verifier:
         """The asked-for verifier, else the strongest lossless rule for this draft.
@@ -180,10 +184,29 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if adaptive and hasattr(drafter, "max_nodes"):  # it has a rule of its own for when to stop
         num_nodes, adaptive = drafter.max_nodes, False
     plan: PlanMaker = DensePlan
+    refresh = None
     if verification.sparse:
         _check_budget(verifier, verification)
         plan = SparseVerification(verification, target)
-    return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive, verification, plan)
+        refresh = DenseRefresh(target, verification.refresh) if verification.refresh else None
+    elif verification.confirm:
+        drafter = _confirmed(drafter, verification, target, num_nodes)
+        if verifier is not None:
+            _check_fit(drafter.name, drafter, verifier)
+        num_nodes, adaptive = verification.confirm, False
+    return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive, verification, plan, refresh)
+
+
+def _confirmed(drafter: Drafter, verification: VerificationConfig, target: Any, num_nodes: int) -> Drafter:
+    """The sparse target drafts on top of the drafter, and the dense target verifies."""
+    return SparseDraft(
+        drafter,
+        target,
+        SparseVerification(verification, target),
+        dense_below=verification.dense_below,
+        length=verification.confirm,
+        inner_length=num_nodes,
+    )
 
 
 def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> Drafter:

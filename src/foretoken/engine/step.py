@@ -93,6 +93,9 @@ class Engine:
         """One round for everybody who runs. Returns the requests that got tokens or ended."""
         began = perf_counter()
         work = self.scheduler.next()
+        if self.recipe.refresh is not None:
+            self.recipe.refresh(self.cache, work.decoding)
+        refreshed = perf_counter()
         failed: list[Request] = []
         drafts = self._propose(work.decoding, work.spare_rows, failed)
         drafted = perf_counter()
@@ -125,7 +128,7 @@ class Engine:
 
         # Times are shared evenly by the requests of the step; a request alone gets its own exactly.
         share = 1.0 / len(jobs)
-        draft_time, verify_time = (drafted - began) * share, (computed - packed) * share
+        draft_time, verify_time = (drafted - refreshed) * share, (computed - packed) * share
         other_time = (ended - began) * share - draft_time - verify_time
         for request, _, _ in jobs:
             metrics = request.metrics
@@ -137,7 +140,7 @@ class Engine:
                 rows=len(batch),
                 nodes=nodes,
                 tokens=tokens,
-                draft=drafted - began,
+                draft=drafted - refreshed,
                 verify=computed - packed,
                 total=ended - began,
             )
