@@ -277,3 +277,9 @@ def test_a_calibration_without_experts_or_of_other_ones_is_refused(tmp_path: Pat
 def test_ratios_are_those_that_the_thresholds_are_compared_with():
     """Turned upside down every threshold test would be the other way round."""
     assert ratios(torch.tensor([[0.9, 0.1]])).item() == pytest.approx(1 / 9)
+
+
+def test_what_cannot_save_time_says_so():
+    assert "saves no time" in sparse(model("qwen2_moe"), ffn=0.1).explanation
+    assert target().fused is None or "saves no time" not in sparse(target(), ffn=0.1).explanation
+    assert sparse(model("qwen2_moe"), moe=1, calibration=calibrated("qwen2_moe", 0.1)).explanation == ""

@@ -56,7 +56,7 @@ def test_every_spelling_says_the_same(settings):
     ("settings", "message"),
     [
         ({"verification": "per_head"}, r"must be a mapping.*--set verification\.ffn=0\.05"),
-        ({"verification.atention": "global"}, r"unknown setting 'verification\.atention': did you mean 'attention'"),
+        ({"verification.attn": "global"}, r"unknown setting 'verification\.attn': did you mean 'attention'"),
         ({"verification": {"moee": 1}}, "did you mean 'moe'"),
         ({"verification": {"ffn": 0.1}, "verification.ffn": 0.2}, "given twice"),
         ({"verification.attention": "perhead"}, "did you mean 'per_head'"),
@@ -98,6 +98,10 @@ def test_unknown_options_of_a_method_still_are():
     ("settings", "message"),
     [
         ({"verification.attention": "per_head"}, "dense_below=4096 leaves nothing to be sparse.*holds 4096"),
+        (
+            {"verification.attention": "global", "verification.dense_below": 256, "verification.block": 2048},
+            "block=2048: the context of 'zoo:base' holds 4096.*no block to leave out",
+        ),
         ({"verification.moe": 1}, "'zoo:base' has no routed experts"),
         (
             {"verification.attention": "global", "verification.dense_below": 256, "verification.reuse": "calibrated"},

@@ -52,7 +52,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="An option of the method, num_speculative_tokens, or verifier. Repeatable.",
+        help="An option of the method, num_speculative_tokens, verifier, or verification.*. Repeatable.",
         rich_help_panel=_METHOD,
     ),
 ]

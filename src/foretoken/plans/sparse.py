@@ -65,7 +65,15 @@ class SparseVerification:
                 f"{KEY}.ffn={config.ffn:g}: model '{target.name}' has no gated MLP, whose gate would say which "
                 "channels count: leave it out"
             )
-        self.explanation = _explanation(config, target)
+        self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))
+
+    def _packed(self, target: LanguageModel) -> str:
+        """A remark where sparse MLPs cannot save time, whatever they leave out."""
+        if target.fused is not None or not any(each.packed for each in self._mlps):
+            return ""
+        return (
+            "the MLPs' weights are packed for kernels that read all of them, so that leaving channels out saves no time"
+        )
 
     def __call__(self, cache: KVCache, batch: PackedBatch) -> Plan:
         """The plan of one step."""
@@ -153,6 +161,11 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
             f"{KEY}.dense_below={config.dense_below} leaves nothing to be sparse: the context of '{target.name}' holds "
             f"{target.max_length}; set it lower"
         )
+    if (config.sinks + config.locals + 1) * config.block > target.max_length:
+        raise ConfigError(
+            f"{KEY}.block={config.block}: the context of '{target.name}' holds {target.max_length}, so beside "
+            f"{config.sinks} sinks and {config.locals} locals there is no block to leave out; set it lower"
+        )
     anchors = None
     if config.reuse == "calibrated":
         known = calibration.needed(target, config.calibration, f"{KEY}.reuse=calibrated")
@@ -189,7 +202,7 @@ def _sparse_experts(config: VerificationConfig, target: LanguageModel) -> list[S
     ]
 
 
-def _explanation(config: VerificationConfig, target: LanguageModel) -> str:
+def _expected(config: VerificationConfig, target: LanguageModel) -> str:
     """What the calibration expects of the threshold; the command line prints it."""
     known = calibration.find(target, config.calibration) if config.ffn else None
     if known is None or not known.ffn:

@@ -56,6 +56,11 @@ class SparseMLP:
         self.tau = tau
         self._plain = mlp.plain_weights()
 
+    @property
+    def packed(self) -> bool:
+        """Whether the weights cannot be read in part."""
+        return self._plain is None
+
     def __call__(self, x_RD: Tensor) -> Tensor:
         """[..., D] -> [..., D]"""
         if self._plain is not None:
