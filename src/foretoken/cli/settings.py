@@ -161,4 +161,6 @@ def _find_method(name: str) -> catalog.Entry:
     kinds = {entry.kind for entry in catalog.entries() if entry.name == name}  # one name may be both
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
+    if kinds == {"plan"}:
+        raise ConfigError(f"'{name}' goes beside a method: write --set verification.attention=per_head, .ffn or .moe")
     return catalog.find(name, "drafter")
