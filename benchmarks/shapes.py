@@ -20,6 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.engine.recipe import Recipe
 from foretoken.engine.step import Engine
 from foretoken.models.load import load
 
@@ -309,7 +309,9 @@ def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _scripted_engine(plain: LLM, script: Script, count: int) -> LLM:
     engine = plain.with_method(None)
-    engine.recipe = Recipe("scripted", script, script, count, False)
+    engine.recipe = replace(
+        engine.recipe, method="scripted", drafter=script, verifier=script, num_nodes=count, adaptive=False
+    )
     engine.engine = Engine(plain.target, engine.recipe, max_slots=1, max_rows=plain.max_rows_per_step)
     return engine
 

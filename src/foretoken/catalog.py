@@ -1,4 +1,4 @@
-"""The catalogue: one explicit table of every drafter and verifier, with what each promises and needs.
+"""The catalogue: one explicit table of every drafter, verifier and plan, with what each promises and needs.
 
 Adding a method is one file and one line here. Nothing is imported until it is used. Third parties may add entries
 through the entry-point group ``foretoken.methods`` (an object of type :class:`Entry`).
@@ -24,24 +24,36 @@ class Entry:
         target: "module:Class", imported on first use.
         summary: one line.
         paper: arXiv id or a citation; the method card cites the same.
-        promise: "lossless" for drafters (any of them, under a lossless verifier); for verifiers the written promise.
+        promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
+        head: of a verifier that has learned something: "module:Class" of that, with ``load(folder)`` and
+            ``check_target(target)``. The verifier is made of its Config (whose field ``head`` is a folder; None: one
+            of the entry's name beside the target's weights), of the head, and of the target's special tokens.
     """
 
     name: str
-    kind: Literal["drafter", "verifier"]
+    kind: Literal["drafter", "verifier", "plan"]
     target: str
     summary: str
     paper: str
     promise: str
     needs: str = "nothing"
     weights: str = "none"
+    head: str = ""
 
     def load(self) -> Any:
         """Import and return the class."""
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _imported(self.target)
+
+    def load_head(self) -> Any:
+        """Import and return the class of its head."""
+        return _imported(self.head)
+
+
+def _imported(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 _TABLE = (
@@ -222,6 +234,34 @@ _TABLE = (
         promise="approximate",
     ),
     Entry(
+        name="p_threshold",
+        kind="verifier",
+        target="foretoken.verifiers.p_threshold:PThresholdVerifier",
+        summary="lossy: accept a chain's tokens that the target finds probable enough, test the others exactly",
+        paper="baseline of arXiv:2501.19309",
+        promise="approximate",
+    ),
+    Entry(
+        name="kl_threshold",
+        kind="verifier",
+        target="foretoken.verifiers.kl_threshold:KlThresholdVerifier",
+        summary="lossy: accept a chain's tokens where draft and target have nearly the same law, test the others",
+        paper="arXiv:2601.04766",
+        promise="approximate",
+        needs="a drafter that draws from a law of its own (a model)",
+    ),
+    Entry(
+        name="judge",
+        kind="verifier",
+        target="foretoken.verifiers.judge:JudgeVerifier",
+        summary="lossy: accept a chain's tokens if the exact test or a trained judge of the target's states does",
+        paper="arXiv:2501.19309",
+        promise="approximate",
+        needs="a head for the target (option 'head')",
+        weights="a head for the target (foretoken train judge); bundled for zoo:base",
+        head="foretoken.models.judge:JudgeHead",
+    ),
+    Entry(
         name="sprinter",
         kind="verifier",
         target="foretoken.verifiers.sprinter:SprinterVerifier",
@@ -229,6 +269,15 @@ _TABLE = (
         paper="arXiv:2502.04557",
         promise="approximate",
         needs="drafts of the drafter 'sprinter'",
+    ),
+    Entry(
+        name="sparse_verification",
+        kind="plan",
+        target="foretoken.plans.sparse:SparseVerification",
+        summary="lossy: the target verifies without some blocks of the prefix, channels or experts",
+        paper="arXiv:2512.21911",
+        promise="approximate",
+        needs="--set verification.attention=per_head, .ffn or .moe, beside any method",
     ),
 )
 

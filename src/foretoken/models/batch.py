@@ -65,14 +65,27 @@ class PackedBatch:
         return len(self.tokens)
 
     def add_chunk(
-        self, slot: int, prefix: int, tokens: Sequence[int], *, wanted: int, verification: bool = False
+        self,
+        slot: int,
+        prefix: int,
+        tokens: Sequence[int],
+        *,
+        wanted: int,
+        tail: int = 0,
+        verification: bool = False,
     ) -> None:
-        """Append consecutive tokens that follow ``prefix`` committed rows; logits of the last ``wanted`` rows."""
+        """Append consecutive tokens; logits of the last ``wanted`` rows.
+
+        Args:
+            slot, prefix: the request's slot and its committed rows.
+            tail: rows behind the prefix that they follow, a chain.
+            verification: see :class:`Segment`.
+        """
         start = len(self.tokens)
         end = start + len(tokens)
         self.tokens.extend(tokens)
-        self.positions.extend(range(prefix, prefix + len(tokens)))
-        self.segments.append(Segment(slot, prefix, start, len(tokens), verification=verification))
+        self.positions.extend(range(prefix + tail, prefix + tail + len(tokens)))
+        self.segments.append(Segment(slot, prefix, start, len(tokens), tail, verification=verification))
         self.wanted.extend(range(end - wanted, end))
 
     def add_tree(self, slot: int, prefix: int, root: int, tree: TokenTree) -> None:

@@ -177,7 +177,7 @@ def _allowed(segment: Segment, window: int | None, device: torch.device) -> Tens
     allowed = torch.ones(num_rows, length, dtype=torch.bool, device=device)
     positions = torch.arange(length, device=device)
     if segment.seen is None:
-        allowed.tril_(prefix)
+        allowed.tril_(length - num_rows)
     else:
         allowed[:, prefix:] = segment.seen.to(device)
         positions[prefix:] = prefix + torch.tensor(segment.depths, device=device)

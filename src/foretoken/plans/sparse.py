@@ -51,6 +51,9 @@ class SparseVerification:
         UnsupportedArchitecture: its MLPs or experts are of a kind that is not known here.
     """
 
+    name = "sparse_verification"
+    Config = VerificationConfig
+
     def __init__(self, config: VerificationConfig, target: LanguageModel) -> None:
         self.config = config
         self.attention: Callable[[KVCache, PackedBatch], Plan] = DensePlan

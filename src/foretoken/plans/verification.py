@@ -85,13 +85,15 @@ class VerificationConfig:
         block = self.block
         if not isinstance(block, int) or isinstance(block, bool) or block < _SMALLEST_BLOCK or block & (block - 1):
             raise _wrong("block", block, f"must be a power of two from {_SMALLEST_BLOCK}, for example 64")
+        if self.refresh and self.confirm:
+            raise _wrong("refresh", self.refresh, f"does nothing with {KEY}.confirm: rows are dense when they stay")
         if self.calibration is not None and not isinstance(self.calibration, str | Path):
             raise _wrong("calibration", self.calibration, "must name a file of 'foretoken calibrate sparse'")
 
     @property
     def sparse(self) -> bool:
-        """Whether anything is left out at all."""
-        return self.attention != "off" or self.ffn > 0.0 or self.moe > 0
+        """Whether what is emitted was decided with something left out, so that nothing is promised about it."""
+        return self.confirm == 0 and (self.attention != "off" or self.ffn > 0.0 or self.moe > 0)
 
     @property
     def in_words(self) -> str:
