@@ -27,6 +27,9 @@ class Entry:
         promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
+        head: of a verifier that has learned something: "module:Class" of that, with ``load(folder)`` and
+            ``check_target(target)``. The verifier is made of its Config (whose field ``head`` is a folder; None: one
+            of the entry's name beside the target's weights), of the head, and of the target's special tokens.
     """
 
     name: str
@@ -37,11 +40,20 @@ class Entry:
     promise: str
     needs: str = "nothing"
     weights: str = "none"
+    head: str = ""
 
     def load(self) -> Any:
         """Import and return the class."""
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _imported(self.target)
+
+    def load_head(self) -> Any:
+        """Import and return the class of its head."""
+        return _imported(self.head)
+
+
+def _imported(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 _TABLE = (
@@ -220,6 +232,34 @@ _TABLE = (
         summary="lossy: accept a chain with probability min(1, (1 + tolerance) p/q)",
         paper="arXiv:2211.17192",
         promise="approximate",
+    ),
+    Entry(
+        name="p_threshold",
+        kind="verifier",
+        target="foretoken.verifiers.p_threshold:PThresholdVerifier",
+        summary="lossy: accept a chain's tokens that the target finds probable enough, test the others exactly",
+        paper="baseline of arXiv:2501.19309",
+        promise="approximate",
+    ),
+    Entry(
+        name="kl_threshold",
+        kind="verifier",
+        target="foretoken.verifiers.kl_threshold:KlThresholdVerifier",
+        summary="lossy: accept a chain's tokens where draft and target have nearly the same law, test the others",
+        paper="arXiv:2601.04766",
+        promise="approximate",
+        needs="a drafter that draws from a law of its own (a model)",
+    ),
+    Entry(
+        name="judge",
+        kind="verifier",
+        target="foretoken.verifiers.judge:JudgeVerifier",
+        summary="lossy: accept a chain's tokens if the exact test or a trained judge of the target's states does",
+        paper="arXiv:2501.19309",
+        promise="approximate",
+        needs="a head for the target (option 'head')",
+        weights="a head for the target (foretoken train judge); bundled for zoo:base",
+        head="foretoken.models.judge:JudgeHead",
     ),
     Entry(
         name="sprinter",

@@ -13,7 +13,8 @@ from foretoken.cli.main import main
 
 FIELDS = {
     "model", "method", "task", "num_examples", "accuracy", "interval", "categories", "nll", "truncated", "refused",
-    "failed", "mean_tokens", "tokens_per_step", "tokens_per_second", "distortion", "promise", "seconds", "provenance",
+    "failed", "mean_tokens", "tokens_per_step", "tokens_per_second", "distortion", "kl", "flops_per_token", "promise",
+    "seconds", "provenance",
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ def test_figures_picture_and_advice(tmp_path, capsys):
     code = main(
         [
             *("analyze", "tradeoff", *SMALL, "--task", "code,profiles", "--limit", "2", "--repeats", "2"),
-            *("--rules", "exact,typical,mixture", "--knob", "typical.epsilon=0.3,0.02", "--knob", "mixture.lam=0.5"),
+            *("--rules", "exact,typical,mixture,sprinter", "--knob", "typical.epsilon=0.3,0.02"),
+            *("--knob", "mixture.lam=0.5", "--knob", "sprinter.threshold=1,0.3"),
             *("--budget", "0", "--json", str(out), "--picture", str(picture)),
         ]
     )
@@ -36,6 +37,7 @@ def test_figures_picture_and_advice(tmp_path, capsys):
     assert list(points) == [
         *("plain", "draft", "exact", "typical epsilon=0.3", "typical epsilon=0.02", "typical max_distortion=0"),
         *("mixture lam=0.5", "mixture max_distortion=0"),
+        *("sprinter threshold=1", "sprinter threshold=0.3", "sprinter max_distortion=0"),
     ]
     for point in points.values():
         assert point["num_questions"] == point["num_judged"] == 4
@@ -50,12 +52,27 @@ def test_figures_picture_and_advice(tmp_path, capsys):
     assert points["draft"]["tokens_per_step"] is None
     assert exact["difference"] is None
     # greedy text is the same: plain decoding, exact verification, and every rule that may not stray
-    for label in ("plain", "typical max_distortion=0", "mixture max_distortion=0"):
+    same = (
+        "plain",
+        *(f"{rule} max_distortion=0" for rule in ("typical", "mixture", "sprinter")),
+        "sprinter threshold=1",
+    )
+    for label in same:
         assert points[label]["difference"]["mean"] == 0.0
         assert points[label]["nll_difference"]["mean"] == pytest.approx(0.0, abs=1e-6)
         assert points[label]["distortion"] == 0.0
     assert loose["distortion"] > 0.0
     assert loose["kl"] is None  # infinite
+    # a drafter of its own, at the same target in the same run, with cap and length of its own
+    sprint = points["sprinter threshold=0.3"]
+    assert sprint["drafter"] == {"method": "sprinter", "model": "zoo:draft"}
+    assert exact["drafter"] is None
+    assert sprint["target_calls_per_100_tokens"] < points["sprinter threshold=1"]["target_calls_per_100_tokens"]
+    assert sprint["distortion"] > 0.0
+    # a row through 8 layers of 1,572,864 parameters and a head of 3,145,728, two operations each
+    assert plain["flops_per_token"] == 2 * (8 * 1572864 + 3145728)
+    assert points["draft"]["flops_per_token"] == 2 * (2 * 405504 + 1572864)
+    assert exact["flops_per_token"] > plain["flops_per_token"]
     for front in setting["pareto"].values():
         assert set(front) <= set(points)
         assert front
@@ -68,7 +85,7 @@ def test_a_rule_that_does_not_fit_is_left_out_unless_it_was_named(capsys):
     assert "verifies chains" in capsys.readouterr().err
     assert main(command) == 0
     out, err = capsys.readouterr()
-    assert "tolerance tolerance=0.1 left out: verifier='tolerance' verifies chains" in err
+    assert "tolerance tolerance=0.3 left out: verifier='tolerance' verifies chains" in err
     assert "mixture lam" in out
     assert "tolerance" not in out
     assert "draft" not in out.replace("drafts", "")  # there is no model that could stand alone
@@ -114,6 +131,8 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--rules typical,", "--rules 'typical,': write names"),
         ("--rules typical,typical", "names 'typical' twice"),
         ("--rules block", "'block' is lossless"),
+        ("--rules sprinter --knob sprinter.threshold=0.5,1.5", "threshold=1.5 must be a probability"),
+        ("--rules sprinter --method suffix --target ./x", "--knob sprinter.model=PATH"),
         ("--knob typical=0.1", "write RULE.OPTION=A,B"),
         ("--knob typical.epsilon", "write RULE.OPTION=A,B"),
         ("--knob typical.epsilon=0.1,", "write values with commas"),

@@ -12,6 +12,7 @@ import torch
 
 from foretoken import zoo
 from foretoken.models.fingerprint import fingerprint
+from foretoken.models.logistic import Logistic
 from foretoken.models.sprinter import HeadConfig, SprinterHead
 
 WIDTH = 192  # of zoo:draft
@@ -30,7 +31,7 @@ def head(
     places = target or zoo.path("base"), draft or zoo.path("draft")
     config = HeadConfig(feature, width, "zoo:base", fingerprint(places[0]), "zoo:draft", fingerprint(places[1]))
     weight_D = spread * torch.randn(width, generator=torch.Generator().manual_seed(3))
-    return SprinterHead(config, weight_D, bias)
+    return SprinterHead(config, Logistic(weight_D, bias))
 
 
 @cache

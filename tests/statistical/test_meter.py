@@ -38,7 +38,25 @@ def tolerance(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return stands + (1 - stands.sum()) * left / left.sum()
 
 
-@pytest.mark.parametrize("closed_form", [typical, topk_relaxed, mixture, tolerance], ids=lambda law: law.__name__)
+def standard_or(p: torch.Tensor, q: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+    stands = torch.where(members, q, torch.minimum(p, q))
+    left = (p - q).clamp(min=0)
+    return stands + (1 - stands.sum()) * left / left.sum()
+
+
+def p_threshold(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return standard_or(p, q, p >= 0.1)
+
+
+def kl_threshold(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    kl = float(torch.xlogy(p, p / q).sum())
+    return standard_or(p, q, torch.full_like(p, kl <= 0.3 and float(p.max()) <= 0.9, dtype=torch.bool))
+
+
+RULES = [typical, topk_relaxed, mixture, tolerance, p_threshold, kl_threshold]
+
+
+@pytest.mark.parametrize("closed_form", RULES, ids=lambda law: law.__name__)
 def test_the_meter_is_the_truth_along_the_emitted_path(closed_form: Any) -> None:
     target, drafter = (
         AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32).eval() for name in ("base", "draft")

@@ -25,19 +25,23 @@ from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.recipe import OWN_KEYS
+from foretoken.verifiers.kl_threshold import KlThresholdVerifier
 from foretoken.verifiers.mixture import MixtureVerifier
+from foretoken.verifiers.p_threshold import PThresholdVerifier
 from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.tolerance import ToleranceVerifier
 from foretoken.verifiers.topk_relaxed import TopkRelaxedVerifier
 from foretoken.verifiers.typical import TypicalVerifier
+from helpers.drafters import Empty
 from helpers.zoo_llms import PROMPTS as ALL_PROMPTS
 from helpers.zoo_llms import assert_idle, greedy, ids, with_config
 
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}
 PROMPTS = ALL_PROMPTS[:3]
 LOOSE: dict[str, dict[str, Any]] = {"tolerance": {"tolerance": 0.5}}  # at its default it spares all of these texts
-# sprinter has drafts of its own, and tests: test_sprinter_rule.py
-NAMES = [e.name for e in catalog.entries("verifier") if e.promise == "approximate" and e.name != "sprinter"]
+# these listen to a judge, and have tests of their own: test_sprinter_rule.py, test_judge_rule.py
+JUDGED = ("sprinter", "judge")
+NAMES = [e.name for e in catalog.entries("verifier") if e.promise == "approximate" and e.name not in JUDGED]
 CHAINS = ((-1,), (-1, 0), (-1, 0, 1))
 TREES = ((-1, -1), (-1, -1, 0), (-1, -1, -1))
 STYLES = ("flat", "peaked", "zeros", "point", "equal")
@@ -56,7 +60,14 @@ def rules(**options: Any) -> list[Any]:
         TopkRelaxedVerifier(TopkRelaxedVerifier.Config(relaxed_topk=2, relaxed_delta=0.3, **options)),
         MixtureVerifier(MixtureVerifier.Config(lam=0.3, **options)),
         ToleranceVerifier(ToleranceVerifier.Config(tolerance=0.5, **options)),
+        PThresholdVerifier(PThresholdVerifier.Config(min_prob=0.3, **options)),
+        KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.4, max_confidence=0.8, **options)),
     ]
+
+
+def kinds(rule: Any) -> tuple[Any, ...]:
+    """Laws of drafts that the rule takes."""
+    return ("point", "sampled") if PointMass in rule.laws else ("sampled",)
 
 
 every_rule = pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.name)
@@ -69,7 +80,12 @@ def test_every_lossy_rule_of_the_catalogue_is_here() -> None:
 # ---------------------------------------------------------------------- the closed forms, written again in plain Python
 
 
-def may_stand(rule: Any, p: list[float]) -> list[bool]:
+def may_stand(rule: Any, p: list[float], q: list[float]) -> list[bool]:
+    if rule.name == "p_threshold":
+        return [x >= 0.3 for x in p]
+    if rule.name == "kl_threshold":
+        alike = max(p) <= 0.8 and distances(p, q)[1] <= 0.4
+        return [alike and x > 0 for x in p]
     if rule.name == "typical":
         entropy = -sum(x * math.log(x) for x in p if x > 0)
         return [x > min(0.25, 0.9 * math.exp(-entropy)) for x in p]
@@ -82,7 +98,7 @@ def one_token(rule: Any, p: list[float], q: list[float] | None, tokens: tuple[in
     size, n = len(p), len(tokens)
     hot = [float(i == tokens[0]) for i in range(size)]
     if rule.name in ("typical", "topk_relaxed"):
-        good = may_stand(rule, p)
+        good = may_stand(rule, p, hot)
         if q is None:
             first = next((t for t in tokens if good[t]), None)
             return p if first is None else [float(i == first) for i in range(size)]
@@ -93,7 +109,10 @@ def one_token(rule: Any, p: list[float], q: list[float] | None, tokens: tuple[in
     if rule.name == "mixture":
         kept = [law[i] if p[i] > 0 else 0.0 for i in range(size)]
         return p if sum(kept) == 0 else [0.7 * p[i] + 0.3 * kept[i] / sum(kept) for i in range(size)]
-    accepted = [min(law[i], 1.5 * p[i]) for i in range(size)]
+    if rule.name == "tolerance":
+        accepted = [min(law[i], 1.5 * p[i]) for i in range(size)]
+    else:
+        accepted = [law[i] if good else min(law[i], p[i]) for i, good in enumerate(may_stand(rule, p, law))]
     left = [max(p[i] - law[i], 0.0) for i in range(size)]
     if sum(left) == 0:
         left = p
@@ -120,7 +139,7 @@ def drafted(pair: TablePair, kind: str, tokens: tuple[int, ...], parents: tuple[
 
 def cases(rule: Any) -> Iterator[tuple[TablePair, str, tuple[int, ...]]]:
     shapes = (*CHAINS, *TREES) if rule.trees else CHAINS
-    for number, (kind, shape, style) in enumerate(itertools.product(("point", "sampled"), shapes, STYLES)):
+    for number, (kind, shape, style) in enumerate(itertools.product(kinds(rule), shapes, STYLES)):
         yield TablePair(4 if len(shape) < 3 else 3, number, style), kind, shape
 
 
@@ -170,7 +189,9 @@ def chain_law(rule: Any, pair: TablePair, context: tuple[int, ...], depth: int, 
         q = pair.q(context)
         e = torch.tensor(one_token(rule, p.tolist(), q.tolist(), (0,)), dtype=torch.float64)
         if rule.name in ("typical", "topk_relaxed"):
-            stands = q * torch.tensor(may_stand(rule, p.tolist()), dtype=torch.float64)
+            stands = q * torch.tensor(may_stand(rule, p.tolist(), q.tolist()), dtype=torch.float64)
+        elif rule.name in ("p_threshold", "kl_threshold"):
+            stands = torch.where(torch.tensor(may_stand(rule, p.tolist(), q.tolist())), q, torch.minimum(p, q))
         else:
             stands = torch.minimum(q, e if rule.name == "mixture" else 1.5 * p)
     rows = []
@@ -192,7 +213,7 @@ def test_the_joint_law_of_a_chain_is_the_closed_form(rule: Any, depth: int) -> N
 
 @every_rule
 def test_in_the_mean_the_meter_bounds_the_distance_of_whole_texts(rule: Any) -> None:
-    for seed, kind in itertools.product(range(4), ("point", "sampled")):
+    for seed, kind in itertools.product(range(4), kinds(rule)):
         pair, shape = TablePair(3, 60 + seed, "peaked"), CHAINS[1]
         tv = kl = 0.0
         for weight, tokens, parents in drafts(pair, shape, kind):  # type: ignore[arg-type]
@@ -207,13 +228,15 @@ def test_in_the_mean_the_meter_bounds_the_distance_of_whole_texts(rule: Any) -> 
 @every_rule
 def test_the_enumeration_has_teeth(rule: Any) -> None:
     """No lossy rule passes for a lossless one, and other thresholds are not the closed form."""
-    assert worst_error(rule, num_pairs=1, shapes=CHAINS[:2], styles=("peaked",)).error > 0.01
+    assert worst_error(rule, num_pairs=2, shapes=CHAINS[:2], styles=("peaked", "flat")).error > 0.01
     other = type(rule)(
         {
             "typical": TypicalVerifier.Config(epsilon=0.05),
             "topk_relaxed": TopkRelaxedVerifier.Config(relaxed_topk=1),
             "mixture": MixtureVerifier.Config(lam=0.31),
             "tolerance": ToleranceVerifier.Config(tolerance=0.6),
+            "p_threshold": PThresholdVerifier.Config(min_prob=0.1),
+            "kl_threshold": KlThresholdVerifier.Config(max_kl=0.2),
         }[rule.name]
     )
     found = []
@@ -230,7 +253,7 @@ def test_closed_forms_of_the_distortion() -> None:
     for seed in range(20):
         pair = TablePair(4, seed, STYLES[seed % 3])
         p, q = pair.p(()), pair.q(())
-        _, _, mixture, tolerance = rules()
+        mixture, tolerance = rules()[2:4]
         kept = torch.where(p > 0, q, 0.0)
         if float(kept.sum()) > 0:
             wanted = 0.3 * total_variation(kept / kept.sum(), p)
@@ -249,9 +272,11 @@ def test_impossible_tokens_are_never_emitted(rule: Any) -> None:
             "topk_relaxed": TopkRelaxedVerifier.Config(relaxed_topk=99, relaxed_delta=1.0),
             "mixture": MixtureVerifier.Config(lam=1.0),
             "tolerance": ToleranceVerifier.Config(tolerance=1e6),
+            "p_threshold": PThresholdVerifier.Config(min_prob=0.0),
+            "kl_threshold": KlThresholdVerifier.Config(max_kl=1e6, max_confidence=1.0),
         }[rule.name]
     )
-    for kind, seed in itertools.product(("point", "sampled"), range(6)):
+    for kind, seed in itertools.product(kinds(rule), range(6)):
         pair = TablePair(4, seed, "zeros")
         joint = step_law(loose, pair, (-1, 0), kind, length=2).joint  # type: ignore[arg-type]
         assert float(joint[target_law(pair, 2) == 0].abs().sum()) == 0.0
@@ -265,10 +290,14 @@ def near_argmax() -> Laws:
     return Laws(torch.tensor([[0.45, 0.40, 0.15, 0.0]] * 3).log(), greedy=True, positions=range(3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "kl_threshold"])
 def test_at_temperature_0_a_token_near_the_argmax_stands_and_is_metered(name: str) -> None:
     rule = catalog.find(name, "verifier").load()
-    config = {"tolerance": {"tolerance": 0.2}, "typical": {"epsilon": 0.3, "delta": 1.0}}.get(name, {})
+    config = {
+        "tolerance": {"tolerance": 0.2},
+        "typical": {"epsilon": 0.3, "delta": 1.0},
+        "p_threshold": {"min_prob": 0.3},
+    }.get(name, {})
     rule = rule(rule.Config(**config))
     for law in (PointMass(), Sampled(torch.full((2, 4), 0.25), (0, 1))):
         verdict = rule.verify(Draft(TokenTree((1, 0)), law), near_argmax(), Streams(0))
@@ -278,6 +307,57 @@ def test_at_temperature_0_a_token_near_the_argmax_stands_and_is_metered(name: st
         for token in (2, 3):
             verdict = rule.verify(Draft(TokenTree((token, 0)), law), near_argmax(), Streams(0))
             assert (verdict.path, verdict.extra, verdict.distortion) == ((), 0, 0.0)
+
+
+def test_at_temperature_0_the_laws_at_temperature_1_are_compared() -> None:
+    rule = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.3))
+    near, far = [0.35, 0.4, 0.25, 0.0], [0.05, 0.9, 0.05, 0.0]
+    for token, q, path in ((1, near, (0,)), (2, near, (0,)), (3, near, ()), (1, far, ()), (0, far, (0,))):
+        draft = Draft(TokenTree((token,)), soft_NV=torch.tensor([q]))
+        verdict = rule.verify(draft, near_argmax(), Streams(0))
+        assert (verdict.path, verdict.distortion) == (path, float(bool(path) and token != 0))
+    sure = Laws(torch.tensor([[0.95, 0.05]] * 2).log(), greedy=True, positions=range(2))
+    draft = Draft(TokenTree((1,)), soft_NV=torch.tensor([[0.9, 0.1]]))
+    assert rule.verify(draft, sure, Streams(0)).path == ()
+    anywhere = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.3, max_confidence=1.0))
+    assert anywhere.verify(draft, sure, Streams(0)).path == (0,)
+    with pytest.raises(ValueError, match="'kl_threshold' was given a draft without its law"):
+        rule.verify(Draft(TokenTree((1,))), near_argmax(), Streams(0))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DRAFT,
+        {"method": "sprinter", "model": "zoo:draft", "head": "random:pre"},
+        {"method": "kangaroo", "adapter": "random:2", "threshold": 0.1},
+        {"method": "del", "exit_layer": 2, "draft_length": 3},
+    ],
+    ids=lambda settings: settings["method"],
+)
+def test_at_temperature_0_drafts_carry_their_law_where_a_rule_compares(settings: dict[str, Any]) -> None:
+    for verifier, carries in (("kl_threshold", True), ("ratio", False)):
+        llm = with_config({**settings, "verifier": verifier})
+        drafter: Any = llm.recipe.drafter
+        propose, drafts = drafter.propose, []
+        drafter.propose = lambda *given: drafts.extend(found := propose(*given)) or found  # noqa: B023
+        ids(llm.generate(PROMPTS, SamplingParams(max_tokens=12, repetition_penalty=1.2, ignore_eos=True)))
+        for draft in filter(len, drafts):
+            assert (draft.soft_NV is not None) == carries
+            if carries:
+                assert draft.soft_NV.argmax(-1).tolist() == list(draft.tree.tokens)
+                torch.testing.assert_close(draft.soft_NV.sum(-1), torch.ones(len(draft)))
+        assert any(map(len, drafts))
+
+
+def test_at_temperature_0_a_drafter_without_a_law_is_refused() -> None:
+    class Silent(Empty):
+        laws = (Sampled,)
+
+    llm = with_config({"method": Silent(), "verifier": "kl_threshold"})
+    with pytest.raises(ConfigError, match=r"'kl_threshold' cannot honour temperature=0: .*use a temperature above 0"):
+        llm.generate("x", SamplingParams(max_tokens=2))
+    ids(llm.generate("x", SamplingParams(max_tokens=2, temperature=1.0)))
 
 
 # ---------------------------------------------------------------------- budgets
@@ -304,7 +384,7 @@ def test_a_budget_of_nothing_is_exact_verification_decision_by_decision(rule: An
     assert worst_error(rule, num_pairs=1, shapes=shapes[1:3], styles=("peaked",), greedy=True).error < 1e-12
     for seed in range(30):
         pair = TablePair(4, seed, "peaked")
-        draft, laws = drafted(pair, ("point", "sampled")[seed % 2], (1, 0, 2), (-1, 0, 1))
+        draft, laws = drafted(pair, kinds(rule)[seed % len(kinds(rule))], (1, 0, 2), (-1, 0, 1))
         ours, exact = rule.verify(draft, laws, Streams(seed)), RecursiveVerifier().verify(draft, laws, Streams(seed))
         assert (ours.path, ours.extra, ours.distortion) == (exact.path, exact.extra, 0.0)
 
@@ -312,7 +392,7 @@ def test_a_budget_of_nothing_is_exact_verification_decision_by_decision(rule: An
 @pytest.mark.parametrize("rule", rules(max_distortion=1.0), ids=lambda rule: rule.name)
 def test_a_budget_that_is_never_spent_changes_nothing(rule: Any) -> None:
     free = next(each for each in rules() if each.name == rule.name)
-    for kind in ("point", "sampled"):
+    for kind in kinds(rule):
         pair = TablePair(3, 5, "peaked")
         found, wanted = (step_law(each, pair, (-1, 0), kind).joint for each in (rule, free))  # type: ignore[arg-type]
         assert torch.equal(found, wanted)
@@ -411,6 +491,11 @@ def test_options_of_verifiers_do_not_collide_with_those_of_drafters() -> None:
         ({"verifier": "mixture", "lam": -1}, "lam=-1 must be a number"),
         ({"verifier": "tolerance", "tolerance": -0.5}, "tolerance=-0.5 must be a number"),
         ({"method": "suffix", "verifier": "tolerance"}, "verifies chains"),
+        ({"verifier": "p_threshold", "min_prob": 1.1}, r"min_prob=1.1 must be a number in \[0, 1\]"),
+        ({"method": "suffix", "verifier": "p_threshold"}, "verifies chains"),
+        ({**DRAFT, "verifier": "kl_threshold", "max_kl": -1}, r"max_kl=-1 must be nats in \[0, 1e6\]: 0 is exact"),
+        ({**DRAFT, "verifier": "kl_threshold", "max_confidence": 2}, "max_confidence=2 must be a number"),
+        ({"verifier": "kl_threshold"}, "not valid for drafts of kind PointMass, which 'ngram' proposes"),
         ({**DRAFT, "tree": "hub", "verifier": "typical"}, "not valid for drafts of kind HubPair"),
         ({**DRAFT, "tree": "coupled", "verifier": "mixture"}, "not valid for drafts of kind Coupled"),
     ],
@@ -438,7 +523,7 @@ def test_options_reach_the_rule_and_recipes_do_not_share_them() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_log_probabilities_are_refused(name: str) -> None:
-    llm = with_config({"method": "ngram", "verifier": name})
+    llm = with_config({**DRAFT, "verifier": name})
     with pytest.raises(ConfigError, match=f"logprobs=2 with verifier='{name}'"):
         llm.generate("x", SamplingParams(logprobs=2))
     assert not llm.engine.busy
@@ -452,7 +537,7 @@ def test_other_kinds_and_shapes_are_refused(rule: Any) -> None:
         rule.verify(Draft(bush, WithoutReplacement(torch.full((1, 4), 0.25), (0, 0))), laws, Streams(0))
     if not rule.trees:
         with pytest.raises(ValueError, match="verifies chains"):
-            rule.verify(Draft(bush), laws, Streams(0))
+            rule.verify(Draft(bush, Sampled(torch.full((1, 4), 0.25), (0, 0))), laws, Streams(0))
 
 
 @pytest.mark.parametrize(

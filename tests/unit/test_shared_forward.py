@@ -97,8 +97,12 @@ def step(model: LanguageModel, cache: KVCache, shallow: Shallow, texts: list[Tex
     last = data.draw(st.sampled_from([None, 1, 3]), label="last")
     depths = tuple(sorted(data.draw(st.sets(st.integers(1, model.num_layers)), label="depths")))
     plan = DensePlan(cache, batch)
-    _, pieces = shared_forward(model, cache, batch, [draft for _, draft in jobs], plan, Sight(depths, last))
+    verifying = data.draw(st.booleans(), label="a verifier looks")
+    output, pieces = shared_forward(
+        model, cache, batch, [draft for _, draft in jobs], plan, Sight(depths, last), last=verifying
+    )
     assert model.layer_rows - before == len(batch) * model.num_layers
+    wanted = iter(output.hidden[model.num_layers]) if verifying else iter(())
 
     for (text, draft), segment, piece in zip(jobs, batch.segments, pieces, strict=True):
         path = draft.tree.path_to(data.draw(st.integers(-1, len(draft) - 1), label="path"))
@@ -123,6 +127,12 @@ def step(model: LanguageModel, cache: KVCache, shallow: Shallow, texts: list[Tex
             else:
                 ours, theirs = values[[0, *(node + 1 for node in path)]], fresh
             compare([ours], [theirs], exact=model.fused is not None)
+        if verifying:  # what is kept is of the wanted rows, in order
+            fresh = fresh_rows(model, past, model.num_layers)[1][segment.prefix :]
+            kept = [next(wanted) for row in batch.wanted if segment.start <= row < segment.start + segment.num_rows]
+            ours = kept if text.unread else [kept[0], *(kept[node + 1] for node in path)]
+            if ours:
+                compare(ours, list(fresh[len(fresh) - len(ours) :]), exact=model.fused is not None)
         # commit, or forget everything
         if text.unread:
             cache.commit(text.slot, range(segment.num_rows))

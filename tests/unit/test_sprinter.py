@@ -384,5 +384,5 @@ def test_a_saved_head_is_the_same(tmp_path: Path) -> None:
     original.save(tmp_path)
     loaded = SprinterHead.load(tmp_path)
     assert loaded.config == original.config
-    assert torch.equal(loaded.weight_D, original.weight_D)
-    assert loaded.bias == original.bias
+    assert torch.equal(loaded.unit.weight_D, original.unit.weight_D)
+    assert loaded.unit.bias == original.unit.bias

@@ -344,10 +344,9 @@ def test_drafts_that_nobody_judged_are_refused() -> None:
         SprinterVerifier().verify(
             Draft(TokenTree((1,)), PointMass(), judged=Judged((True,))), laws_of(pair, (1,)), Streams(0)
         )
+    bush = Draft(TokenTree((1, 2), (-1, -1)), Sampled(pair.q(())[None], (0, 0)), judged=Judged((True, True)))
     with pytest.raises(ValueError, match="verifies chains"):
-        SprinterVerifier().verify(
-            Draft(TokenTree((1, 2), (-1, -1)), judged=Judged((True, True))), laws_of(pair, (1, 2)), Streams(0)
-        )
+        SprinterVerifier().verify(bush, laws_of(pair, (1, 2)), Streams(0))
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,24 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from foretoken import catalog
 from foretoken.analysis import tradeoff_run
 from foretoken.analysis.pareto import pareto_front
-from foretoken.analysis.tradeoff import tradeoff
+from foretoken.analysis.tradeoff import measures, tradeoff
 from foretoken.analysis.tradeoff_advice import advice
-from foretoken.analysis.tradeoff_points import DEFAULT_KNOBS, DRAFT, EXACT, PLAIN, Point, make_points
-from foretoken.analysis.tradeoff_run import Questions, Trial, measure
+from foretoken.analysis.tradeoff_points import DRAFT, EXACT, PLAIN, RULES, Point, make_points
+from foretoken.analysis.tradeoff_run import Questions, Trial, build_engines, measure
 from foretoken.analysis.tradeoff_table import tables
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafters import second_model
+from foretoken.models.load import load
 from foretoken.tasks.evaluate import Answer
 from foretoken.tasks.example import Example
+from helpers.zoo_llms import base
 
 MIXTURE = Point(rule="mixture", knob="lam", value=0.1, options={"lam": 0.1})
 STRICT = Point(rule="typical", knob="epsilon", value=0.3, options={"epsilon": 0.3})
@@ -88,7 +93,11 @@ def test_the_draft_alone_is_on_the_front_of_the_clock_only():
         0.0,
     )
     names = {name: [study.rows[i].point.label for i in front] for name, front in study.fronts.items()}
-    assert names == {"tokens_per_second": ["draft", "exact"], "tokens_per_step": ["exact", "mixture lam=0.1"]}
+    assert names == {
+        "tokens_per_second": ["draft", "exact"],
+        "tokens_per_step": ["exact", "mixture lam=0.1"],
+        "flops_per_token": [],  # nobody counted
+    }
     draft = study.row(DRAFT)
     assert (draft.tokens_per_step, draft.target_calls, draft.distortion, draft.kl) == (None, 0.0, None, None)
     assert study.row(MIXTURE.label).target_calls == 25.0
@@ -264,8 +273,6 @@ def test_a_gain_over_slow_exact_verification_is_shown_beside_plain_decoding():
 
 
 def test_tables_fit_100_columns():
-    from rich.console import Console
-
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(tables(compared(36, 2, 12, 0, seconds=(0.8, 0.9), rougeL=0.123)))
     lines = console.export_text().splitlines()
@@ -277,13 +284,18 @@ def test_tables_fit_100_columns():
 # ---------------------------------------------------------------------- points
 
 
+def with_model(rule, drafter, fixed):
+    return {"method": drafter, "model": "zoo:draft", **fixed}
+
+
 def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
-    points = make_points([EXACT, "typical", "mixture"], {"mixture": {"lam": [0.2, 0.4]}}, [0.01], draft=True)
+    varied = {"mixture": {"lam": [0.2, 0.4]}}
+    points = make_points([EXACT, "typical", "mixture"], varied, [0.01], draft=True, own=with_model)
     labels = [point.label for point in points]
     assert labels[:3] == ["plain", "draft", "exact"]
-    assert labels[3:8] == [f"typical epsilon={value:g}" for value in DEFAULT_KNOBS["typical"][1]]
-    assert labels[8:10] == ["typical max_distortion=0.01", "mixture lam=0.2"]
-    assert labels[10:] == ["mixture lam=0.4", "mixture max_distortion=0.01"]
+    assert labels[3:6] == [f"typical epsilon={value:g}" for value in RULES["typical"].values]
+    assert labels[6:8] == ["typical max_distortion=0.01", "mixture lam=0.2"]
+    assert labels[8:] == ["mixture lam=0.4", "mixture max_distortion=0.01"]
     assert points[-1].options == {"lam": 0.4, "max_distortion": 0.01}
     assert points[-1].config({"method": "suffix"}) == {
         "method": "suffix", "verifier": "mixture", "lam": 0.4, "max_distortion": 0.01
@@ -292,16 +304,46 @@ def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
 
 
 def test_a_single_value_fixes_an_option():
-    points = make_points(["topk_relaxed"], {"topk_relaxed": {"relaxed_topk": [3]}}, [], draft=False)
+    points = make_points(["topk_relaxed"], {"topk_relaxed": {"relaxed_topk": [3]}}, [], draft=False, own=with_model)
     assert [point.rule for point in points[:2]] == [PLAIN, EXACT]
     assert [point.options for point in points[2:]] == [
-        {"relaxed_topk": 3, "relaxed_delta": value} for value in DEFAULT_KNOBS["topk_relaxed"][1]
+        {"relaxed_topk": 3, "relaxed_delta": value} for value in RULES["topk_relaxed"].values
     ]
 
 
-@pytest.mark.parametrize("rule", DEFAULT_KNOBS)
+def test_every_lossy_rule_of_the_catalogue_has_its_line_in_the_table():
+    """A new one is one line; without it `analyze tradeoff` would pass the rule over."""
+    lossy = {entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"}
+    assert set(RULES) == lossy
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_default_values_are_valid_and_distinct(rule):
-    assert len({point.label for point in make_points([rule], {}, [], draft=False)}) == 2 + 5
+    points = make_points([rule], {}, [], draft=False, own=with_model)
+    assert len({point.label for point in points}) == 2 + len(RULES[rule].values)
+
+
+def test_a_rule_with_a_drafter_of_its_own_takes_that_ones_options():
+    points = make_points(
+        ["sprinter", "mixture"],
+        {"sprinter": {"threshold": [0.9, 0.7], "max_draft": [6]}},
+        [0.05],
+        draft=False,
+        own=with_model,
+    )
+    strict, loose, budget, *others = points[2:]
+    exact = {"method": "suffix", "num_speculative_tokens": 4}
+    assert [strict.label, loose.label] == ["sprinter threshold=0.9", "sprinter threshold=0.7"]
+    assert strict.config(exact) == {
+        "method": "sprinter", "model": "zoo:draft", "verifier": "sprinter", "threshold": 0.9, "max_draft": 6
+    }  # fmt: skip
+    assert budget.config(exact) == {**loose.config(exact), "max_distortion": 0.05}
+    assert others[0].config(exact) == {**exact, "verifier": "mixture", "lam": RULES["mixture"].values[0]}
+
+
+def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
+    points = make_points(["sprinter", "mixture"], {}, [], draft=False, own=lambda rule, drafter, fixed: None)
+    assert {point.rule for point in points} == {PLAIN, EXACT, "mixture"}
 
 
 @pytest.mark.parametrize(
@@ -317,11 +359,76 @@ def test_default_values_are_valid_and_distinct(rule):
         (["typical"], {"typical": {"epsilon": [0.1, 0.2], "delta": [0.1, 0.2]}}, [], "varies epsilon and delta"),
         (["typical"], {"typical": {"max_distortion": [0.1]}}, [], "use --budget"),
         (["typical"], {}, [-1.0], "--budget: max_distortion=-1.0"),
+        (["sprinter"], {"sprinter": {"threshold": [0.5, 2.0]}}, [], "--knob sprinter: threshold=2.0 must be a prob"),
+        (["sprinter"], {"sprinter": {"treshhod": [0.5]}}, [], "did you mean 'threshold'"),
+        (["mixture"], {"mixture": {"threshold": [0.5]}}, [], "rule 'mixture' has no such option"),
     ],
 )
 def test_points_that_cannot_be(rules, knobs, budgets, message):
     with pytest.raises(ConfigError, match=message):
-        make_points(rules, knobs, budgets, draft=False)
+        make_points(rules, knobs, budgets, draft=False, own=with_model)
+
+
+def test_points_of_a_rule_share_one_loaded_draft_model(monkeypatch):
+    loads = []
+    monkeypatch.setattr(second_model, "load", lambda name, **options: loads.append(name) or load(name, **options))
+    points = make_points(
+        ["sprinter", "mixture"],
+        {"sprinter": {"threshold": [0.8, 0.4]}, "mixture": {"lam": [0.1, 0.2]}},
+        [0.05],
+        draft=False,
+        own=with_model,
+    )
+    engines = build_engines(base(), points, {"method": "draft_model", "model": "zoo:draft"}, None)
+    assert loads == ["zoo:draft"] * 3  # exact, sprinter, mixture
+    strict, loose, budget = (engines[f"sprinter {each}"].recipe for each in
+                             ("threshold=0.8", "threshold=0.4", "max_distortion=0.05"))  # fmt: skip
+    assert [each.drafter.config.threshold for each in (strict, loose, budget)] == [0.8, 0.4, 0.4]
+    assert strict.drafter.model is loose.drafter.model is budget.drafter.model
+    assert strict.drafter.cache is not loose.drafter.cache
+    assert {each.verifier.name for each in (strict, loose, budget)} == {"sprinter"}
+    assert budget.verifier.config.max_distortion == 0.05
+    first, second = (engines[f"mixture lam={lam}"].recipe for lam in (0.1, 0.2))
+    assert first.drafter is second.drafter
+    assert (first.verifier.config.lam, second.verifier.config.lam) == (0.1, 0.2)
+
+
+def test_a_rule_without_its_learned_part_is_left_out_unless_it_was_named():
+    """A pair of one's own has no head until one is trained."""
+    nowhere = {"sprinter": {"head": ["./nowhere"], "threshold": [0.5]}}
+    points = make_points(["sprinter", "mixture"], nowhere, [], draft=False, own=with_model)
+    exact = {"method": "draft_model", "model": "zoo:draft"}
+    left_out = []
+    engines = build_engines(base(), points, exact, lambda point, error: left_out.append((point.label, str(error))))
+    assert [label for label, _ in left_out] == ["sprinter threshold=0.5"]
+    assert "foretoken train sprinter" in left_out[0][1]
+    assert len(engines) == 1 + len(RULES["mixture"].values)
+    with pytest.raises(ModelError, match="foretoken train sprinter"):
+        build_engines(base(), points, exact, None)
+
+
+def test_flops_are_those_of_the_first_repeat_over_its_tokens_and_their_front_is_of_few():
+    right = [True] * 6
+    found = []
+    for label, flops in ((PLAIN, 3e7), (EXACT, 4e7), (MIXTURE.label, 2e7)):
+        found += [replace(each, flops=100 * flops * (1 + each.repeat)) for each in trials(label, right)]
+    study = tradeoff(POINTS, found, 0.0)
+    assert [row.flops_per_token for row in study.rows] == pytest.approx([3e7, 4e7, 2e7])
+    assert [study.rows[i].point.label for i in study.fronts["flops_per_token"]] == [MIXTURE.label]
+    assert study.rows[0].fields()["flops_per_token"] == pytest.approx(3e7)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(tables(study))
+    assert "20M*" in console.export_text()
+    one_missing = [replace(found[0], flops=None), *found[1:]]
+    assert tradeoff(POINTS, one_missing, 0.0).row(PLAIN).flops_per_token is None
+
+
+def test_the_picture_has_a_row_for_every_measure_that_is_known():
+    right = [True, False, True]
+    study = tradeoff(POINTS, [*trials(PLAIN, right, rougeL=0.1), *trials(EXACT, right, rougeL=0.2)], 0.0)
+    assert measures(study) == ["accuracy", "rougeL", "nll"]
+    without = tradeoff(POINTS, [*trials(PLAIN, [None] * 3), *trials(EXACT, [None] * 3)], 0.0)
+    assert measures(without) == ["nll"]
 
 
 # ---------------------------------------------------------------------- measuring
@@ -337,7 +444,7 @@ def asked(monkeypatch):
             raise KeyboardInterrupt
         calls.append((engine.name, [each.id for each in examples], params.seed, params.max_tokens))
         return SimpleNamespace(
-            answers=tuple(answer(each.id) for each in examples), seconds=1.0, metrics=Metrics(num_tokens=1)
+            answers=tuple(answer(each.id) for each in examples), seconds=1.0, metrics=Metrics(num_tokens=1), flops=None
         )
 
     monkeypatch.setattr(tradeoff_run, "evaluate", evaluate)

@@ -17,7 +17,7 @@ from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 RULES: list[BatchVerifier] = [
-    rule for entry in catalog.entries("verifier") if hasattr(rule := entry.load()(), "verify_batch")
+    entry.load()() for entry in catalog.entries("verifier") if hasattr(entry.load(), "verify_batch")
 ]
 CHAINS = [(-1,), (-1, 0), (-1, 0, 1, 2)]
 SHAPES = [*CHAINS, (-1, -1, -1), *random_shapes(1, 6, 7)]

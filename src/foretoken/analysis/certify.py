@@ -140,6 +140,7 @@ def certify(
     began = time.perf_counter()
     say = progress or (lambda line: None)
     settings = dict(settings or {})
+    _check_lossless(method, settings)
     say(f"loading {model} in float32")
     plain_llm = LLM(model, dtype="float32", max_num_seqs=64, max_rows_per_step=1024)
     # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
@@ -174,6 +175,21 @@ def certify(
     return Certificate(
         method, settings, str(model), recipe.promise, quick, tuple(sections), time.perf_counter() - began
     )
+
+
+def _check_lossless(method: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a lossy rule, asked for or the drafter's own, before any model is loaded."""
+    own = getattr(catalog.find(method, "drafter").load(), "own_verifier", None)
+    asked = settings.get("verifier") or own
+    if asked in (None, "auto"):
+        return
+    rule = catalog.find(asked, "verifier") if isinstance(asked, str) else asked
+    if rule.promise == "approximate":
+        remedy = "leave the verifier out" if own is None else "use verifier='auto'"
+        raise ConfigError(
+            f"verifier='{rule.name}' is approximate by design: this recipe is not lossless and gets no certificate; "
+            f"{remedy} for one that is, or read the distortion that every run reports"
+        )
 
 
 def rules_of(recipe: Any) -> list[Verifier]:

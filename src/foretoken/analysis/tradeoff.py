@@ -92,6 +92,8 @@ class Row:
         tokens_per_second, against_plain, against_exact: the clock, and its ratios within the same repeat.
         gain_in_speed: the ratio to exact verification over all repeats, with the 95 % interval of its linearised
             logarithm over the blocks of questions, the independent units. None at exact itself.
+        flops_per_token: counted, of target and drafter after the prompt; see :class:`foretoken.tasks.evaluate.Report`.
+            None where the drafter does not count its own.
         distortion, kl: the meter's, per token; None for the draft alone, which it does not see.
         mean_tokens: length of an answer.
         truncated, failed: answers cut at their limit; requests that ended in an error.
@@ -106,6 +108,7 @@ class Row:
     against_plain: Spread
     against_exact: Spread
     gain_in_speed: Gain | None
+    flops_per_token: float | None
     distortion: float | None
     kl: float | None
     mean_tokens: float
@@ -121,6 +124,7 @@ class Row:
             "knob": point.knob or None,
             "value": point.value,
             "options": dict(point.options),
+            "drafter": None if point.own is None else dict(point.own),
             "on_budget": point.on_budget,
             **_quality_fields(self.quality),
             "by_task": {name: _quality_fields(each) for name, each in self.by_task.items()},
@@ -130,6 +134,7 @@ class Row:
             "speed_against_plain": _spread_fields(self.against_plain),
             "speed_against_exact": _spread_fields(self.against_exact),
             "speed_against_exact_by_block": self.gain_in_speed and asdict(self.gain_in_speed),
+            "flops_per_token": self.flops_per_token,
             "distortion": self.distortion,
             "kl": self.kl,
             "mean_tokens": self.mean_tokens,
@@ -145,7 +150,8 @@ class Tradeoff:
     Attributes:
         rows: in the order of the points: plain, draft, exact, then the rules.
         measure: what the fronts call quality: "accuracy", "rougeL", or "nll" where tasks have neither.
-        fronts: "tokens_per_second" and "tokens_per_step" -> indices of rows on the Pareto front of estimates.
+        fronts: "tokens_per_second", "tokens_per_step" and "flops_per_token" (the fewer the better) -> indices of rows
+            on the Pareto front of estimates.
     """
 
     temperature: float
@@ -191,8 +197,17 @@ def tradeoff(points: Sequence[Point], trials: Sequence[Trial], temperature: floa
         fronts={
             "tokens_per_second": _front(rows, measure, lambda row: row.against_plain.middle),
             "tokens_per_step": _front(rows, measure, lambda row: row.tokens_per_step),
+            "flops_per_token": _front(
+                rows, measure, lambda row: None if row.flops_per_token is None else -row.flops_per_token
+            ),
         },
     )
+
+
+def measures(study: Tradeoff) -> list[str]:
+    """What is known of the quality of some row, the main measure first."""
+    names = dict.fromkeys((study.measure, "accuracy", _ROUGE, "nll"))
+    return [name for name in names if any(quality_value(row, name) is not None for row in study.rows)]
 
 
 def quality_value(row: Row, measure: str) -> float | None:
@@ -239,12 +254,20 @@ def _row(point: Point, own: Sequence[Trial], exact: Sequence[Trial], plain: Sequ
         against_plain=_ratio(speeds, _speeds(plain)),
         against_exact=_ratio(speeds, _speeds(exact)),
         gain_in_speed=None if point.rule == EXACT else _by_block(own, exact),
+        flops_per_token=_flops(first),
         distortion=None if alone else metrics.distortion,
         kl=None if alone else metrics.kl,
         mean_tokens=sum(len(answer.token_ids) for answer in good) / max(1, len(good)),
         truncated=sum(answer.finish_reason == "length" for answer in good),
         failed=len(answers) - len(good),
     )
+
+
+def _flops(trials: Sequence[Trial]) -> float | None:
+    """Per token; None if one block was not counted."""
+    counted = [trial.flops for trial in trials if trial.flops is not None]
+    num_tokens = sum(trial.metrics.num_tokens for trial in trials)
+    return sum(counted) / num_tokens if num_tokens and len(counted) == len(trials) else None
 
 
 def _answers(trials: Iterable[Trial]) -> dict[Key, Answer]:

@@ -1,6 +1,7 @@
-"""A trade-off in one picture: quality against the speed of the clock and against tokens per step, one line per rule.
+"""A trade-off in one picture: quality against the clock, tokens per step and counted FLOPs, one line per rule.
 
-A row for each temperature. Points on the Pareto front wear a ring. Needs matplotlib (extra ``report``).
+A row for each temperature and measure of quality. Points on the Pareto front wear a ring, where the measure is the one
+that it is of. Needs matplotlib (extra ``report``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretoken.analysis.pictures import COLOURS
-from foretoken.analysis.tradeoff import Row, Spread, Tradeoff, quality_gain
+from foretoken.analysis.tradeoff import Row, Spread, Tradeoff, measures, quality_gain
+from foretoken.analysis.tradeoff_points import PLAIN
 
 _MARKERS = "osD^vP*X"
 _COMPARED = {"plain": ("s", "#6b7480"), "draft": ("X", "#6b7480"), "exact": ("*", "#1c2430")}
@@ -19,7 +21,7 @@ _QUALITY = {
     "rougeL": ("ROUGE-L against exact, points (95 %, paired)", 100.0),
     "nll": ("log-likelihood against exact, nats a token (95 %)", 1.0),
 }
-_SIZE = (5.2, 4.4)  # inches of a panel
+_SIZE = (5.2, 3.8)  # inches of a panel
 
 
 def draw_tradeoff(studies: Sequence[Tradeoff], title: str) -> bytes:
@@ -27,18 +29,21 @@ def draw_tradeoff(studies: Sequence[Tradeoff], title: str) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
+    rows = [(study, measure) for study in studies for measure in measures(study)]
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(2 * _SIZE[0] + 1.6, _SIZE[1] * len(studies)), layout="constrained")
-        panels = figure.subplots(len(studies), 2, squeeze=False, sharey="row")
-        for (left, right), study in zip(panels, studies, strict=True):
-            _panel(left, study, "tokens_per_second", lambda row: row.against_plain)
-            left.set_xscale("log", base=2)  # the draft alone is far off
-            left.xaxis.set_major_formatter("{x:g}")
+        figure = Figure(figsize=(3 * _SIZE[0] + 1.6, _SIZE[1] * len(rows)), layout="constrained")
+        panels = figure.subplots(len(rows), 3, squeeze=False, sharey="row")
+        for (left, middle, right), (study, measure) in zip(panels, rows, strict=True):
+            _panel(left, study, measure, "tokens_per_second", lambda row: row.against_plain)
             left.set_xlabel("tokens/s, times plain decoding (median and range)")
-            _panel(right, study, "tokens_per_step", _steps)
-            right.set_xlabel("tokens per step")
-            label, _ = _QUALITY[study.measure]
-            left.set_ylabel(label)
+            _panel(middle, study, measure, "tokens_per_step", _steps)
+            middle.set_xlabel("tokens per step")
+            _panel(right, study, measure, "flops_per_token", _flops_against(study.row(PLAIN)))
+            right.set_xlabel("counted FLOPs per token, times plain decoding")
+            for panel in (left, right):
+                panel.set_xscale("log", base=2)  # the draft alone is far off
+                panel.xaxis.set_major_formatter("{x:g}")
+            left.set_ylabel(_QUALITY[measure][0])
             left.set_title(f"temperature {study.temperature:g}: {title}", loc="left")
             left.legend(frameon=False, fontsize=8)
         buffer = io.BytesIO()
@@ -47,12 +52,21 @@ def draw_tradeoff(studies: Sequence[Tradeoff], title: str) -> bytes:
 
 
 def _steps(row: Row) -> Spread | None:
-    value = row.tokens_per_step
+    return _exactly(row.tokens_per_step)
+
+
+def _flops_against(plain: Row | None) -> Callable[[Row], Spread | None]:
+    unit = plain and plain.flops_per_token
+    return lambda row: None if not unit or row.flops_per_token is None else _exactly(row.flops_per_token / unit)
+
+
+def _exactly(value: float | None) -> Spread | None:
     return None if value is None else Spread(value, value, value, 1)
 
 
-def _panel(axes: Any, study: Tradeoff, front: str, speed: Callable[[Row], Spread | None]) -> None:
-    scale = _QUALITY[study.measure][1]
+def _panel(axes: Any, study: Tradeoff, measure: str, front: str, speed: Callable[[Row], Spread | None]) -> None:
+    """One measure of quality against one of speed; the front is drawn for the measure that it is of."""
+    scale = _QUALITY[measure][1]
     lines: dict[str, list[tuple[Row, Spread]]] = {}
     for row in study.rows:
         place = speed(row)
@@ -66,7 +80,7 @@ def _panel(axes: Any, study: Tradeoff, front: str, speed: Callable[[Row], Spread
             number = rules.index(name)
             colour = COLOURS[number % len(COLOURS)]
             marker, style = _MARKERS[number % len(_MARKERS)], ":" if name.endswith("budget") else "-"
-        heights, errors = zip(*(_height(row, study.measure, scale) for row, _ in points), strict=True)
+        heights, errors = zip(*(_height(row, measure, scale) for row, _ in points), strict=True)
         axes.errorbar(
             [place.middle for _, place in points],
             heights,
@@ -82,7 +96,9 @@ def _panel(axes: Any, study: Tradeoff, front: str, speed: Callable[[Row], Spread
         )
     axes.axhline(0.0, color="#1c2430", linewidth=0.7, linestyle="--", zorder=0)
     axes.grid(color="#e3e7ec", linewidth=0.6)
-    best = [(place.middle, _height(row, study.measure, scale)[0]) for row, place in _on_front(study, front, speed)]
+    if measure != study.measure:
+        return
+    best = [(place.middle, _height(row, measure, scale)[0]) for row, place in _on_front(study, front, speed)]
     axes.plot(
         *zip(*sorted(best), strict=True),
         color="#9aa4b0",

@@ -1,12 +1,13 @@
 """The points of a trade-off: every rule at every value of its knob, beside what they are compared with.
 
-A rule's values go from strict to loose. One knob of a rule varies; its other options may be fixed.
+A rule's values go from strict to loose. One knob of a rule varies; its other options may be fixed. A rule may have a
+drafter of its own; its knob, and other options, may then be the drafter's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +17,33 @@ from foretoken.core.errors import ConfigError, nearest
 PLAIN, DRAFT, EXACT = "plain", "draft", "exact"
 BUDGET = "max_distortion"
 
-# rule -> knob, values from strict to loose
-DEFAULT_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "typical": ("epsilon", (0.3, 0.2, 0.1, 0.05, 0.02)),
-    "topk_relaxed": ("relaxed_delta", (0.05, 0.1, 0.2, 0.4, 0.8)),
-    "mixture": ("lam", (0.05, 0.1, 0.2, 0.3, 0.5)),
-    "tolerance": ("tolerance", (0.1, 0.3, 1.0, 3.0, 10.0)),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How a lossy rule enters a study unless told otherwise.
+
+    Attributes:
+        knob: the option that varies, the rule's or its drafter's.
+        values: of the knob, from strict to loose.
+        drafter: the method that drafts for it; None: the study's, which exact verification has, too.
+    """
+
+    knob: str
+    values: tuple[Any, ...]
+    drafter: str | None = None
+
+
+RULES = {
+    "typical": Rule(knob="epsilon", values=(0.3, 0.1, 0.02)),
+    "topk_relaxed": Rule(knob="relaxed_delta", values=(0.05, 0.2, 0.8)),
+    "mixture": Rule(knob="lam", values=(0.1, 0.2, 0.4)),
+    "tolerance": Rule(knob="tolerance", values=(0.3, 1.0, 5.0)),
+    "p_threshold": Rule(knob="min_prob", values=(0.3, 0.1, 0.03)),
+    "kl_threshold": Rule(knob="max_kl", values=(0.1, 0.3, 1.0)),
+    "judge": Rule(knob="threshold", values=(0.95, 0.8, 0.5)),
+    "sprinter": Rule(knob="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter"),
 }
-DEFAULT_RULES = (EXACT, *DEFAULT_KNOBS)
+DEFAULT_RULES = (EXACT, *RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +54,9 @@ class Point:
         rule: ``plain``, ``draft`` (the draft model alone), ``exact``, or a lossy verifier.
         knob: the option that varies; "" where nothing does.
         value: of the knob.
-        options: the rule's options, the knob among them; what is not here has its default.
+        options: the rule's options and its own drafter's, the knob among them; what is not here has its default.
         on_budget: the knob is a budget, all else is held at the loosest value.
+        own: ``speculative_config`` of the rule's own drafter; None: the study's drafts for it.
     """
 
     rule: str
@@ -43,6 +64,7 @@ class Point:
     value: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
     on_budget: bool = False
+    own: Mapping[str, Any] | None = None
 
     @property
     def setting(self) -> str:
@@ -70,12 +92,18 @@ class Point:
         return self.rule not in (PLAIN, DRAFT, EXACT)
 
     def config(self, exact: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``speculative_config`` of a rule, from that of exact verification."""
-        return {**exact, "verifier": self.rule, **self.options} if self.lossy else dict(exact)
+        """The ``speculative_config`` of a rule, from that of exact verification where it has no drafter of its own."""
+        base = exact if self.own is None else self.own
+        return {**base, "verifier": self.rule, **self.options} if self.lossy else dict(exact)
 
 
 def make_points(
-    rules: Sequence[str], knobs: Mapping[str, Mapping[str, Sequence[Any]]], budgets: Sequence[float], *, draft: bool
+    rules: Sequence[str],
+    knobs: Mapping[str, Mapping[str, Sequence[Any]]],
+    budgets: Sequence[float],
+    *,
+    draft: bool,
+    own: Callable[[str, str, Mapping[str, Any]], Mapping[str, Any] | None],
 ) -> list[Point]:
     """Plain decoding, the draft alone, exact verification, and every rule over its knob and the budgets.
 
@@ -85,6 +113,8 @@ def make_points(
             rule's default knob does.
         budgets: values of ``max_distortion``; each is measured with the rule at its last value.
         draft: whether there is a draft model that can stand alone.
+        own: from a rule, the drafter that is its own and what ``knobs`` fixes of its options to that drafter's
+            ``speculative_config``; None leaves the rule out.
     Raises:
         ConfigError: an unknown, lossless or repeated rule, an unknown option, a value out of range, or two options of
             a rule that vary.
@@ -96,33 +126,49 @@ def make_points(
     for number, rule in enumerate(rules):
         if rule in rules[:number]:
             raise ConfigError(f"--rules names '{rule}' twice: keep one")
-        if rule != EXACT:
-            points += _points_of(rule, knobs.get(rule, {}), budgets)
+        if rule == EXACT:
+            continue
+        given = knobs.get(rule, {})
+        makers = _makers(rule)
+        _check_options(rule, given, makers)
+        knob, values = _varying(rule, given)
+        fixed = {key: each[0] for key, each in given.items() if key != knob}
+        drafter = RULES[rule].drafter if rule in RULES else None
+        config = None if drafter is None else own(rule, drafter, fixed)
+        if drafter is not None and config is None:
+            continue
+        of_rule = [
+            Point(rule=rule, knob=knob, value=value, options={**fixed, knob: value}, own=config) for value in values
+        ]
+        loosest = of_rule[-1].options
+        of_rule += [
+            Point(rule=rule, knob=BUDGET, value=each, options={**loosest, BUDGET: each}, on_budget=True, own=config)
+            for each in budgets
+        ]
+        for point in of_rule:
+            _check_values(point, makers)
+        points += of_rule
     return points
 
 
-def _points_of(rule: str, given: Mapping[str, Sequence[Any]], budgets: Sequence[float]) -> list[Point]:
-    make = _options_class(rule)
-    known = [each.name for each in dataclasses.fields(make)]
+def _check_options(rule: str, given: Mapping[str, Sequence[Any]], makers: Sequence[Any]) -> None:
+    known = [each.name for make in makers for each in dataclasses.fields(make)]
     for key in given:
         if key not in known:
             raise ConfigError(f"--knob {rule}.{key}: rule '{rule}' has no such option; {nearest(key, known)}")
         if key == BUDGET:
             raise ConfigError(f"--knob {rule}.{BUDGET}: use --budget, which holds for every rule")
-    knob, values = _varying(rule, given)
-    fixed = {key: each[0] for key, each in given.items() if key != knob}
-    points = [Point(rule=rule, knob=knob, value=value, options={**fixed, knob: value}) for value in values]
-    loosest = points[-1].options
-    points += [
-        Point(rule=rule, knob=BUDGET, value=each, options={**loosest, BUDGET: each}, on_budget=True) for each in budgets
-    ]
-    for point in points:
+
+
+def _check_values(point: Point, makers: Sequence[Any]) -> None:
+    """Let the rule and its drafter refuse what is out of range, before anything is loaded."""
+    config = {**(point.own or {}), **point.options}
+    for make in makers:
         try:
-            make(**point.options)
+            make(**{each.name: config[each.name] for each in dataclasses.fields(make) if each.name in config})
         except ConfigError as error:
-            option = "--budget" if point.on_budget else f"--knob {rule}"
+            option = "--budget" if point.on_budget else f"--knob {point.rule}"
             raise ConfigError(f"{option}: {error}") from None
-    return points
 
 
 def _varying(rule: str, given: Mapping[str, Sequence[Any]]) -> tuple[str, Sequence[Any]]:
@@ -131,20 +177,23 @@ def _varying(rule: str, given: Mapping[str, Sequence[Any]]) -> tuple[str, Sequen
         raise ConfigError(f"--knob: rule '{rule}' varies {' and '.join(several)}; give one of them a single value")
     if several:
         return several[0], given[several[0]]
-    if rule in DEFAULT_KNOBS:
-        knob, values = DEFAULT_KNOBS[rule]
-        return knob, given.get(knob, values)
+    if rule in RULES:
+        knob = RULES[rule].knob
+        return knob, given.get(knob, RULES[rule].values)
     if given:
         key = list(given)[-1]
         return key, given[key]
     raise ConfigError(f"rule '{rule}' has no values to try by default: add --knob {rule}.OPTION=A,B,…")
 
 
-def _options_class(rule: str) -> Any:
+def _makers(rule: str) -> list[Any]:
+    """The Config of the rule, and of its own drafter."""
     verifiers = {entry.name: entry for entry in catalog.entries("verifier")}
     lossy = [name for name, entry in verifiers.items() if entry.promise == "approximate"]
     if rule in verifiers and rule not in lossy:
         raise ConfigError(f"rule '{rule}' is lossless, and has nothing to trade: 'exact' stands for it")
     if rule not in verifiers:
         raise ConfigError(f"unknown rule '{rule}': {nearest(rule, [EXACT, *lossy])}")
-    return verifiers[rule].load().Config
+    makers = [verifiers[rule].load().Config]
+    drafter = RULES[rule].drafter if rule in RULES else None
+    return makers if drafter is None else [*makers, catalog.find(drafter, "drafter").load().Config]

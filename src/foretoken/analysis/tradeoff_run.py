@@ -6,12 +6,13 @@ from block to block. Every repeat asks everything again with the same seeds.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretoken.analysis.tradeoff_points import EXACT, Point
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ForetokenError, InputError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
@@ -34,6 +35,7 @@ class Trial:
         task: its name.
         seconds: wall time of generating.
         metrics: the block's counters.
+        flops: of all forwards after the prompts; None where they are not all counted.
     """
 
     label: str
@@ -42,6 +44,7 @@ class Trial:
     answers: tuple[Answer, ...]
     seconds: float
     metrics: Metrics
+    flops: float | None = None
 
 
 @dataclass
@@ -133,6 +136,7 @@ def measure(
                             answers=report.answers,
                             seconds=report.seconds,
                             metrics=report.metrics,
+                            flops=report.flops,
                         )
                     )
                 found.trials += this_round
@@ -154,19 +158,22 @@ def _seeded(params: SamplingParams, offset: int) -> SamplingParams:
 
 
 def build_engines(
-    llm: LLM, points: Sequence[Point], exact: Mapping[str, Any], skip: Callable[[Point, ConfigError], None] | None
+    llm: LLM, points: Sequence[Point], exact: Mapping[str, Any], skip: Callable[[Point, ForetokenError], None] | None
 ) -> dict[str, LLM]:
     """An engine for exact verification and for every lossy point, over one target.
 
-    Points of one rule share their drafter, so that a draft model is loaded once for each rule.
+    Points of one rule share their drafter or, where they differ in its options, its model: a draft model is loaded once
+    for each rule.
 
     Args:
         llm: holds the target.
         points: those of a study; plain decoding and the draft alone get no engine here.
         exact: the ``speculative_config`` of exact verification.
-        skip: told of a point whose rule does not fit the method, which is then left out; None: that is an error.
+        skip: told of a point whose rule does not fit the method, or lacks a learned part, which is then left out;
+            None: that is an error.
     Raises:
         ConfigError: the method refuses its options, or (without ``skip``) a rule.
+        ModelError: a draft model, or (without ``skip``) a rule's learned part, cannot be had.
     """
     engines = {EXACT: llm.with_method(exact)}
     drafters: dict[str, Any] = {}
@@ -174,12 +181,11 @@ def build_engines(
         if not point.lossy:
             continue
         config = point.config(exact)
-        if point.rule in drafters:  # an instance: it has the method's options already
-            length = {key: exact[key] for key in ("num_speculative_tokens",) if key in exact}
-            config = {"method": drafters[point.rule], "verifier": point.rule, **length, **point.options}
+        if point.rule in drafters:
+            config = _with_drafter(config, point.options, drafters[point.rule])
         try:
             engine = llm.with_method(config)
-        except ConfigError as error:
+        except ForetokenError as error:
             if skip is None:
                 raise
             skip(point, error)
@@ -187,3 +193,13 @@ def build_engines(
         drafters[point.rule] = engine.recipe.drafter
         engines[point.label] = engine
     return engines
+
+
+def _with_drafter(config: Mapping[str, Any], options: Mapping[str, Any], drafter: Any) -> dict[str, Any]:
+    """The same recipe with a drafter that is there already, or another one like it over the same model."""
+    names = {each.name for each in dataclasses.fields(drafter.Config)}
+    changed = {key: options[key] for key in names & options.keys() if options[key] != getattr(drafter.config, key)}
+    if changed and not hasattr(drafter, "with_options"):
+        return dict(config)
+    rest = {key: value for key, value in config.items() if key not in names}  # an instance has its options already
+    return {**rest, "method": drafter.with_options(**changed) if changed else drafter}

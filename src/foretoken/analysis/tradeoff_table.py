@@ -14,6 +14,7 @@ from foretoken.analysis.tradeoff_points import EXACT, PLAIN
 
 _DASH = "–"
 _ROUGE = "rougeL"
+_UNITS = ("", "k", "M", "G", "T", "P")
 
 Cells = Callable[[int, Row], Sequence[str]]
 
@@ -90,6 +91,9 @@ def _speed(study: Tradeoff) -> Table:
         return [
             _DASH if steps is None else _starred(f"{steps:.2f}", number in study.fronts["tokens_per_step"]),
             f"{row.target_calls:.0f}",
+            _DASH
+            if row.flops_per_token is None
+            else _starred(_scaled(row.flops_per_token), number in study.fronts["flops_per_token"]),
             f"{row.tokens_per_second.middle:.0f}",
             _starred(f"{row.against_plain.middle:.2f}", number in study.fronts["tokens_per_second"]),
             _DASH if row.point.rule == PLAIN else _range(row.against_plain),
@@ -101,7 +105,18 @@ def _speed(study: Tradeoff) -> Table:
     repeats = "one repeat" if study.num_repeats == 1 else f"median and range of {study.num_repeats} repeats"
     return _table(
         f"speed, {repeats}; *: on the Pareto front with {study.measure}",
-        ("tokens\n/step", "calls\n/100", "tokens\n/s", "times\nplain", "range", "times\nexact", "range", "TV", "KL"),
+        (
+            "tokens\n/step",
+            "calls\n/100",
+            "FLOPs\n/tok",
+            "tokens\n/s",
+            "times\nplain",
+            "range",
+            "times\nexact",
+            "range",
+            "TV",
+            "KL",
+        ),
         study,
         cells,
     )
@@ -134,6 +149,15 @@ def _table(title: str, columns: Sequence[str], study: Tradeoff, cells: Cells) ->
 
 def _starred(text: str, star: bool) -> str:
     return text + ("*" if star else " ")
+
+
+def _scaled(value: float) -> str:
+    """Three digits and a power of a thousand: 31.5M."""
+    for unit in _UNITS:
+        if abs(value) < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000.0
+    return f"{value:.3g}E"
 
 
 def _share(value: float | None) -> str:

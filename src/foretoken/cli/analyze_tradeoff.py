@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken import catalog
 from foretoken.cli.console import emit, finite, note, progress_bar
 from foretoken.cli.eval import find_tasks, num_tokens
 from foretoken.cli.options import (
@@ -29,7 +30,7 @@ from foretoken.cli.options import (
     seed_option,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_knobs, parse_numbers, parse_settings, speculative_config
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 100
+_MANY = 100  # questions of a task, from which on nobody is told to ask more
 _MODELS, _RULES, _MEASURE, _OUTPUT = "Models", "Rules", "Measuring", "Output"
 
 
@@ -71,7 +73,8 @@ def tradeoff(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the method, or num_speculative_tokens. Repeatable.",
+            help="An option of the method, or num_speculative_tokens; not for rules with a drafter of their own. "
+            "Repeatable.",
             rich_help_panel=_MODELS,
         ),
     ] = None,
@@ -81,7 +84,7 @@ def tradeoff(
             "--rules",
             metavar="A,B,…",
             help="Lossy verifiers; plain decoding, the draft alone and exact verification are always measured.",
-            show_default="typical, topk_relaxed, mixture, tolerance",
+            show_default="every lossy rule",
             rich_help_panel=_RULES,
         ),
     ] = None,
@@ -90,8 +93,9 @@ def tradeoff(
         typer.Option(
             "--knob",
             metavar="RULE.OPTION=A,B,…",
-            help="Values to try, from strict to loose; a single value fixes an option. Repeatable.",
-            show_default="five values a rule",
+            help="Values to try, from strict to loose; a single value fixes an option. Options of a rule's own "
+            "drafter (sprinter.threshold) count as the rule's. Repeatable.",
+            show_default="three values a rule",
             rich_help_panel=_RULES,
         ),
     ] = None,
@@ -108,7 +112,12 @@ def tradeoff(
         str,
         typer.Option("--task", metavar="A,B,…", help="'foretoken eval --list' shows them.", rich_help_panel=_MEASURE),
     ] = "code,profiles",
-    limit: Annotated[int, typer.Option("--limit", help="Questions of every task.", rich_help_panel=_MEASURE)] = 100,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit", help="Questions of every task; four times as many halve the intervals.", rich_help_panel=_MEASURE
+        ),
+    ] = 30,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_MEASURE)] = None,
     temperature: Annotated[
@@ -121,7 +130,7 @@ def tradeoff(
         typer.Option(
             "--repeats", min=1, help="Interleaved repeats; they give the range of speeds.", rich_help_panel=_MEASURE
         ),
-    ] = 3,
+    ] = 2,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Questions that run together.", rich_help_panel=_MEASURE)
     ] = 1,
@@ -143,11 +152,17 @@ def tradeoff(
     95 % interval; speeds have the range of the repeats. The advice below the
     tables claims no difference that these do not show.
 
+    The default takes about five minutes for the bundled pair, and its
+    intervals are wide. For narrow ones take more questions and repeats
+    (--limit 100 --repeats 3: five times as long) or fewer rules.
+
     [bold]Examples[/bold]
 
-      foretoken analyze tradeoff --limit 20 --repeats 2
+      foretoken analyze tradeoff
 
-      foretoken analyze tradeoff --rules mixture --knob mixture.lam=0.1,0.3,0.6
+      foretoken analyze tradeoff --rules sprinter,mixture --limit 100 --repeats 3
+
+      foretoken analyze tradeoff --knob sprinter.threshold=0.9,0.7,0.5
 
       foretoken analyze tradeoff --rules typical --budget 0.01,0.05
 
@@ -165,6 +180,9 @@ def tradeoff(
         parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
+        own=lambda rule, drafter, fixed: _own_config(
+            rule, drafter, fixed, target, exact.get("model"), strict=rules is not None
+        ),
     )
     check_placement(dtype, device)
     check_model_name(target)
@@ -221,6 +239,23 @@ def _exact_config(method: str | None, settings: Mapping[str, Any], target: str, 
     return config
 
 
+def _own_config(
+    rule: str, method: str, fixed: Mapping[str, Any], target: str, draft: str | None, *, strict: bool
+) -> dict[str, Any] | None:
+    """The config of a drafter that belongs to a rule; None: it cannot be had, and nobody asked for the rule by name."""
+    named = {key: fixed[key] for key in ("model",) if key in fixed}
+    if draft is not None and "key 'model'" in catalog.find(method, "drafter").needs:
+        named.setdefault("model", draft)
+    try:
+        return speculative_config(method, named, target=target)
+    except ConfigError:
+        reason = f"rule '{rule}' drafts with a model of its own: name one with --knob {rule}.model=PATH"
+        if strict:
+            raise ConfigError(reason) from None
+        note(f"{rule} left out: {reason}")
+        return None
+
+
 def _parse_rules(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
@@ -265,7 +300,7 @@ def _engines(
     from foretoken.analysis.tradeoff_points import DRAFT, PLAIN
     from foretoken.analysis.tradeoff_run import build_engines
 
-    def leave_out(point: Point, error: ConfigError) -> None:
+    def leave_out(point: Point, error: ForetokenError) -> None:
         note(f"{point.label} left out: {error}")
 
     engines = {PLAIN: llm, **build_engines(llm, points, exact, None if strict else leave_out)}
@@ -366,6 +401,9 @@ def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
             console.print(tables(study))
         emit(capture.get(), end="")
         emit(f"{advice(study)}\n")
+    fewest = min(each["num_questions"] for each in facts["tasks"].values())
+    if fewest < _MANY:
+        emit(f"{fewest} questions of a task show large differences only: --limit {4 * fewest} halves the intervals.")
     emit("No interval is corrected for the number of points: of twenty, one may look different by chance.")
     if facts["interrupted"]:
         emit("interrupted: only what every point had answered is counted")

@@ -353,7 +353,7 @@ def _print_remarks(result: _Result) -> None:
     if math.isnan(report.distortion):
         emit(f"{report.task}: distortion not known (sparse verification)")
     elif report.distortion:
-        emit(f"{report.task}: distortion {report.distortion:.3g} per token")
+        emit(f"{report.task}: distortion {report.distortion:.3g} and KL {report.kl:.3g} per token")
     if report.truncated:
         emit(f"{report.task}: {report.truncated} of {report.num_examples} answers were cut at the token limit")
     if difference is not None:

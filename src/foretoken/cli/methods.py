@@ -106,7 +106,8 @@ def _find(name: str) -> list[catalog.Entry]:
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:
-    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry) if field.name != "target"}
+    names = [field.name for field in dataclasses.fields(entry) if field.name not in ("target", "head")]
+    return {name: getattr(entry, name) for name in names}
 
 
 def _describe(entry: catalog.Entry) -> dict[str, Any]:

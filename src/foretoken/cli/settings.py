@@ -15,7 +15,7 @@ DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
 _DEFAULT_DRAFTS = {"zoo:base": "zoo:draft"}
 _KEY = re.compile(r"[A-Za-z_]\w*")
-_NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: verification.ffn
+_NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
 
 def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:

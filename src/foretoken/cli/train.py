@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken import zoo
-from foretoken.cli import features, train_kangaroo, train_sprinter
+from foretoken.cli import features, train_judge, train_kangaroo, train_sprinter
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.training import (
     CheckpointEvery,
@@ -31,6 +31,9 @@ app.command(
 app.command(
     "kangaroo", epilog="Example: foretoken train kangaroo --target zoo:base --exit-layer 2 --data DATA --out my-adapter"
 )(train_kangaroo.kangaroo)
+app.command("judge", epilog="Example: foretoken train judge --target zoo:base --draft zoo:draft --out my-judge")(
+    train_judge.judge
+)
 app.command(
     "sprinter", epilog="Example: foretoken train sprinter --target zoo:base --draft zoo:draft --data DATA --out my-head"
 )(train_sprinter.sprinter)

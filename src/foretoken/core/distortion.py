@@ -28,6 +28,7 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -88,6 +89,17 @@ def divergence(e_V: Tensor, p_V: Tensor) -> float:
     """KL(e, p) in nats; infinite where e has mass and p has none."""
     terms_V = torch.where(e_V > 0.0, e_V * (e_V.log() - p_V.log()), torch.zeros_like(e_V))
     return max(float(terms_V.sum()), 0.0)  # below 0 by rounding only
+
+
+def price_of(p: float, q: float) -> tuple[float, float]:
+    """What a token costs that stands for certain, drawn with chance q (1: a point mass), though it has p > 0 only.
+
+    ((1 - p/q)+, (log q/p)+): of a rule that lets some tokens stand and tests the others the mean over the draw is
+    sum (q - p)+ over the former, which is TV(e, p); the mean of the second is at least KL(e, p). So a rule that cannot
+    say what it would have done with the tokens that were not drawn is metered without bias.
+    """
+    excess = q / p
+    return max(0.0, 1.0 - 1.0 / excess), max(0.0, math.log(excess))
 
 
 def emitted(stands_V: Tensor, rest_V: Tensor) -> Tensor:

@@ -126,6 +126,9 @@ class Draft:
             the drafter has none. Used by the draft-length controller only, never by a verifier.
         begun: the target's own work on these rows, from which verification goes on; None: they are only tokens.
         judged: what the drafter's own judge says; None: it has none.
+        soft_NV: at temperature 0, where the budget asked for it: the drafter's law at temperature 1 (bias and penalties
+            applied, no filter) that each node's token is the argmax of, float32 [N, V]. The draft is a point mass all
+            the same.
     """
 
     tree: TokenTree
@@ -133,6 +136,7 @@ class Draft:
     confidence: tuple[float, ...] = ()
     begun: Begun | None = None
     judged: Judged | None = None
+    soft_NV: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tree)

@@ -3,7 +3,7 @@
 A law is processed at every node of a tree under the history that the node stands for: penalties and min_tokens count
 the tokens on the path to the node as if they had been emitted.
 
-Letters: M rows, V vocabulary.
+Letters: M rows, V vocabulary, D width of the target.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Laws:
         positions: position of the token that each row decides, M integers.
         best: argmax of every row if the caller already has it.
         process: gives the processed logits of a range of rows; None: ``logits_MV`` is processed.
+        hidden: gives ``hidden_MD``; None: no verifier asked for it.
+        stop_ids: tokens that end this request.
     """
 
     def __init__(
@@ -45,9 +47,13 @@ class Laws:
         positions: Sequence[int],
         best: Sequence[int] | None = None,
         process: Callable[[range], Tensor] | None = None,
+        hidden: Callable[[], Tensor] | None = None,
+        stop_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.greedy = greedy
         self.positions = positions
+        self.stop_ids = stop_ids
+        self._hidden = hidden
         self._raw_MV = logits_MV
         self._process = process
         self._rows: dict[int, Tensor] = {}
@@ -73,6 +79,20 @@ class Laws:
         """Processed logits of every row, [M, V]."""
         assert self._process is not None
         return self._process(range(len(self)))
+
+    @cached_property
+    def hidden_MD(self) -> Tensor:
+        """The target's last hidden state of each row, float32 [M, D], computed when it is first looked at.
+
+        A row's state is that *of* its token, after reading it: row i + 1 is what the target makes of draft node i, and
+        the law of that row is what it expects behind the node. The law that node i is drawn from is its parent's row.
+
+        Raises:
+            ValueError: nobody keeps them: the verifier lacks ``needs``.
+        """
+        if self._hidden is None:
+            raise ValueError("no hidden states were kept: a verifier that reads them says so (needs = LastState())")
+        return self._hidden()
 
     @cached_property
     def best(self) -> Sequence[int]:

@@ -67,11 +67,13 @@ class Budget:
         max_nodes: draft nodes at most (0: propose nothing).
         max_depth: path length at most; the request's remaining tokens bound it.
         patience: stop rule of the adaptive controller; None drafts the full budget.
+        soft: whether the draft is to carry ``soft_NV`` at temperature 0, for a verifier that compares the two laws.
     """
 
     max_nodes: int
     max_depth: int
     patience: Patience | None = None
+    soft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,36 @@ class BatchVerifier(Verifier, Protocol):
     def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
         """:meth:`verify` for each of the requests, with the same streams and the same result."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LastState:
+    """What a verifier may want to see of the target beside its laws: the last hidden state of each row of a draft.
+
+    Attributes:
+        normed: as the target's head reads it, behind the final norm; False: before it.
+    """
+
+    normed: bool = True
+
+
+class SeeingVerifier(Verifier, Protocol):
+    """A verifier that looks at hidden states; the engine hands them over as ``Laws.hidden_MD``.
+
+    Attributes:
+        needs: which. The target is checked for them when the engine is built.
+    """
+
+    needs: LastState
+
+
+class ComparingVerifier(Verifier, Protocol):
+    """A verifier that compares the drafter's law with the target's, also at temperature 0 (``Draft.soft_NV``).
+
+    It is refused at temperature 0 beside a drafter that does not say ``softens = True``.
+    """
+
+    compares_laws: bool
 
 
 class BudgetedVerifier(Verifier, Protocol):

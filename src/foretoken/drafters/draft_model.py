@@ -171,6 +171,7 @@ class ModelDrafter(SecondModel):
         if not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
+        draft.soften(output, row)
         node = draft.add(output.best[row], parent, confidence, 0)
         draft.frontier = [node] if draft.has_room(node) else []
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -188,6 +188,7 @@ class DynamicExitDrafter:
     """
 
     name = "del"
+    softens = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -294,7 +295,7 @@ class DynamicExitDrafter:
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
         growing = [
-            ShallowGrowing(context, Budget(min(budget.max_nodes, budget.max_depth), budget.max_depth))
+            ShallowGrowing(context, Budget(min(budget.max_nodes, budget.max_depth), budget.max_depth, soft=budget.soft))
             for context, budget in zip(contexts, budgets, strict=True)
             if min(budget.max_nodes, budget.max_depth) > 0
         ]
@@ -302,7 +303,7 @@ class DynamicExitDrafter:
         exit_layer, length = self._plan([draft.context for draft in growing])
         self._exit = exit_layer
         for draft in growing:
-            draft.budget = Budget(draft.budget.max_nodes, min(draft.budget.max_depth, length))
+            draft.budget = replace(draft.budget, max_depth=min(draft.budget.max_depth, length))
         active = growing if length else []
         taps = tuple(range(1, exit_layer + 1)) if self.sight.depths else (exit_layer,)
         with torch.inference_mode():

@@ -26,6 +26,7 @@ class Growing:
     Attributes:
         confidence, reach: of each node: that it stands given its parent does, and that its whole path does.
         row_of: index into ``q_rows`` of each node.
+        soft_rows: of each node of a chain at temperature 0, if the budget asks: the law that it is the argmax of.
         frontier: nodes to expand next; ROOT at first.
     """
 
@@ -38,6 +39,7 @@ class Growing:
     confidence: list[float] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
     q_rows: list[Tensor] = field(default_factory=list)
+    soft_rows: list[Tensor] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     chain: bool = True
 
@@ -94,6 +96,7 @@ class Growing:
             share = output.top_shares[row * (len(output.top_shares) // len(output.best))]
             if share != share:
                 raise no_law(name)
+            self.soften(output, row)
             return self.add(output.best[row], parent, share, 0)
         q_V = torch.softmax(self.process(output.logits_MV[row : row + 1])[0].float(), dim=-1)
         (token,) = draw_siblings(Sampled, q_V, 1, self.context.streams)
@@ -103,6 +106,11 @@ class Growing:
         self.q_rows.append(q_V)
         return self.add(token, parent, share, len(self.q_rows) - 1)
 
+    def soften(self, output: Output, row: int) -> None:
+        """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""
+        if self.budget.soft:
+            self.soft_rows.append(torch.softmax(output.logits_MV[row].float(), dim=-1))
+
     def finish(self, kind: type[Law], begun: Begun | None = None) -> Draft:
         """The draft. Without rows of q it is a point mass, whatever ``kind`` says."""
         if not self.tokens:
@@ -111,7 +119,8 @@ class Growing:
         confidence = tuple(min(1.0, max(1e-6, value)) for value in self.confidence)
         if not self.q_rows:
             law = Coupled() if kind is Coupled and not self.context.params.greedy else PointMass()
-            return Draft(tree, law, confidence, begun)
+            soft_NV = torch.stack(self.soft_rows) if self.soft_rows else None
+            return Draft(tree, law, confidence, begun, soft_NV=soft_NV)
         tabulated = cast(type[Tabulated], kind)
         return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of)), confidence, begun)
 

@@ -66,6 +66,7 @@ class KangarooDrafter:
     """
 
     name = "kangaroo"
+    softens = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -149,7 +150,7 @@ class KangarooDrafter:
             depth = min(budget.max_depth, self.config.max_depth)
             if state is not None and budget.max_nodes > 0 and depth > 0:
                 self._rewind(state, context)
-                bounded = Budget(min(budget.max_nodes, self.max_nodes), depth)
+                bounded = Budget(min(budget.max_nodes, self.max_nodes), depth, soft=budget.soft)
                 growing.append((ShallowGrowing(context, bounded), state))
         with torch.inference_mode():
             active = growing

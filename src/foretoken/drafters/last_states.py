@@ -1,4 +1,4 @@
-"""The last hidden states of a draft model, as its own head reads them.
+"""The last hidden states of a model, as its own head reads them, or before the final norm.
 
 Letters: M rows, D width.
 """
@@ -24,14 +24,17 @@ class LastStates:
 
     Args:
         model: checked here: its head must give the same logits for these states as the model did.
+        normed: as the head reads them; False: the residual stream after the last layer.
     Raises:
         UnsupportedArchitecture: it does not.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, *, normed: bool = True) -> None:
+        self._normed = normed
         self._depth = model.num_layers
         self.span = Span(0, model.num_layers, taps=(model.num_layers,))
         kind = type(model.model).__name__
+        counted = model.layers_loaded, model.layer_rows
         try:
             self._norm = anatomy.find(model.model).final_norm
             reason = None if self._agrees(model) else "its head reads something else than its last hidden state"
@@ -39,13 +42,20 @@ class LastStates:
             reason = str(error)
         except Exception as error:  # hundreds of families raise whatever they like
             reason = f"its hidden states cannot be kept ({' '.join(str(error).split())[:200]})"
+        finally:
+            model.layers_loaded, model.layer_rows = counted
         if reason is not None:
-            raise UnsupportedArchitecture(f"model '{model.name}' ({kind}) cannot carry a SPRINTER head: {reason}")
+            raise UnsupportedArchitecture(
+                f"model '{model.name}' ({kind}) cannot carry a head on its last hidden state: {reason}"
+            )
+
+    def of(self, output: Output, rows: Sequence[int]) -> Tensor:
+        """float32 [M, D]: the states of these rows of what a forward kept."""
+        return self._state(output.hidden[self._depth][list(rows)], normed=self._normed)
 
     @torch.inference_mode()
-    def of(self, output: Output, rows: Sequence[int]) -> Tensor:
-        """float32 [M, D]: what the final norm gives for these packed rows."""
-        return self._norm(output.hidden[self._depth][list(rows)]).float()
+    def _state(self, residual_MD: Tensor, *, normed: bool) -> Tensor:
+        return (self._norm(residual_MD) if normed else residual_MD).float()
 
     def _agrees(self, model: LanguageModel) -> bool:
         batch, cache = PackedBatch(), model.new_cache(1)
@@ -53,5 +63,6 @@ class LastStates:
         cache.reserve(slot, 3)
         batch.add_chunk(slot, 0, range(3), wanted=3)
         output = model.forward(batch, DensePlan(cache, batch), span=self.span)
-        h_MD = self.of(output, [0, 1, 2]).to(output.hidden[self._depth].dtype)
+        residual_MD = output.hidden[self._depth]
+        h_MD = self._state(residual_MD, normed=True).to(residual_MD.dtype)
         return same(output.logits_MV, model.score(h_MD, final_norm=False).logits_MV)

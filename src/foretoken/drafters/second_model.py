@@ -61,28 +61,38 @@ class SecondModel(ABC):
     """A draft model and its cache. Drafters give :meth:`_expand` and :meth:`_finish`.
 
     Args:
-        name: the draft checkpoint, in the target's dtype and on its device.
+        model: the draft checkpoint, in the target's dtype and on its device; or a draft that is loaded already.
         target: whose tokens are drafted.
         top: how many tokens of each row are ranked.
     Raises:
         MismatchError: the draft has another vocabulary.
     """
 
+    softens = True  # its chains can carry soft_NV
     span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
 
-    def __init__(self, name: str, target: LanguageModel, *, top: int = 1) -> None:
+    def __init__(self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1) -> None:
         dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
-        self.model = load(name, dtype=dtype, device=str(target.device))
+        self.model = load(model, dtype=dtype, device=str(target.device)) if isinstance(model, str) else model
         reason = check_same_vocabulary(target, self.model)
         if reason is not None:
             raise MismatchError(
-                f"draft model '{name}' has another vocabulary than '{target.name}' ({reason}): "
+                f"draft model '{self.model.name}' has another vocabulary than '{target.name}' ({reason}): "
                 "use a draft with the target's tokenizer"
             )
         self.vocab_size = target.vocab_size
         self.cache = self.model.new_cache(_SLOTS)
         self._top = top
         self._states: dict[int, State] = {}
+
+    @property
+    def flops(self) -> float:
+        """Of all forwards of the draft so far, counted; see models/work.py."""
+        return self.model.flops
+
+    def reading_flops(self, num_tokens: int) -> float:
+        """Of the draft's reading so many tokens of a prompt, the same count."""
+        return self.model.reading_flops(num_tokens)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Grow one draft per request, level by level; one forward per level for all of them."""
@@ -91,7 +101,7 @@ class SecondModel(ABC):
             # The draft may have fewer positions than the target: then the request goes on without drafts.
             depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
             if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
-                bounded = Budget(budget.max_nodes, depth, budget.patience)
+                bounded = replace(budget, max_depth=depth)
                 growing.append(ModelGrowing(context, bounded, state=self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:

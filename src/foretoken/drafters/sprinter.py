@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Judged, Law, Sampled
 from foretoken.core.errors import ConfigError, ModelError
@@ -74,9 +75,10 @@ class SprinterDrafter(SecondModel):
             if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 256:
                 raise ConfigError(f"max_draft={most!r} must be an integer between 1 and 256")
 
-    def __init__(self, config: Config, target: LanguageModel) -> None:
-        super().__init__(config.model, target)
+    def __init__(self, config: Config, target: LanguageModel, draft: LanguageModel | None = None) -> None:
+        super().__init__(config.model if draft is None else draft, target)
         self.config = config
+        self._target = target
         self.max_nodes = config.max_draft
         self.head = _head(config, target, self.model)
         self.head.check_pair(target, self.model)
@@ -84,9 +86,18 @@ class SprinterDrafter(SecondModel):
         self.span = self._last.span
         self._judged: dict[int, list[float]] = {}  # of each request's draft: v of its nodes, as far as it was asked
 
+    def with_options(self, **options: Any) -> SprinterDrafter:
+        """Another drafter with some options changed, over the same loaded draft model if that stays.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        config = replace(self.config, **options)
+        return SprinterDrafter(config, self._target, self.model if config.model == self.config.model else None)
+
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         most = self.max_nodes
-        bounded = [Budget(min(each.max_nodes, most), min(each.max_depth, most)) for each in budgets]
+        bounded = [Budget(min(each.max_nodes, most), min(each.max_depth, most), soft=each.soft) for each in budgets]
         self._judged = {context.request_id: [] for context in contexts}
         return super().propose(contexts, bounded)
 

@@ -1,7 +1,8 @@
 """A recipe: which drafter, which verifier, how long, and what that promises.
 
 ``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, the fields of the drafter's own
-Config, and those of the verifier's, if it has one; no name belongs to both. Without ``verifier`` a drafter that brings
+Config, and those of the verifier's, if it has one; a name that both have is written with its owner's before it
+(``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that brings
 a rule of its own (``own_verifier``) gets that, every other the strongest lossless one, as with ``verifier='auto'``.
 ``verification.*`` says what the target may leave out when it verifies (plans/verification.py). Everything is checked
 here, at construction, never in the middle of a run.
@@ -12,11 +13,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from foretoken import catalog
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.core.protocols import Drafter, Plan, Verifier
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.sparse_draft import SparseDraft
@@ -98,12 +100,25 @@ class Recipe:
         promise = self.promise
         return "same text" if params.greedy and promise != "approximate" else promise
 
+    @property
+    def compares_laws(self) -> bool:
+        """Whether drafts must carry the drafter's law at temperature 0, too."""
+        return bool(getattr(self.verifier, "compares_laws", False))
+
     def check(self, params: SamplingParams) -> None:
         """Refuse a request that the verifier cannot honour.
 
         Raises:
-            ConfigError: the `greedy` verifier was asked to sample, or a lossy one for log-probabilities.
+            ConfigError: the `greedy` verifier was asked to sample, a lossy one for log-probabilities, or one that
+                compares laws for temperature 0 where the drafter has none to show.
         """
+        if self.compares_laws and params.greedy and not getattr(self.drafter, "softens", False):
+            assert self.verifier is not None
+            raise ConfigError(
+                f"verifier='{self.verifier.name}' cannot honour temperature=0: it compares the draft's law with the "
+                f"target's, and drafts of '{self.method}' carry none there; use a temperature above 0, or "
+                "method='draft_model'"
+            )
         if self.verifier is not None and self.verifier.name == "greedy" and not params.greedy:
             raise ConfigError(
                 f"verifier='greedy' cannot honour temperature={params.temperature:g}: "
@@ -177,7 +192,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         asked = getattr(
             catalog.find(method, "drafter").load() if isinstance(method, str) else method, "own_verifier", None
         )
-    verifier = None if asked in (None, "auto") else _rule(asked, settings, method)
+    verifier = None if asked in (None, "auto") else _rule(asked, settings, method, target)
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
         _check_fit(drafter.name, drafter, verifier)
@@ -213,6 +228,7 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
     """A drafter of the catalogue with its options; what they leave open may depend on the verifier."""
     drafter_class = catalog.find(method, "drafter").load()
     known = _options(drafter_class)
+    settings = _without_owner(settings, method, known)
     for key in settings:
         if key not in known:
             names = [*known, *OWN_KEYS, verifications.KEY, *_options(verifier)]
@@ -241,11 +257,11 @@ def _instance(drafter: Any, settings: Mapping[str, Any]) -> Drafter:
     return own
 
 
-def _rule(asked: Any, settings: dict[str, Any], method: Any) -> Verifier:
+def _rule(asked: Any, settings: dict[str, Any], method: Any, target: Any) -> Verifier:
     """A verifier by name, or one of your own; takes its options out of ``settings``."""
     if isinstance(asked, str):
         return (
-            _with_options(asked, settings, method)
+            _with_options(asked, settings, method, target)
             if _options(catalog.find(asked, "verifier").load())
             else _verifier(asked)
         )
@@ -259,21 +275,66 @@ def _rule(asked: Any, settings: dict[str, Any], method: Any) -> Verifier:
     return own
 
 
-def _with_options(name: str, settings: dict[str, Any], method: Any) -> Verifier:
-    """A verifier of the catalogue that has options of its own."""
-    verifier_class = catalog.find(name, "verifier").load()
+def _with_options(name: str, settings: dict[str, Any], method: Any, target: Any) -> Verifier:
+    """A verifier of the catalogue that has options of its own, with its head if it has learned something."""
+    entry = catalog.find(name, "verifier")
+    verifier_class = entry.load()
     known = _options(verifier_class)
-    drafter_class = catalog.find(method, "drafter").load() if isinstance(method, str) else None
+    theirs = _options(catalog.find(method, "drafter").load()) if isinstance(method, str) else []
     for key in known:
-        if key in settings and key in _options(drafter_class):
-            raise ConfigError(f"option '{key}' belongs to method '{method}' and to verifier '{name}': rename one")
-    own = {key: settings.pop(key) for key in known if key in settings}
+        if key in settings and key in theirs:
+            raise ConfigError(
+                f"option '{key}' belongs to method '{method}' and to verifier '{name}': write '{name}.{key}' for the "
+                f"verifier's, '{method}.{key}' for the method's"
+            )
+    typed = {key: settings.pop(key) for key in list(settings) if key in known or _bare(key, name) in known}
     try:
-        config = verifier_class.Config(**own)
+        config = verifier_class.Config(**_without_owner(typed, name, known))
     except TypeError as error:
         raise ConfigError(f"verifier '{name}': {str(error).split('__init__() ')[-1]}") from None
-    verifier: Verifier = verifier_class(config)
+    verifier: Verifier
+    if entry.head:
+        verifier = verifier_class(config, _head(entry, config.head, target), target.special_ids)
+    else:
+        verifier = verifier_class(config)
     return verifier
+
+
+def _bare(key: str, owner: str) -> str:
+    """An option's name without its owner's: ``judge.threshold`` is the ``threshold`` of judge."""
+    return key.removeprefix(f"{owner}.")
+
+
+def _without_owner(settings: Mapping[str, Any], owner: str, known: list[str]) -> dict[str, Any]:
+    """The owner's options under their bare names; others as they are."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        bare = _bare(key, owner)
+        name = bare if bare in known else key
+        if name in found:
+            raise ConfigError(f"'{name}' and '{owner}.{name}' are one option: keep one")
+        found[name] = value
+    return found
+
+
+def _head(entry: catalog.Entry, given: Any, target: Any) -> Any:
+    """What a verifier has learned: from the folder that is asked for, or the one beside the target's weights.
+
+    Raises:
+        ModelError: there is none, it is damaged, or it was trained for another target.
+    """
+    try:
+        place = Path(given).expanduser() if given else Path(target.source) / entry.name
+    except RuntimeError:
+        raise ConfigError(f"head={given!r}: there is no such home folder") from None
+    if not place.is_dir():
+        raise ModelError(
+            f"no head of verifier '{entry.name}' for '{target.name}' in {place}: make one with 'foretoken train "
+            f"{entry.name} --target {target.name} --draft DRAFT --out DIR' and give --set head=DIR"
+        )
+    head = entry.load_head().load(place)
+    head.check_target(target)
+    return head
 
 
 def _check_budget(verifier: Verifier | None, verification: VerificationConfig) -> None:

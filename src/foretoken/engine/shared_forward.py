@@ -2,14 +2,18 @@
 
     rows of a prompt, plain roots     layers [0, e) ──┐
     rows of drafts begun to depth e   (already run) ──┴── layers [e, L) ── final norm ── head
+                                                                        └ kept for a verifier, of the wanted rows
 
-Without begun rows this is the ordinary forward, with taps.
+Without begun rows this is the ordinary forward, with taps. A forward taps the same rows at every depth: where drafter
+and verifier want different ones, all of them are kept, and each gets its own.
+
+Letters: M wanted rows, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,7 +43,14 @@ class Piece:
 
 
 def shared_forward(
-    target: LanguageModel, cache: KVCache, batch: PackedBatch, drafts: Sequence[Draft], plan: Plan, sight: Sight
+    target: LanguageModel,
+    cache: KVCache,
+    batch: PackedBatch,
+    drafts: Sequence[Draft],
+    plan: Plan,
+    sight: Sight,
+    *,
+    last: bool = False,
 ) -> tuple[Output, list[Piece]]:
     """Compute the wanted rows, each layer once for every row, and what the drafter wants to see of them.
 
@@ -49,6 +60,7 @@ def shared_forward(
         drafts: all that were begun, to the same depth.
         plan: of the batch; rows that catch up do so under dense attention.
         sight: the depths to show.
+        last: also keep what the last layer gives of the wanted rows, [M, D], as the output's ``hidden[L]``.
     Raises:
         ValueError: drafts were begun to different depths.
     """
@@ -72,10 +84,19 @@ def shared_forward(
         entering_TD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     shown = [_shown(segment, draft, sight) for segment, draft in zip(segments, drafts, strict=True)]
     taps = tuple(each for each in sight.depths if each > depth)
-    rows = [row for each in shown for row in each]
-    span = Span(depth, target.num_layers, entering_TD, taps, rows if taps else ())
+    rows = [row for each in shown for row in each] if taps else []
+    if not last:
+        output = target.forward(batch, plan, span=Span(depth, target.num_layers, entering_TD, taps, rows))
+        return output, _pieces(batch, drafts, shown, output, output.hidden, below, sight)
+    end = target.num_layers
+    kept = sorted({*rows, *batch.wanted})
+    span = Span(depth, end, entering_TD, tuple(sorted({*taps, end})), kept)
     output = target.forward(batch, plan, span=span)
-    return output, _pieces(batch, drafts, shown, output, below, sight)
+    place = {row: index for index, row in enumerate(kept)}
+    ours, theirs = ([place[row] for row in each] for each in (batch.wanted, rows))
+    seen = {each: output.hidden[each][theirs] for each in taps}
+    output = replace(output, hidden={end: output.hidden[end][ours]})
+    return output, _pieces(batch, drafts, shown, output, seen, below, sight)
 
 
 def _catch_up(target: LanguageModel, cache: KVCache, late: PackedBatch, depth: int, sight: Sight) -> dict[int, Tensor]:
@@ -98,15 +119,16 @@ def _pieces(
     drafts: Sequence[Draft],
     shown: Sequence[range],
     output: Output,
+    seen: Mapping[int, Tensor],
     below: dict[int, Tensor],
     sight: Sight,
 ) -> list[Piece]:
-    """Cut what was computed into requests."""
+    """Cut what was computed into requests; ``seen`` has the shown rows one after the other."""
     scored = {row: index for index, row in enumerate(batch.wanted)}
     found = []
     above = caught_up = 0
     for segment, draft, rows in zip(batch.segments, drafts, shown, strict=True):
-        hidden = {d: values[above : above + len(rows)] for d, values in output.hidden.items()}
+        hidden = {d: values[above : above + len(rows)] for d, values in seen.items()}
         above += len(rows)
         if below and draft.begun is None:
             caught_up += segment.num_rows

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TypeVar, cast
 
@@ -26,6 +27,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.protocols import BatchVerifier, Budget, BudgetedVerifier, Outcome, Plan, Seen, SelfDrafter, Verifier
 from foretoken.core.tree import EMPTY_TREE
 from foretoken.core.verdict import Verdict
+from foretoken.drafters.last_states import LastStates
 from foretoken.engine.controller import Controller
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
@@ -67,6 +69,9 @@ class Engine:
         self.scheduler = Scheduler(self.cache, max_rows)
         self.controller = Controller()
         self._adaptive = recipe.adaptive and recipe.num_nodes > 0
+        self._last: LastStates | None = None
+        if (needs := getattr(recipe.verifier, "needs", None)) is not None:
+            self._last = LastStates(target, normed=needs.normed)
         self._inside: SelfDrafter | None = None
         if hasattr(recipe.drafter, "sight"):
             self._inside = cast(SelfDrafter, recipe.drafter)
@@ -147,14 +152,20 @@ class Engine:
         return failed + touched
 
     def _compute(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch) -> Output:
-        """The target's forward."""
+        """The target's forward; with the last hidden states of the wanted rows, if a verifier will look at a draft."""
         plan = self.recipe.plan(self.cache, batch)
+        drafts = [draft for _, draft, _ in jobs]
+        last = self._last if any(map(len, drafts)) else None
         if self._inside is None:
-            output = self.target.forward(batch, plan)
+            if last is None:
+                output = self.target.forward(batch, plan)
+            else:
+                output = self.target.forward(batch, plan, span=replace(last.span, tap_rows=batch.wanted))
             self._count_experts(jobs, batch, plan)
             return output
-        drafts = [draft for _, draft, _ in jobs]
-        output, pieces = shared_forward(self.target, self.cache, batch, drafts, plan, self._inside.sight)
+        output, pieces = shared_forward(
+            self.target, self.cache, batch, drafts, plan, self._inside.sight, last=last is not None
+        )
         seen = [
             Seen(request, piece.begin, draft, piece.hidden, piece.best)
             for (request, draft, _), piece in zip(jobs, pieces, strict=True)
@@ -189,7 +200,7 @@ class Engine:
             depth = min(request.room - 1, nodes)
             # A tree may be wider than deep: all of its rows must find room in the cache.
             most = min(nodes, self.cache.max_length - len(request.tokens)) if depth else 0
-            budgets.append(Budget(most, depth, patience))
+            budgets.append(Budget(most, depth, patience, recipe.compares_laws))
         try:
             return self._ask(decoding, budgets)
         except Exception as error:
@@ -262,7 +273,7 @@ class Engine:
                     raise RequestError(
                         "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
                     )
-                cases[-1].laws = self._laws(request, draft, output.logits_MV[rows], output.best[rows])
+                cases[-1].laws = self._laws(request, draft, output, rows)
             except Exception as error:
                 self._fail(request, error)
                 cases.pop()
@@ -317,12 +328,20 @@ class Engine:
         for request, each in zip(requests, news, strict=True):
             self._tell([request], [each], learn)
 
-    def _laws(self, request: Request, draft: Draft, logits_MV: Tensor, best: Sequence[int]) -> Laws:
+    def _laws(self, request: Request, draft: Draft, output: Output, rows: slice) -> Laws:
         """The target's laws at every node; they are processed where a rule looks at them."""
         maker = request.laws
         start = len(request.tokens)
+        logits_MV = output.logits_MV[rows]
+        hidden = None
+        if self._last is not None and len(draft):
+            hidden = partial(self._last.of, output, range(rows.start, rows.stop))
         if maker.trivial:
-            return Laws(logits_MV, greedy=True, positions=range(start, start + len(best)), best=best)
+            best = output.best[rows]
+            positions = range(start, start + len(best))
+            return Laws(
+                logits_MV, greedy=True, positions=positions, best=best, hidden=hidden, stop_ids=request.stop_ids
+            )
         tree = draft.tree or EMPTY_TREE
         laws = Laws(
             logits_MV,
@@ -331,6 +350,8 @@ class Engine:
             process=lambda rows: maker.process(
                 logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
             ),
+            hidden=hidden,
+            stop_ids=request.stop_ids,
         )
         # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
         if not math.isfinite(laws.logits_at(0).max()):

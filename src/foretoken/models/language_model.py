@@ -23,6 +23,7 @@ from foretoken.models.fused import decoder
 from foretoken.models.native import NativePlan
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.span import Span, within
+from foretoken.models.work import sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,10 @@ class LanguageModel:
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         _check_layers(text, name, type(model).__name__)
-        # of all forwards: layers loaded, and rows times layers (drafting with the model itself must not repeat any)
-        self.layers_loaded = self.layer_rows = 0
+        self._sizes = sizes(model)  # before they are packed
+        # of all forwards: layers loaded, rows times layers (drafting with the model itself must not repeat any), and
+        # rows that went through the head
+        self.layers_loaded = self.layer_rows = self.scored_rows = 0
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
@@ -103,6 +106,24 @@ class LanguageModel:
             self.fused = decoder.FusedDecoder.of(model, self.max_length)
         elif can_prepack(self.dtype, self.device):
             prepack(model)
+
+    @property
+    def flops(self) -> float:
+        """Of all forwards so far, counted; see models/work.py."""
+        return self._sizes.flops(self.layer_rows, self.scored_rows)
+
+    def reading_flops(self, num_tokens: int) -> float:
+        """Of reading so many tokens of a prompt, the same count."""
+        return self._sizes.flops(self.num_layers * num_tokens, 0)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are not text: what ends a generation, and what the tokenizer holds beside its vocabulary.
+
+        The latter marks roles, tools or thoughts; a few tokenizers keep runs of spaces there, too.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return self.end_ids | frozenset(self.tokenizer.all_special_ids) | frozenset(added)
 
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
@@ -120,6 +141,7 @@ class LanguageModel:
         layers = self.num_layers if span is None else span.last - span.first
         self.layers_loaded += layers
         self.layer_rows += layers * len(batch)
+        self.scored_rows += len(batch.wanted)
         if self.fused is not None and plan.native is not None:
             ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
             return Output.ranked(ranked)

@@ -17,13 +17,13 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from foretoken.core.errors import MismatchError, ModelError
+from foretoken.core.errors import MismatchError
 from foretoken.core.files import write_whole
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.logistic import Logistic, reading
 
 CONFIG, WEIGHTS = "sprinter.json", "sprinter.safetensors"
 FEATURES = ("pre", "post")
@@ -53,27 +53,22 @@ class SprinterHead:
 
     Args:
         config: whose it is.
-        weight_D, bias: float32.
+        unit: w and b.
     """
 
-    def __init__(self, config: HeadConfig, weight_D: Tensor, bias: float) -> None:
+    def __init__(self, config: HeadConfig, unit: Logistic) -> None:
         self.config = config
-        self.weight_D = weight_D.detach().float()
-        self.bias = bias
+        self.unit = unit
 
     def judge(self, h_MD: Tensor) -> list[float]:
         """v of each row, in [0, 1]."""
-        v_M = torch.sigmoid(h_MD.float() @ self.weight_D.to(h_MD.device) + self.bias)
-        found: list[float] = v_M.tolist()
+        found: list[float] = self.unit.probabilities(h_MD).tolist()
         return found
 
     def save(self, folder: Path) -> None:
         """Write ``sprinter.json`` and ``sprinter.safetensors``; each replaces a whole file or none."""
-        from safetensors.torch import save
-
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {"weight": self.weight_D.cpu().contiguous(), "bias": torch.tensor([self.bias])}
-        write_whole(folder / WEIGHTS, save(weights))
+        self.unit.save(folder / WEIGHTS)
         write_whole(folder / CONFIG, json.dumps(asdict(self.config), indent=1) + "\n")
 
     @classmethod
@@ -83,19 +78,11 @@ class SprinterHead:
         Raises:
             ModelError: there is none, or it is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
+        with reading(folder, "SPRINTER head", CONFIG, WEIGHTS):
             settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             config = HeadConfig(**{each.name: settings[each.name] for each in fields(HeadConfig)})
-            weights = load_file(folder / WEIGHTS)
-            _check(config, weights["weight"], weights["bias"])
-            return cls(config, weights["weight"], float(weights["bias"]))
-        except FileNotFoundError:
-            raise ModelError(f"{folder}: has no SPRINTER head ({CONFIG} and {WEIGHTS})") from None
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise ModelError(f"{folder}: the head cannot be read ({str(error).splitlines()[0]})") from None
+            _check(config)
+            return cls(config, Logistic.load(folder / WEIGHTS, config.width))
 
     def check_pair(self, target: LanguageModel, draft: LanguageModel) -> None:
         """Refuse a head of another pair.
@@ -119,14 +106,10 @@ class SprinterHead:
             raise MismatchError(f"the head reads {config.width} numbers, but '{draft.name}' has states of {width}")
 
 
-def _check(config: HeadConfig, weight: Tensor, bias: Tensor) -> None:
-    """Raise ValueError where the files say what no head can be."""
+def _check(config: HeadConfig) -> None:
+    """Raise ValueError where the file says what no head can be."""
     if config.feature not in FEATURES:
         raise ValueError(f"feature={config.feature!r}")
-    if type(config.width) is not int or weight.shape != (config.width,) or bias.shape != (1,):
-        raise ValueError(f"width={config.width!r} with weights {list(weight.shape)} and {list(bias.shape)}")
-    if not bool(torch.isfinite(weight).all()) or not bool(torch.isfinite(bias).all()):
-        raise ValueError("weights that are NaN or infinite")
     for name in ("target", "target_fingerprint", "draft", "draft_fingerprint"):
         if not isinstance(getattr(config, name), str):
             raise ValueError(f"{name}={getattr(config, name)!r}")

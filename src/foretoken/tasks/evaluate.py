@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 
+from foretoken import catalog
 from foretoken.core.errors import InputError
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.engine.output import RequestOutput
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.plans.dense import DensePlan
@@ -76,8 +78,11 @@ class Report:
         refused: examples that were left out because prompt and answer do not fit the model's context.
         failed: requests that ended with an error.
         mean_tokens: tokens per answer.
-        tokens_per_step, tokens_per_second, distortion: as in :mod:`foretoken.core.metrics`; seconds are wall time, all
-            requests together.
+        tokens_per_step, tokens_per_second, distortion, kl: as in :mod:`foretoken.core.metrics`; seconds are wall time,
+            all requests together, and kl may be infinite.
+        flops: of all forwards of target and drafter after the prompt, counted as in :mod:`foretoken.models.work`; a
+            prompt's last token counts as the first step's. None where the drafter has a network of its own that does
+            not count.
         promise: what the recipe promises for these sampling parameters.
         seconds: wall time of generating (not of scoring).
         metrics: the counters of all requests, added up.
@@ -98,9 +103,16 @@ class Report:
     tokens_per_step: float
     tokens_per_second: float
     distortion: float
+    kl: float
+    flops: float | None
     promise: str
     seconds: float
     metrics: Metrics
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """``flops`` over the emitted tokens."""
+        return None if self.flops is None or not self.metrics.num_tokens else self.flops / self.metrics.num_tokens
 
     def fields(self) -> dict[str, Any]:
         """The figures as one flat JSON object, without the answers."""
@@ -119,6 +131,8 @@ class Report:
             "tokens_per_step": self.tokens_per_step,
             "tokens_per_second": self.tokens_per_second,
             "distortion": self.distortion,
+            "kl": self.kl,
+            "flops_per_token": self.flops_per_token,
             "promise": self.promise,
             "seconds": self.seconds,
         }
@@ -158,6 +172,7 @@ def evaluate(
     for _ in range(len(examples) - len(asked)):
         if progress is not None:
             progress()
+    before = _flops(llm)
     started = time.perf_counter()
     outputs = llm.generate(
         [{"prompt_token_ids": prompts[index]} for index in asked],
@@ -165,13 +180,16 @@ def evaluate(
         progress=None if progress is None else lambda output: progress(),
     )
     seconds = time.perf_counter() - started
+    after = _flops(llm)
+    flops = None if before is None or after is None else after - before - _reading(llm, outputs)
     scorer = llm.target if scorer is None else scorer
     pairs = zip(asked, outputs, strict=True)
     answers = tuple(_answer(scorer, task, examples[index], output) for index, output in pairs)
     total = Metrics()
     for output in outputs:
         total.add(output.metrics)
-    return _report(task, answers, total, seconds, llm.recipe.promise_for(params), refused=len(examples) - len(asked))
+    promise = llm.recipe.promise_for(params)
+    return _report(task, answers, total, seconds, flops, promise, refused=len(examples) - len(asked))
 
 
 def negative_log_likelihood(target: LanguageModel, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> float:
@@ -205,9 +223,35 @@ def negative_log_likelihood(target: LanguageModel, prompt_ids: Sequence[int], ou
 
 def prompt_ids(llm: LLM, example: Example) -> list[int]:
     """What the model reads: the question, through its chat template if it has one."""
+    return question_ids(llm, example.prompt)
+
+
+def question_ids(llm: LLM, question: str) -> list[int]:
+    """The same for a question that belongs to no task."""
     if llm.is_chat_model:
-        return llm.chat_prompt([{"role": "user", "content": example.prompt}])["prompt_token_ids"]
-    return list(llm.tokenizer(example.prompt)["input_ids"])
+        return llm.chat_prompt([{"role": "user", "content": question}])["prompt_token_ids"]
+    return list(llm.tokenizer(question)["input_ids"])
+
+
+def _flops(llm: LLM) -> float | None:
+    """Of everything that target and drafter have computed so far; None where the drafter does not count its own."""
+    drafter = llm.recipe.drafter
+    own = getattr(drafter, "flops", None)
+    if own is None:
+        learned = {entry.name: entry.weights != "none" for entry in catalog.entries("drafter")}
+        own = None if learned.get(drafter.name, True) else 0.0
+    return None if own is None else llm.target.flops + own
+
+
+def _reading(llm: LLM, outputs: Sequence[RequestOutput]) -> float:
+    """What of that went into prompts: the target read all tokens but the last, a draft model all, if it drafted."""
+    total = 0.0
+    for output in outputs:
+        length = len(output.prompt_token_ids)
+        total += llm.target.reading_flops(length - 1)
+        if output.metrics.num_draft_tokens and hasattr(llm.recipe.drafter, "reading_flops"):
+            total += llm.recipe.drafter.reading_flops(length)
+    return total
 
 
 def _seeded(params: SamplingParams, index: int) -> SamplingParams:
@@ -228,7 +272,14 @@ def _answer(scorer: LanguageModel, task: Task, example: Example, output: Any) ->
 
 
 def _report(
-    task: Task, answers: tuple[Answer, ...], total: Metrics, seconds: float, promise: str, *, refused: int
+    task: Task,
+    answers: tuple[Answer, ...],
+    total: Metrics,
+    seconds: float,
+    flops: float | None,
+    promise: str,
+    *,
+    refused: int,
 ) -> Report:
     scored = [answer for answer in answers if answer.error is None]
     by_category: dict[str, list[Answer]] = {}
@@ -254,6 +305,8 @@ def _report(
         tokens_per_step=total.tokens_per_step,
         tokens_per_second=total.num_tokens / seconds if seconds > 0 else 0.0,
         distortion=total.distortion,
+        kl=total.kl,
+        flops=flops,
         promise=promise,
         seconds=seconds,
         metrics=total,

@@ -37,9 +37,12 @@ from foretoken.engine.llm import LLM
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.load import load
+from foretoken.models.logistic import Logistic
 from foretoken.models.sprinter import FEATURES, HeadConfig, SprinterHead
+from foretoken.train.grouped_split import grouped_split
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, disk_trouble
+from foretoken.train.roc import auc
 from foretoken.train.sprinter_labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of
 
 RATE, BATCH, EPOCHS, TRAINED = 5e-4, 10, 20, 0.7
@@ -76,9 +79,7 @@ def fit(
         document_N: examples of one document are trained on together, or held out together.
     """
     generator = torch.Generator().manual_seed(seed)
-    documents = document_N.unique()
-    chosen = documents[torch.randperm(len(documents), generator=generator)[: max(1, round(len(documents) * TRAINED))]]
-    train_N = torch.isin(document_N, chosen)
+    train_N = grouped_split(document_N, TRAINED, generator)
     if bool(train_N.all()):  # one document: its end is held out
         train_N[int(len(train_N) * TRAINED) :] = False
     x, y, x_held, y_held = x_ND[train_N], y_N[train_N], x_ND[~train_N], y_N[~train_N]
@@ -115,16 +116,6 @@ def quality(score_N: Tensor, y_N: Tensor, loss: float) -> dict[str, float | int 
         "acceptable": round(float(good_N.float().mean()), 4),
         "examples": len(y_N),
     }
-
-
-def auc(score_N: Tensor, good_N: Tensor) -> float | None:
-    """Area under the ROC curve: the chance that a good one scores above a bad one, ties half; None without both."""
-    good, bad = int(good_N.sum()), int((~good_N).sum())
-    if not good or not bad:
-        return None
-    _, inverse_N, counts = torch.unique(score_N.double(), return_inverse=True, return_counts=True)
-    ranks = counts.cumsum(0).double() - (counts - 1) / 2.0  # the mean rank of each value, from 1
-    return (float(ranks[inverse_N][good_N].sum()) - good * (good + 1) / 2) / (good * bad)
 
 
 def run(
@@ -203,7 +194,7 @@ def run(
         "provenance": provenance(arguments),
     }
     with disk_trouble(out):
-        SprinterHead(config, found[feature].weight_D, found[feature].bias).save(out)
+        SprinterHead(config, Logistic(found[feature].weight_D, found[feature].bias)).save(out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 

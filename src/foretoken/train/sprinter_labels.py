@@ -32,6 +32,7 @@ from foretoken.models.span import Span
 from foretoken.plans.dense import DensePlan
 from foretoken.train.mixture import Source
 from foretoken.train.outputs import opening
+from foretoken.train.prefill import prefill
 from foretoken.train.rendering import beginning, encoder
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 LONGEST_PROMPT = 1024  # tokens
 GROUP = 32  # prompts abreast
-_CHUNK_ROWS = 512  # rows of one forward while a prompt is read
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class _Pair:
         slots = [(theirs.acquire(), ours.acquire()) for _ in prompts]
         try:
             for prompt, (slot, own) in zip(prompts, slots, strict=True):
-                _read(self._target, theirs, slot, prompt[:-1])
-                _read(self._draft, ours, own, prompt[:-1])
+                prefill(self._target, theirs, slot, prompt[:-1])
+                prefill(self._draft, ours, own, prompt[:-1])
             active = list(range(len(prompts)))
             tokens = [prompt[-1] for prompt in prompts]
             for _ in range(how.steps):
@@ -186,16 +186,6 @@ class _Pair:
 
     def _law(self, output: Output, temperature: float) -> Tensor:
         return torch.softmax(output.logits_MV.float() / (temperature or 1.0), dim=-1)
-
-
-def _read(model: LanguageModel, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
-    for begin in range(0, len(tokens), _CHUNK_ROWS):
-        chunk = tokens[begin : begin + _CHUNK_ROWS]
-        cache.reserve(slot, len(chunk))
-        batch = PackedBatch()
-        batch.add_chunk(slot, begin, chunk, wanted=1)
-        model.forward(batch, DensePlan(cache, batch))
-        cache.commit(slot, range(len(chunk)))
 
 
 def _rows(

@@ -52,5 +52,5 @@ class SetVerifier(LossyVerifier):
                 return number, token
         return None, rng.categorical("residual", p_V)
 
-    def stands(self, p_V: Tensor, token: int) -> bool:
+    def stands(self, p_V: Tensor, q_V: Tensor | None, token: int) -> bool:
         return bool(self.members(p_V)[token])

@@ -9,7 +9,9 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +22,14 @@ from foretoken.core.distortion import Account, Spent, divergence, total_variatio
 from foretoken.core.draft import Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers import recursive
 from foretoken.verifiers.walk import Pick, Siblings
+
+Step = Callable[[int, Siblings, Siblings], Pick]  # node, its children, their tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +87,14 @@ class LossyVerifier(ABC):
         """What becomes of the children: the number of the one that stands and its token, or None and another token."""
 
     @abstractmethod
-    def stands(self, p_V: Tensor, token: int) -> bool:
-        """Temperature 0: whether a child that is not the argmax stands; p_V is the target's law at temperature 1."""
+    def stands(self, p_V: Tensor, q_V: Tensor | None, token: int) -> bool:
+        """Temperature 0: whether a child that is not the argmax stands; both laws are those at temperature 1.
+
+        Args:
+            p_V: the target's.
+            q_V: the drafter's, where the draft carries it (``Draft.soft_NV``); else None.
+            token: has p > 0.
+        """
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
@@ -109,31 +120,17 @@ class LossyVerifier(ABC):
         Raises:
             ValueError: the draft is of another kind, or branches where the rule verifies chains.
         """
-        tree, kind = draft.tree, type(draft.law)
-        if len(draft) and not target.greedy and kind not in self.laws:
-            raise ValueError(
-                f"verifier '{self.name}' is not valid for drafts of kind {kind.__name__}, "
-                f"only for {', '.join(law.__name__ for law in self.laws)}"
-            )
-        if not self.trees and not tree.is_chain:
-            raise ValueError(f"the rule '{self.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
+        check_fit(self, draft, target)
         account = Account(spent, self.config.max_distortion)
-        path: list[int] = []
-        node = ROOT
-        while children := tree.children.get(node, ()):
-            tokens = tuple(tree.tokens[child] for child in children)
+
+        def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
             if target.greedy:
-                sibling, token = self._step_greedy(target, node + 1, tokens, account)
-            else:
-                q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
-                sibling, token = self._step(target.p_at(node + 1), q_V, tokens, rng, account)
-            if sibling is None:
-                return _verdict(path, token, account)
-            node = children[sibling]
-            path.append(node)
-        extra = target.best[node + 1] if target.greedy else rng.categorical("bonus", target.p_at(node + 1))
-        account.add(0.0, 0.0)
-        return _verdict(path, extra, account)
+                soft_V = None if draft.soft_NV is None else draft.soft_NV[children[0]]
+                return self._step_greedy(target, node + 1, soft_V, tokens, account)
+            q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
+            return self._step(target.p_at(node + 1), q_V, tokens, rng, account)
+
+        return descend(draft, target, rng, account, step)
 
     def _step(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams, account: Account) -> Pick:
         e_V = self.law(p_V, q_V, tokens)
@@ -144,7 +141,7 @@ class LossyVerifier(ABC):
         account.add(0.0, 0.0)
         return exactly(p_V, q_V, tokens, rng)
 
-    def _step_greedy(self, target: Laws, row: int, tokens: Siblings, account: Account) -> Pick:
+    def _step_greedy(self, target: Laws, row: int, soft_V: Tensor | None, tokens: Siblings, account: Account) -> Pick:
         best = target.best[row]
         raw_V: Tensor | None = None
         for number, token in enumerate(tokens):
@@ -155,7 +152,7 @@ class LossyVerifier(ABC):
                 continue
             if raw_V is None:
                 raw_V = torch.softmax(target.logits_at(row).float(), dim=-1)
-            if float(raw_V[token]) > 0.0 and self.stands(raw_V, token):
+            if float(raw_V[token]) > 0.0 and self.stands(raw_V, soft_V, token):
                 account.add(1.0, float("inf"))
                 return number, token
         account.add(0.0, 0.0)
@@ -166,6 +163,48 @@ def exactly(p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> 
     """The same node by `recursive`, against p."""
     kind: type[Law] = PointMass if q_V is None else Sampled
     return recursive.decide(kind, p_V[None], None if q_V is None else q_V[None], [tokens], [rng])[0]
+
+
+def permitted(target: Laws, row: int, token: int) -> bool:
+    """Temperature 0: whether nothing (bias, min_tokens) forbids the token."""
+    return math.isfinite(float(target.logits_at(row)[token]))
+
+
+def check_fit(rule: Verifier, draft: Draft, target: Laws) -> None:
+    """Refuse a draft that the rule does not know.
+
+    Raises:
+        ValueError: it is of another kind, or branches where the rule verifies chains.
+    """
+    kind = type(draft.law)
+    if len(draft) and not target.greedy and kind not in rule.laws:
+        raise ValueError(
+            f"verifier '{rule.name}' is not valid for drafts of kind {kind.__name__}, "
+            f"only for {', '.join(law.__name__ for law in rule.laws)}"
+        )
+    if not rule.trees and not draft.tree.is_chain:
+        raise ValueError(f"the rule '{rule.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
+
+
+def descend(draft: Draft, target: Laws, rng: Streams, account: Account, step: Step) -> Verdict:
+    """From the root down for as long as a child stands; behind a node without children comes a draw of p, the bonus.
+
+    Args:
+        account: has been told of every token but the bonus when ``step`` returns.
+        step: what becomes of the children (their tokens beside them) of a node.
+    """
+    tree = draft.tree
+    path: list[int] = []
+    node = ROOT
+    while children := tree.children.get(node, ()):
+        sibling, token = step(node, children, tuple(tree.tokens[child] for child in children))
+        if sibling is None:
+            return _verdict(path, token, account)
+        node = children[sibling]
+        path.append(node)
+    extra = target.best[node + 1] if target.greedy else rng.categorical("bonus", target.p_at(node + 1))
+    account.add(0.0, 0.0)
+    return _verdict(path, extra, account)
 
 
 def _verdict(path: list[int], extra: int, account: Account) -> Verdict:

@@ -58,6 +58,6 @@ class MixtureVerifier(LossyVerifier):
     def decide(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> Pick:
         return exactly(self.law(p_V, q_V, tokens), q_V, tokens, rng)
 
-    def stands(self, p_V: Tensor, token: int) -> bool:
+    def stands(self, p_V: Tensor, q_V: Tensor | None, token: int) -> bool:
         share = 1.0 - self.config.lam
         return share * float(p_V[token]) + self.config.lam >= share * float(p_V.max())

@@ -5,20 +5,19 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.core.distortion import Account, Spent, divergence, emitted, total_variation
+from foretoken.core.distortion import Account, Spent, divergence, emitted, price_of, total_variation
 from foretoken.core.draft import Draft, Judged, Law, Sampled
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import residual
 from foretoken.core.verdict import Verdict
-from foretoken.verifiers.lossy import LossyConfig, exactly
-from foretoken.verifiers.walk import Pick
+from foretoken.verifiers.lossy import LossyConfig, check_fit, descend, exactly, permitted
+from foretoken.verifiers.walk import Pick, Siblings
 
 
 class SprinterVerifier:
@@ -70,48 +69,31 @@ class SprinterVerifier:
         Raises:
             ValueError: the draft branches, is of another kind, or was not judged.
         """
-        judged = self._checked(draft, target)
-        account = Account(spent, self.config.max_distortion)
-        path: list[int] = []
-        extra: int | None = None
-        for node, token in enumerate(draft.tree.tokens):
-            trusted = judged.approved[node] is True and node + 1 < len(draft)
-            if target.greedy:
-                stands, token = self._step_greedy(target, node, token, trusted, account)
-            else:
-                q_V = draft.law.q_at(node)  # type: ignore[union-attr]
-                step = self._spare if trusted else self._test
-                stands, token = step(target.p_at(node), q_V, token, judged, rng, account)
-            if stands is None:
-                extra = token
-                break
-            path.append(node)
-        else:
-            account.add(0.0, 0.0)
-            row = len(path)
-            extra = target.best[row] if target.greedy else rng.categorical("bonus", target.p_at(row))
-        return Verdict(tuple(path), extra, tuple(account.distortions), tuple(account.divergences))
-
-    def _checked(self, draft: Draft, target: Laws) -> Judged:
         if len(draft) and draft.judged is None:
             raise ValueError(
                 f"verifier '{self.name}' was given a draft that its drafter has not judged: "
                 "use method='sprinter', or another verifier"
             )
-        if not draft.tree.is_chain:
-            raise ValueError(f"the rule '{self.name}' verifies chains: use 'typical' or 'mixture' for a branching tree")
-        if len(draft) and not target.greedy and type(draft.law) not in self.laws:
-            raise ValueError(
-                f"verifier '{self.name}' is not valid for drafts of kind {type(draft.law).__name__}, only for Sampled"
-            )
-        return draft.judged or Judged(())
+        check_fit(self, draft, target)
+        judged = draft.judged or Judged(())
+        account = Account(spent, self.config.max_distortion)
+
+        def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
+            (child,), (token,) = children, tokens
+            trusted = judged.approved[child] is True and child + 1 < len(draft)
+            if target.greedy:
+                return self._step_greedy(target, node + 1, token, trusted, account)
+            decide = self._spare if trusted else self._test
+            q_V = draft.law.q_at(child)  # type: ignore[union-attr]
+            return decide(target.p_at(node + 1), q_V, token, judged, rng, account)
+
+        return descend(draft, target, rng, account, step)
 
     def _spare(self, p_V: Tensor, q_V: Tensor, token: int, judged: Judged, rng: Streams, account: Account) -> Pick:
         """A token that is not tested, unless the target cannot emit it or the budget does not allow it."""
         possible = float(p_V[token]) > 0.0
         if judged.saw_token:
-            excess = float(q_V[token]) / float(p_V[token]) if possible else 1.0
-            cost = max(0.0, 1.0 - 1.0 / excess), max(0.0, math.log(excess))
+            cost = price_of(float(p_V[token]), float(q_V[token])) if possible else (0.0, 0.0)
         else:
             e_V = spared(p_V, q_V)
             cost = total_variation(e_V, p_V), divergence(e_V, p_V)
@@ -126,7 +108,7 @@ class SprinterVerifier:
 
     def _step_greedy(self, target: Laws, row: int, token: int, trusted: bool, account: Account) -> Pick:
         best = target.best[row]
-        if token != best and trusted and account.allows(1.0) and _allowed(target.logits_at(row), token):
+        if token != best and trusted and account.allows(1.0) and permitted(target, row, token):
             account.add(1.0, float("inf"))
             return 0, token
         account.add(0.0, 0.0)
@@ -137,8 +119,3 @@ def spared(p_V: Tensor, q_V: Tensor) -> Tensor:
     """The law e of an untested token, [V]: q where p > 0, the rest of q's mass on (p - q)+."""
     left_V = residual(p_V, q_V)
     return emitted(torch.where(p_V > 0.0, q_V, torch.zeros_like(q_V)), left_V / left_V.sum())
-
-
-def _allowed(logits_V: Tensor, token: int) -> bool:
-    """Temperature 0: whether nothing (bias, min_tokens) forbids the token."""
-    return math.isfinite(float(logits_V[token]))

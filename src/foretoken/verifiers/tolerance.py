@@ -70,5 +70,5 @@ class ToleranceVerifier(LossyVerifier):
         left_V = residual_without(p_V, tokens) if q_V is None else residual(p_V, q_V)
         return None, rng.categorical("residual", left_V)
 
-    def stands(self, p_V: Tensor, token: int) -> bool:
+    def stands(self, p_V: Tensor, q_V: Tensor | None, token: int) -> bool:
         return (1.0 + self.config.tolerance) * float(p_V[token]) >= float(p_V.max())

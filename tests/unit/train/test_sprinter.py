@@ -15,7 +15,7 @@ from foretoken.models.load import load
 from foretoken.models.sprinter import SprinterHead
 from foretoken.train import sprinter as training
 from foretoken.train.sources import parse
-from foretoken.train.sprinter import auc, fit, quality
+from foretoken.train.sprinter import fit, quality
 from foretoken.train.sprinter_labels import Collecting, Examples, collect, prompts_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -138,20 +138,6 @@ def test_nothing_to_find_is_chance() -> None:
     shuffled = y_N[torch.randperm(len(y_N), generator=torch.Generator().manual_seed(1))]
     area = fit(x_ND, shuffled, document_N, epochs=3).held_out["auc"]
     assert area == pytest.approx(0.5, abs=0.07)
-
-
-@pytest.mark.parametrize(
-    ("scores", "good", "wanted"),
-    [
-        ([1.0, 2.0, 3.0, 4.0], [0, 0, 1, 1], 1.0),
-        ([4.0, 3.0, 2.0, 1.0], [0, 0, 1, 1], 0.0),
-        ([1.0, 1.0, 1.0, 1.0], [0, 1, 0, 1], 0.5),
-        ([1.0, 2.0, 2.0, 3.0], [0, 0, 1, 1], 0.875),
-        ([1.0, 2.0], [1, 1], None),
-    ],
-)
-def test_auc(scores: list[float], good: list[int], wanted: float | None) -> None:
-    assert auc(torch.tensor(scores), torch.tensor(good).bool()) == wanted
 
 
 def test_quality_by_hand() -> None:

@@ -1,0 +1,59 @@
+"""How much arithmetic forwards are, counted from sizes: two operations for every parameter that a row meets.
+
+    a row that goes through a layer    2 x the parameters of a layer's matrices; of experts, those that are active
+    a row that is scored               2 x the parameters of the head
+
+Left out: attention's products with keys and values (they grow with the context), norms and activations, the embedding
+(a look-up), and what a sparse plan saves. So the count says how many rows went through how much model, whatever the
+machine made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_EXPERTS = ".experts."
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Parameters that a row meets.
+
+    Attributes:
+        layer: in one layer, the mean over layers.
+        head: in the head.
+    """
+
+    layer: float
+    head: int
+
+    def flops(self, layer_rows: int, scored_rows: int) -> float:
+        """Of so many rows times layers, and so many scored rows."""
+        return 2.0 * (self.layer * layer_rows + self.head * scored_rows)
+
+
+def sizes(model: Any) -> Sizes:
+    """The sizes of a causal language model of transformers whose weights are as the library made them."""
+    text = model.config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
+    apart = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
+    if head is not None:
+        apart.add(id(head.weight))  # perhaps the embedding's
+    share = _active_share(text)
+    layers = sum(
+        each.numel() * (share if _EXPERTS in name else 1.0)
+        for name, each in model.named_parameters()
+        if each.dim() > 1 and id(each) not in apart
+    )
+    return Sizes(layers / max(1, text.num_hidden_layers), 0 if head is None else head.weight.numel())
+
+
+def _active_share(text: Any) -> float:
+    """Of a layer's experts, the share that one row goes through."""
+    active = getattr(text, "num_experts_per_tok", None)
+    count = next((found for name in _NUM_EXPERTS if (found := getattr(text, name, None))), None)
+    return active / count if active and count else 1.0

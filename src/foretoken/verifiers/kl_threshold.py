@@ -1,0 +1,62 @@
+"""A threshold on the divergence of the two laws: where draft and target think alike, a mismatch may stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.distortion import divergence
+from foretoken.core.draft import Law, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.verifiers.lossy import LossyConfig
+from foretoken.verifiers.standard_or import StandardOrVerifier
+
+
+class KlThresholdVerifier(StandardOrVerifier):
+    """Accept x if KL(p, q) <= max_kl and the target is not sure of another token, or if the exact test does.
+
+    Paper:   "Revisiting Judge Decoding from First Principles via Training-Free Distributional Divergence",
+        arXiv:2601.04766: linear judges mostly learn the divergence of the two laws again, so look at that. The exact
+        test alone counts where the target's favourite has more than 0.9.
+    Exact:   no. The emitted law is known (:meth:`StandardOrVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Differs: KL(p, q) = sum p log(p / q), p the target; the sources at hand do not say which way round it is there. Both
+        laws are the request's, after temperature and filters: where a filter leaves p a token that q lacks, KL is
+        infinite and the test is exact. At temperature 0 the laws at temperature 1 are compared, and the draft must
+        carry its own (``Draft.soft_NV``). Point masses have no q to compare. Chains only.
+    """
+
+    name = "kl_threshold"
+    laws: tuple[type[Law], ...] = (Sampled,)
+    compares_laws = True  # at temperature 0, too
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LossyConfig):
+        """Options of the divergence threshold.
+
+        Attributes:
+            max_kl: in nats; where KL(p, q) is at most this, a token stands untested. At least 0.
+            max_confidence: the exact test alone counts where the target's most probable token has more than this; in
+                [0, 1]. 1: nowhere.
+            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
+                no bound, 0: exact.
+        """
+
+        max_kl: float = 0.3
+        max_confidence: float = 0.9
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            value = self.max_kl
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1e6:
+                raise ConfigError(f"max_kl={value!r} must be nats in [0, 1e6]: 0 is exact, more accepts more")
+            self.check_share("max_confidence", "1 compares the laws everywhere, 0 nowhere")
+
+    config: Config
+
+    def members(self, p_V: Tensor, q_V: Tensor | None) -> Tensor:
+        if q_V is None:
+            raise ValueError(f"verifier '{self.name}' was given a draft without its law: use another verifier")
+        alike = float(p_V.max()) <= self.config.max_confidence and divergence(p_V, q_V) <= self.config.max_kl
+        return p_V > 0.0 if alike else torch.zeros_like(p_V, dtype=torch.bool)

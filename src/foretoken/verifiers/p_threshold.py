@@ -1,0 +1,46 @@
+"""A threshold on the target's probability: what the target finds probable enough stands, the rest is tested exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.verifiers.lossy import LossyConfig
+from foretoken.verifiers.standard_or import StandardOrVerifier
+
+
+class PThresholdVerifier(StandardOrVerifier):
+    """Accept x if p(x) >= min_prob, or if the exact test does.
+
+    Paper:   none; the baseline "accept what is probable" that Judge Decoding, arXiv:2501.19309, is compared with.
+    Exact:   no. The emitted law is known (:meth:`StandardOrVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Differs: unlike `typical` and `topk_relaxed`, which draw from p where a token is not in their set, what is below the
+        threshold is not refused but tested: the rule never accepts less than the exact one. p is the request's law,
+        after temperature and filters. At temperature 0 x stands if it is the argmax or p(x) >= min_prob at temperature
+        1.
+    """
+
+    name = "p_threshold"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LossyConfig):
+        """Options of the probability threshold.
+
+        Attributes:
+            min_prob: a token at least this probable stands; in [0, 1]. 0 accepts whatever the target could emit, 1 is
+                exact.
+            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
+                no bound, 0: exact.
+        """
+
+        min_prob: float = 0.1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.check_share("min_prob", "lower accepts more, 1 is exact")
+
+    config: Config
+
+    def members(self, p_V: Tensor, q_V: Tensor | None) -> Tensor:
+        return (p_V >= self.config.min_prob) & (p_V > 0.0)

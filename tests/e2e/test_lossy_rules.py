@@ -1,0 +1,106 @@
+"""Every lossy rule at the command line: its budget, its promise in every output, and what it is refused for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foretoken import catalog
+from foretoken.analysis.tradeoff_points import RULES
+from foretoken.cli.main import main
+from helpers.judges import shelved_judge
+from helpers.zoo_llms import PROMPTS, greedy, with_config
+
+BUDGET = 0.02
+LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
+every_rule = pytest.mark.parametrize("rule", LOSSY)
+
+
+def recipe(rule, *, loose=True):
+    """The options that choose a rule, loose enough that it strays."""
+    entry = RULES[rule]
+    method = ["--method", "draft_model", "--set", f"verifier={rule}", "--set", "num_speculative_tokens=4"]
+    if entry.drafter is not None:
+        method = ["--method", entry.drafter]
+    if rule == "judge":
+        method += ["--set", f"head={shelved_judge(bias=8.0)}"]  # it says yes to all; a trained one may be anything
+    return [*method, "--set", f"{entry.knob}={entry.values[-1]}"] if loose else method
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The commands' engine is the one that the other tests have loaded."""
+    import foretoken
+
+    monkeypatch.setattr(
+        foretoken, "LLM", lambda model, speculative_config=None, **options: with_config(speculative_config)
+    )
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch):
+    from foretoken.engine import llm
+
+    def refuse(*args, **options):
+        raise AssertionError("the model was loaded before the recipe was checked")
+
+    monkeypatch.setattr(llm, "LLM", refuse)
+
+
+def generate(capsys, rule, *more):
+    typed = ["generate", PROMPTS[0], "--raw", "--max-tokens", "40", "--ignore-eos", "--seed", "1", "--json"]
+    assert main([*typed, *recipe(rule), *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@every_rule
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_the_budget_holds_and_binds(loaded, capsys, rule, temperature):
+    free = generate(capsys, rule, "--temperature", temperature)
+    held = generate(capsys, rule, "--temperature", temperature, "--set", f"max_distortion={BUDGET}")
+    none = generate(capsys, rule, "--temperature", temperature, "--set", "max_distortion=0")
+    assert {each["promise"] for each in (free, held, none)} == {"approximate"}
+    assert 0.0 <= held["distortion"] <= BUDGET + 1e-9
+    assert free["distortion"] > BUDGET
+    assert (none["distortion"], none["kl"]) == (0.0, 0.0)
+    assert free["kl"] is None if temperature == "0" else free["kl"] > 0.0
+    if temperature == "0":
+        plain = greedy(PROMPTS[0], 40)
+        assert none["token_ids"] == plain
+        assert free["token_ids"] != plain
+
+
+@every_rule
+def test_eval_says_approximate_and_how_far(loaded, capsys, rule):
+    task = ["--task", "json", "--limit", "1", "--max-tokens", "24"]
+    assert main(["eval", *task, *recipe(rule), "--temperature", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["promise"] == "approximate"
+    assert report["distortion"] > 0.0
+    assert report["kl"] > 0.0
+    assert main(["eval", *task, *recipe(rule)]) == 0
+    out = capsys.readouterr().out
+    assert "approximate" in out
+    assert "distortion" in out
+    assert "and KL inf per token" in out  # at temperature 0
+
+
+@every_rule
+def test_what_only_the_target_can_say_is_refused(loaded, capsys, rule):
+    assert main(["generate", "x", *recipe(rule), "--logprobs", "2", "--json"]) == 2
+    err = capsys.readouterr().err
+    assert f"logprobs=2 with verifier='{rule}'" in err
+    assert "leave one of them out" in err
+
+
+@every_rule
+@pytest.mark.parametrize("method", [None, "draft_model", "suffix"])
+def test_there_is_no_certificate(nothing_loads, capsys, rule, method):
+    typed = recipe(rule, loose=False) if method is None else ["--method", method, "--set", f"verifier={rule}"]
+    assert main(["certify", *typed, "--quick"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"verifier='{rule}' is approximate by design" in err
+    own = RULES[rule].drafter is not None and method is None
+    assert ("use verifier='auto'" if own else "leave the verifier out") in err

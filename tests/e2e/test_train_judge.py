@@ -1,0 +1,106 @@
+"""``foretoken train judge`` from the command line: a head from tasks and annotations; and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken.cli.main import main
+from foretoken.models.judge import JudgeHead
+from foretoken.models.load import load
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("folder")
+    names = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "Ivo", "Jane")
+    lines = [
+        {
+            "question": f"What does {names[n % 10]} buy on day {n}?",
+            "correct": f"{names[n % 10]} buys kites.",
+            "wrong": f"{names[n % 10]} buys 77777 kites.",
+            "error": [len(names[n % 10]) + 6, len(names[n % 10]) + 11],
+        }
+        for n in range(60)
+    ]
+    (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (place / "odd.jsonl").write_text(json.dumps({**lines[0], "error": [3]}) + "\n")
+    (place / "file").write_text("")
+    save_model("llama", place / "tiny")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def train(arguments):
+    return main(["train", "judge", *arguments.split()])
+
+
+def test_a_head_from_tasks_and_annotations(capsys):
+    command = (
+        "--target zoo:base --draft zoo:draft --tasks json,code --examples 4 --triples mine.jsonl --seed 1 --threads 1 "
+        "--out head --json"
+    )
+    assert train(command) == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert record == json.loads(Path("head/training.json").read_text())
+    assert record["provenance"]["command"].startswith("foretoken train judge --target zoo:base --draft zoo:draft")
+    assert record["asked"] == {"json": 2, "code": 2}
+    assert record["triples"]["texts"] == 120
+    assert set(record["held_out"]["by_source"]) <= {"mine", "json", "code", "random tokens"}
+    held = record["held_out"]
+    assert held["false_accepts"] <= 0.02
+    assert f"ROC AUC {held['auc']:.3f}; above {record['threshold']:.3f} are {held['fine_accepted']:.1%} of" in err
+    head = JudgeHead.load(Path("head"))
+    head.check_target(load("zoo:base", device="cpu"))
+    assert head.config.target == "zoo:base"
+
+
+BAD = [
+    ("--target zoo:bse", 2, "did you mean 'base'"),
+    ("--draft ./nowhere", 1, "./nowhere"),
+    ("--draft tiny", 1, "has another vocabulary than 'zoo:base'"),
+    ("--tasks code,jsn", 2, "--tasks jsn: did you mean 'json'?"),
+    ("--examples 0", 2, "--examples 0: must be more than 0"),
+    ("--minutes 0", 2, "--minutes 0.0: must be more than 0"),
+    ("--false-accepts 1.5", 2, "--false-accepts 1.5: must be a share"),
+    ("--false-accepts nan", 2, "--false-accepts nan: must be a share"),
+    ("--device gpu", 2, "--device gpu: not available here"),
+    ("--out file", 2, "--out file: this is a file"),
+    ("--tasks code --examples 1", 2, "tokens were found that are fine and not what the target would say itself; 50"),
+    ("--triples none.jsonl", 2, "none.jsonl: no such file"),
+    ("--triples odd.jsonl", 2, "odd.jsonl:1: 'error' must be [BEGIN, END]"),
+    ("--triples mine.jsonl --tail keep", 2, "--tail keep: must be mask or negative"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=[arguments for arguments, _, _ in BAD])
+def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, message):
+    given = {"--target": "zoo:base", "--draft": "zoo:draft", "--out": "none"}
+    for option, value in given.items():
+        if option not in arguments:
+            arguments += f" {option} {value}"
+    assert train(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if not line.startswith("asking questions: ")]
+    assert lines[0].startswith("error: ")
+    assert len(lines) <= 2
+    assert not Path("none").exists()
+
+
+def test_no_draft_is_needed_for_annotations_and_one_for_tasks(capsys):
+    assert train("--target zoo:base --triples mine.jsonl --out alone") == 0
+    assert json.loads(Path("alone/training.json").read_text())["draft"] is None
+    assert train("--target zoo:base --out none") == 2
+    assert "--draft is needed for --tasks" in capsys.readouterr().err
