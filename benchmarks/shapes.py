@@ -20,6 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ import torch
 from forwards import Decoder, greedy, interleaved, new_request, quartiles
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 from transformers.utils import logging as transformers_logging
 from versions import Quiet, command, versions
 
-from foretoken import LLM, SamplingParams, zoo
+from foretoken import LLM, SamplingParams
+from foretoken.bench.shapes import SHAPES, write_random_model
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.files import check_writable, write_whole
@@ -42,16 +44,9 @@ from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.engine.recipe import Recipe
 from foretoken.engine.step import Engine
 from foretoken.models.load import load
 
-# width, layers, MLP width, query heads, key/value heads, vocabulary; heads are 64 wide, embeddings tied
-SHAPES = {
-    "16m": (384, 8, 1024, 6, 2, 8192),
-    "100m": (768, 12, 2048, 12, 4, 32000),
-    "500m": (1280, 24, 3840, 20, 4, 32000),
-}
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)
 _GOLDEN = (5**0.5 - 1) / 2
@@ -105,6 +100,7 @@ def _options() -> argparse.Namespace:
 
 
 def _shape(name: str, folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    transformers_logging.disable_progress_bar()
     parameters = write_random_model(name, folder, options.dtype)
     found: dict[str, Any] = {"parameters": parameters, "shape": SHAPES[name]}
     parts = options.parts.split(",")
@@ -115,32 +111,6 @@ def _shape(name: str, folder: Path, options: argparse.Namespace, console: Consol
         found["scripted"] = scripted(folder, options)
         console.print(_scripted_table(found["scripted"], f"{name}: speculation at a known acceptance"))
     return found
-
-
-def write_random_model(name: str, folder: Path, dtype: str) -> int:
-    """A checkpoint of that shape with random weights and the bundled tokenizer; returns its parameter count."""
-    width, layers, mlp, heads, kv_heads, vocabulary = SHAPES[name]
-    transformers_logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        dtype=getattr(torch, dtype),
-    )
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
-    return sum(weight.numel() for weight in model.parameters())
 
 
 # ---------------------------------------------------------------------------------------------------- forward times
@@ -339,7 +309,9 @@ def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _scripted_engine(plain: LLM, script: Script, count: int) -> LLM:
     engine = plain.with_method(None)
-    engine.recipe = Recipe("scripted", script, script, count, False)
+    engine.recipe = replace(
+        engine.recipe, method="scripted", drafter=script, verifier=script, num_nodes=count, adaptive=False
+    )
     engine.engine = Engine(plain.target, engine.recipe, max_slots=1, max_rows=plain.max_rows_per_step)
     return engine
 

@@ -1,4 +1,4 @@
-"""The catalogue: one explicit table of every drafter and verifier, with what each promises and needs.
+"""The catalogue: one explicit table of every drafter, verifier and plan, with what each promises and needs.
 
 Adding a method is one file and one line here. Nothing is imported until it is used. Third parties may add entries
 through the entry-point group ``foretoken.methods`` (an object of type :class:`Entry`).
@@ -24,7 +24,7 @@ class Entry:
         target: "module:Class", imported on first use.
         summary: one line.
         paper: arXiv id or a citation; the method card cites the same.
-        promise: "lossless" for drafters (any of them, under a lossless verifier); for verifiers the written promise.
+        promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
         head: of a verifier that has learned something: "module:Class" of that, with ``load(folder)`` and
@@ -33,7 +33,7 @@ class Entry:
     """
 
     name: str
-    kind: Literal["drafter", "verifier"]
+    kind: Literal["drafter", "verifier", "plan"]
     target: str
     summary: str
     paper: str
@@ -269,6 +269,15 @@ _TABLE = (
         paper="arXiv:2502.04557",
         promise="approximate",
         needs="drafts of the drafter 'sprinter'",
+    ),
+    Entry(
+        name="sparse_verification",
+        kind="plan",
+        target="foretoken.plans.sparse:SparseVerification",
+        summary="lossy: the target verifies without some blocks of the prefix, channels or experts",
+        paper="arXiv:2512.21911",
+        promise="approximate",
+        needs="--set verification.attention=per_head, .ffn or .moe, beside any method",
     ),
 )
 

@@ -9,9 +9,10 @@ import pytest
 from foretoken import catalog
 from foretoken.analysis.tradeoff_points import RULES
 from foretoken.cli.main import main
+from helpers.judges import shelved_judge
 from helpers.zoo_llms import PROMPTS, greedy, with_config
 
-BUDGET = 0.03
+BUDGET = 0.02
 LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
 every_rule = pytest.mark.parametrize("rule", LOSSY)
 
@@ -22,6 +23,8 @@ def recipe(rule, *, loose=True):
     method = ["--method", "draft_model", "--set", f"verifier={rule}", "--set", "num_speculative_tokens=4"]
     if entry.drafter is not None:
         method = ["--method", entry.drafter]
+    if rule == "judge":
+        method += ["--set", f"head={shelved_judge(bias=8.0)}"]  # it says yes to all; a trained one may be anything
     return [*method, "--set", f"{entry.knob}={entry.values[-1]}"] if loose else method
 
 

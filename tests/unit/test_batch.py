@@ -47,9 +47,17 @@ def test_a_chunk_wants_its_last_rows(wanted: int, rows: list[int]) -> None:
 def test_a_chain_is_a_chunk() -> None:
     chain, chunk = PackedBatch(), PackedBatch()
     chain.add_tree(3, 8, 5, TokenTree((6, 7), (-1, 0)))
-    chunk.add_chunk(3, 8, [5, 6, 7], wanted=3)
+    chunk.add_chunk(3, 8, [5, 6, 7], wanted=3, verification=True)
     assert chain.segments == chunk.segments
     assert (chain.tokens, chain.positions, chain.wanted) == (chunk.tokens, chunk.positions, chunk.wanted)
+
+
+def test_a_root_with_its_draft_is_told_from_a_prompt() -> None:
+    batch = PackedBatch()
+    batch.add_chunk(0, 0, [1, 2], wanted=1)
+    for slot, tree in enumerate((TokenTree(()), TokenTree((6, 7)), TokenTree((6, 7), (-1, -1))), 1):
+        batch.add_tree(slot, 8, 5, tree)
+    assert [segment.verification for segment in batch.segments] == [False, True, True, True]
 
 
 def test_a_tree_row_sees_the_root_and_its_ancestors() -> None:

@@ -146,6 +146,11 @@ def certify(
     # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
+    if recipe.promise == "approximate":
+        raise ConfigError(
+            f"{recipe.why_approximate} is approximate by design: this recipe is not lossless and gets no "
+            "certificate; leave that out for one that is"
+        )
     rules = rules_of(recipe)
     samples = any(rule.name != "greedy" for rule in rules)
     drafted = Metrics()

@@ -38,6 +38,9 @@ RULES = {
     "topk_relaxed": Rule(knob="relaxed_delta", values=(0.05, 0.2, 0.8)),
     "mixture": Rule(knob="lam", values=(0.1, 0.2, 0.4)),
     "tolerance": Rule(knob="tolerance", values=(0.3, 1.0, 5.0)),
+    "p_threshold": Rule(knob="min_prob", values=(0.3, 0.1, 0.03)),
+    "kl_threshold": Rule(knob="max_kl", values=(0.1, 0.3, 1.0)),
+    "judge": Rule(knob="threshold", values=(0.95, 0.8, 0.5)),
     "sprinter": Rule(knob="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter"),
 }
 DEFAULT_RULES = (EXACT, *RULES)

@@ -9,7 +9,7 @@ from foretoken.core.metrics import Metrics
 
 
 def finite(value: float) -> float | None:
-    """The number, or None (JSON's null) where it is infinite: JSON has no infinity."""
+    """The number, or None (JSON's null) where it is infinite or not known (NaN): JSON has neither."""
     return value if math.isfinite(value) else None
 
 
@@ -29,6 +29,7 @@ def metrics_fields(metrics: Metrics) -> dict[str, Any]:
             "verify": metrics.verify_seconds,
             "other": metrics.other_seconds,
         },
-        "distortion": metrics.distortion,
+        "distortion": finite(metrics.distortion),
         "kl": finite(metrics.kl),
+        "experts_per_step": metrics.experts_per_step,
     }

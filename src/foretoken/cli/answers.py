@@ -213,7 +213,11 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     whole = sum(times.values())
     if whole > 0:
         parts.append("time " + " ".join(f"{name} {value / whole:.0%}" for name, value in times.items()))
-    if total.distortion:
+    if total.experts_per_step is not None:
+        parts.append(f"{total.experts_per_step:.1f} experts a layer and step")
+    if total.sparse:
+        parts.append("distortion not known (sparse verification)")
+    elif total.distortion:
         parts.append(f"distortion {total.distortion:.3g} and KL {total.kl:.3g} per token")
     parts += sorted({output.promise for output in outputs})
     return " · ".join(parts)

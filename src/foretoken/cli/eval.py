@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -349,7 +350,9 @@ def _print_remarks(result: _Result) -> None:
         measure = "accuracy" if report.accuracy is not None else next(iter(report.measures))
         shares = ", ".join(f"{name} {values[measure]:.0%}" for name, values in report.categories.items())
         emit(f"{report.task}, {measure} by category: {shares}")
-    if report.distortion:
+    if math.isnan(report.distortion):
+        emit(f"{report.task}: distortion not known (sparse verification)")
+    elif report.distortion:
         emit(f"{report.task}: distortion {report.distortion:.3g} and KL {report.kl:.3g} per token")
     if report.truncated:
         emit(f"{report.task}: {report.truncated} of {report.num_examples} answers were cut at the token limit")

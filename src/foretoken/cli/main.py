@@ -14,7 +14,18 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import analyze, analyze_tradeoff, bench, certify, generate, methods, train, zoo
+from foretoken.cli import (
+    analyze,
+    analyze_tradeoff,
+    bench,
+    bench_verify,
+    calibrate,
+    certify,
+    generate,
+    methods,
+    train,
+    zoo,
+)
 from foretoken.cli.console import OutputClosed, note, prepare_output, silence_libraries
 from foretoken.cli.eval import eval_command
 from foretoken.core.errors import ForetokenError
@@ -30,12 +41,14 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("methods")(methods.methods)
+bench.app.command("verify")(bench_verify.verify)
 app.add_typer(bench.app, name="bench")
 app.command("eval")(eval_command)
 app.command("certify")(certify.certify)
 analyze.app.command("tradeoff")(analyze_tradeoff.tradeoff)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(train.app, name="train")
+app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(zoo.app, name="zoo")
 
 

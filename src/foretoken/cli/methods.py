@@ -19,6 +19,7 @@ from foretoken.core.errors import ConfigError, nearest
 _HEADINGS = {
     "drafter": "drafters (--method NAME): they propose tokens",
     "verifier": "verifiers (--set verifier=NAME): they decide which tokens stand",
+    "plan": "plans (--set verification.KEY=VALUE): how the target computes what it verifies",
 }
 # of every drafter, beside those of its Config
 _COMMON_OPTIONS = (
@@ -44,11 +45,12 @@ def methods(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a method.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """The catalogue: every drafter and verifier, what each promises, and what it needs.
+    """The catalogue: every drafter, verifier and plan, what each promises, and what it needs.
 
     A drafter goes with --method and proposes tokens; a verifier goes with
     --set verifier=NAME and decides which of them stand. The default verifier is
-    the strongest lossless one that fits the draft.
+    the strongest lossless one that fits the draft. The default plan leaves
+    nothing out.
 
     [bold]Examples[/bold]
 
@@ -111,6 +113,8 @@ def _public(entry: catalog.Entry) -> dict[str, Any]:
 def _describe(entry: catalog.Entry) -> dict[str, Any]:
     method = entry.load()
     options = config_options(getattr(method, "Config", None))
+    if entry.kind == "plan":
+        options = [{**option, "name": f"verification.{option['name']}"} for option in options]
     if entry.kind == "drafter":
         own = getattr(method, "own_verifier", None)
         for common in _COMMON_OPTIONS:

@@ -52,7 +52,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="An option of the method, num_speculative_tokens, or verifier. Repeatable.",
+        help="An option of the method, num_speculative_tokens, verifier, or verification.*. Repeatable.",
         rich_help_panel=_METHOD,
     ),
 ]
@@ -134,9 +134,10 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
 
 def explain(llm: Any) -> None:
     """Say what the method has measured and chosen by itself, if it has."""
-    explanation = getattr(llm.recipe.drafter, "explanation", "")
-    if explanation:
-        note(f"{llm.recipe.method}: {explanation}")
+    for part, name in ((llm.recipe.drafter, llm.recipe.method), (llm.recipe.plan, "verification")):
+        explanation = getattr(part, "explanation", "")
+        if explanation:
+            note(f"{name}: {explanation}")
 
 
 def check_model_name(model: str) -> None:

@@ -15,7 +15,7 @@ DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
 _DEFAULT_DRAFTS = {"zoo:base": "zoo:draft"}
 _KEY = re.compile(r"[A-Za-z_]\w*")
-_NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_]\w*(?:\.\w+)?=)")
+_NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
 
 def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
@@ -161,4 +161,6 @@ def _find_method(name: str) -> catalog.Entry:
     kinds = {entry.kind for entry in catalog.entries() if entry.name == name}  # one name may be both
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
+    if kinds == {"plan"}:
+        raise ConfigError(f"'{name}' goes beside a method: write --set verification.attention=per_head, .ffn or .moe")
     return catalog.find(name, "drafter")

@@ -1,12 +1,14 @@
 """The numbers of a run, defined once.
 
 * tokens per step: emitted tokens over target calls after the prompt, bonus included; plain decoding is 1.00.
-* distortion and kl: how far a lossy rule's law was from the target's, per emitted token; see core/distortion.py.
+* distortion and kl: how far a lossy rule's law was from the target's, per emitted token; see core/distortion.py. Under
+  sparse verification they are not known (NaN, null in JSON): the target's own law was never computed.
 * acceptance[i]: steps that accepted a node at draft depth i + 1 over steps that drafted one there, unconditional.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -16,6 +18,8 @@ class Metrics:
 
     ``num_steps`` counts target calls that emitted tokens: the first one finishes the prompt and emits one token, so
     plain decoding of n tokens takes n steps. Times are seconds: this request's even share of each step it was in.
+    ``sparse`` says that the target verified sparsely; ``experts_sum`` adds up, over ``experts_steps`` verifications,
+    the different experts that were read per layer, for all requests of the step together.
     """
 
     num_tokens: int = 0
@@ -30,6 +34,9 @@ class Metrics:
     seconds: float = 0.0
     distortion_sum: float = 0.0
     kl_sum: float = 0.0
+    sparse: bool = False
+    experts_sum: float = 0.0
+    experts_steps: int = 0
 
     @property
     def tokens_per_step(self) -> float:
@@ -48,13 +55,22 @@ class Metrics:
 
     @property
     def distortion(self) -> float:
-        """Mean estimated total variation per emitted token; 0 for a lossless recipe."""
+        """Mean estimated total variation per emitted token; 0 for a lossless recipe, NaN where it is not known."""
+        if self.sparse:
+            return math.nan
         return self.distortion_sum / self.num_tokens if self.num_tokens else 0.0
 
     @property
     def kl(self) -> float:
         """Mean KL divergence of the emitted law from the target's, in nats per token; 0 for a lossless recipe."""
+        if self.sparse:
+            return math.nan
         return self.kl_sum / self.num_tokens if self.num_tokens else 0.0
+
+    @property
+    def experts_per_step(self) -> float | None:
+        """Different experts read per layer and verification; None where nobody counted (dense verification)."""
+        return self.experts_sum / self.experts_steps if self.experts_steps else None
 
     def count_draft(self, depths: tuple[int, ...], accepted: int) -> None:
         """Count one draft: the depth of every node, and how many levels of it were accepted."""
@@ -72,9 +88,18 @@ class Metrics:
 
     def add(self, other: Metrics) -> None:
         """Add another request's counters to these."""
-        for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens"):
+        self.sparse = self.sparse or other.sparse
+        for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens", "experts_steps"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("draft_seconds", "verify_seconds", "other_seconds", "seconds", "distortion_sum", "kl_sum"):
+        for name in (
+            "draft_seconds",
+            "verify_seconds",
+            "other_seconds",
+            "seconds",
+            "distortion_sum",
+            "kl_sum",
+            "experts_sum",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         while len(self.drafted_at) < len(other.drafted_at):
             self.drafted_at.append(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -261,3 +261,17 @@ class Plan(Protocol):
     ) -> Tensor:
         """Write the rows' keys and values, attend, and return [T, H, Dv]."""
         ...
+
+
+class SwappingPlan(Plan, Protocol):
+    """A plan that also computes some of the target's modules in another way. See plans/sparse.py.
+
+    Attributes:
+        swaps: module -> what is called in place of its forward, while the target computes this plan.
+        num_experts: different experts that the forward read, mean over its layers; None before it, or without experts.
+    """
+
+    swaps: Mapping[Any, Callable[..., Any]]
+
+    @property
+    def num_experts(self) -> float | None: ...

@@ -4,13 +4,14 @@
 Config, and those of the verifier's, if it has one; a name that both have is written with its owner's before it
 (``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that brings
 a rule of its own (``own_verifier``) gets that, every other the strongest lossless one, as with ``verifier='auto'``.
-Everything is checked here, at construction, never in the middle of a run.
+``verification.*`` says what the target may leave out when it verifies (plans/verification.py). Everything is checked
+here, at construction, never in the middle of a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,19 @@ from typing import Any
 from foretoken import catalog
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.errors import ConfigError, ModelError, nearest
-from foretoken.core.protocols import Drafter, Verifier
+from foretoken.core.protocols import Drafter, Plan, Verifier
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafters.sparse_draft import SparseDraft
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.plans import verification as verifications
+from foretoken.plans.dense import DensePlan
+from foretoken.plans.dense_refresh import DenseRefresh
+from foretoken.plans.sparse import SparseVerification
+from foretoken.plans.verification import VerificationConfig
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens")
+PlanMaker = Callable[[KVCache, PackedBatch], Plan]
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
 BEST_OF_TREES: dict[type[Law], str] = {
@@ -44,6 +54,9 @@ class Recipe:
         verifier: the verifier that was asked for, or the drafter's own; None chooses per draft.
         num_nodes: draft nodes per step, at most.
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
+        verification: what the target may leave out when it verifies.
+        plan: makes the compute plan of a step accordingly.
+        refresh: computes again densely what sparse verifications have left in the cache; None: it stays.
     """
 
     method: str
@@ -51,6 +64,9 @@ class Recipe:
     verifier: Verifier | None
     num_nodes: int
     adaptive: bool
+    verification: VerificationConfig
+    plan: PlanMaker
+    refresh: DenseRefresh | None = None
 
     def verifier_for(self, draft: Draft, params: SamplingParams) -> Verifier:
         """The asked-for verifier, else the strongest lossless rule for this draft.
@@ -73,6 +89,8 @@ class Recipe:
     @property
     def promise(self) -> str:
         """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
+        if self.verification.sparse:  # the rule is exact, but for the law that it is shown
+            return "approximate"
         if self.verifier is not None:
             return self.verifier.promise
         return "same stream" if all(issubclass(law, PointMass) for law in self.drafter.laws) else "same law"
@@ -107,11 +125,17 @@ class Recipe:
                 "use temperature 0, or leave the verifier out to get the strongest lossless rule"
             )
         if self.promise == "approximate" and params.logprobs is not None:
-            assert self.verifier is not None
             raise ConfigError(
-                f"logprobs={params.logprobs} with verifier='{self.verifier.name}': log-probabilities are the target's, "
-                "but a lossy rule emits by another law; leave one of them out"
+                f"logprobs={params.logprobs} with {self.why_approximate}: log-probabilities are the target's, "
+                "but this recipe emits by another law; leave one of them out"
             )
+
+    @property
+    def why_approximate(self) -> str:
+        """The setting because of which nothing is promised; "" for a lossless recipe."""
+        if self.verification.sparse:
+            return f"sparse verification ({self.verification.in_words})"
+        return f"verifier='{self.verifier.name}'" if self.verifier and self.promise == "approximate" else ""
 
 
 _loaded: dict[str, Verifier] = {}
@@ -148,6 +172,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"speculative_config must be a mapping, not {type(settings).__name__}")
     settings = dict(settings or {})
+    verification = verifications.take(settings)
     method = settings.pop("method", None)
     if method is None:
         method = "draft_model" if "model" in settings else "none"
@@ -173,7 +198,30 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         _check_fit(drafter.name, drafter, verifier)
     if adaptive and hasattr(drafter, "max_nodes"):  # it has a rule of its own for when to stop
         num_nodes, adaptive = drafter.max_nodes, False
-    return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive)
+    plan: PlanMaker = DensePlan
+    refresh = None
+    if verification.sparse:
+        _check_budget(verifier, verification)
+        plan = SparseVerification(verification, target)
+        refresh = DenseRefresh(target, verification.refresh) if verification.refresh else None
+    elif verification.confirm:
+        drafter = _confirmed(drafter, verification, target, num_nodes)
+        if verifier is not None:
+            _check_fit(drafter.name, drafter, verifier)
+        num_nodes, adaptive = verification.confirm, False
+    return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive, verification, plan, refresh)
+
+
+def _confirmed(drafter: Drafter, verification: VerificationConfig, target: Any, num_nodes: int) -> Drafter:
+    """The sparse target drafts on top of the drafter, and the dense target verifies."""
+    return SparseDraft(
+        drafter,
+        target,
+        SparseVerification(verification, target),
+        dense_below=verification.dense_below,
+        length=verification.confirm,
+        inner_length=num_nodes,
+    )
 
 
 def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> Drafter:
@@ -183,7 +231,7 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
     settings = _without_owner(settings, method, known)
     for key in settings:
         if key not in known:
-            names = [*known, *OWN_KEYS, *_options(verifier)]
+            names = [*known, *OWN_KEYS, verifications.KEY, *_options(verifier)]
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {nearest(key, names)}")
     try:
         config = drafter_class.Config(**settings)
@@ -287,6 +335,16 @@ def _head(entry: catalog.Entry, given: Any, target: Any) -> Any:
     head = entry.load_head().load(place)
     head.check_target(target)
     return head
+
+
+def _check_budget(verifier: Verifier | None, verification: VerificationConfig) -> None:
+    """A budget is counted against the target's law, which a sparse verification does not know."""
+    budget = getattr(getattr(verifier, "config", None), "max_distortion", None)
+    if budget is not None:
+        raise ConfigError(
+            f"max_distortion={budget:g} cannot be kept with sparse verification ({verification.in_words}): how far a "
+            "sparse step is from the target is not known; leave one of them out"
+        )
 
 
 def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:

@@ -34,9 +34,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.shared_forward import shared_forward
 from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.plans.dense import DensePlan
 
 log = logging.getLogger(__name__)
 _News = TypeVar("_News", Outcome, Seen)
@@ -59,28 +57,18 @@ class Engine:
 
     Args:
         target: the model whose output is promised.
-        recipe: drafter and verifier.
+        recipe: drafter, verifier, and the plan of a step.
         max_slots: requests that run at once, at most.
         max_rows: rows of one forward, at most.
-        plan: makes the compute plan of a step.
     """
 
-    def __init__(
-        self,
-        target: LanguageModel,
-        recipe: Recipe,
-        *,
-        max_slots: int,
-        max_rows: int,
-        plan: Callable[[KVCache, PackedBatch], Plan] = DensePlan,
-    ) -> None:
+    def __init__(self, target: LanguageModel, recipe: Recipe, *, max_slots: int, max_rows: int) -> None:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
         self.scheduler = Scheduler(self.cache, max_rows)
         self.controller = Controller()
         self._adaptive = recipe.adaptive and recipe.num_nodes > 0
-        self._plan = plan
         self._last: LastStates | None = None
         if (needs := getattr(recipe.verifier, "needs", None)) is not None:
             self._last = LastStates(target, normed=needs.normed)
@@ -92,6 +80,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; it joins at the next step that has a slot for it."""
         request.started = perf_counter()
+        request.metrics.sparse = self.recipe.verification.sparse
         self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
@@ -109,6 +98,9 @@ class Engine:
         """One round for everybody who runs. Returns the requests that got tokens or ended."""
         began = perf_counter()
         work = self.scheduler.next()
+        if self.recipe.refresh is not None:
+            self.recipe.refresh(self.cache, work.decoding)
+        refreshed = perf_counter()
         failed: list[Request] = []
         drafts = self._propose(work.decoding, work.spare_rows, failed)
         drafted = perf_counter()
@@ -141,7 +133,7 @@ class Engine:
 
         # Times are shared evenly by the requests of the step; a request alone gets its own exactly.
         share = 1.0 / len(jobs)
-        draft_time, verify_time = (drafted - began) * share, (computed - packed) * share
+        draft_time, verify_time = (drafted - refreshed) * share, (computed - packed) * share
         other_time = (ended - began) * share - draft_time - verify_time
         for request, _, _ in jobs:
             metrics = request.metrics
@@ -153,7 +145,7 @@ class Engine:
                 rows=len(batch),
                 nodes=nodes,
                 tokens=tokens,
-                draft=drafted - began,
+                draft=drafted - refreshed,
                 verify=computed - packed,
                 total=ended - began,
             )
@@ -161,13 +153,16 @@ class Engine:
 
     def _compute(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch) -> Output:
         """The target's forward; with the last hidden states of the wanted rows, if a verifier will look at a draft."""
-        plan = self._plan(self.cache, batch)
+        plan = self.recipe.plan(self.cache, batch)
         drafts = [draft for _, draft, _ in jobs]
         last = self._last if any(map(len, drafts)) else None
         if self._inside is None:
             if last is None:
-                return self.target.forward(batch, plan)
-            return self.target.forward(batch, plan, span=replace(last.span, tap_rows=batch.wanted))
+                output = self.target.forward(batch, plan)
+            else:
+                output = self.target.forward(batch, plan, span=replace(last.span, tap_rows=batch.wanted))
+            self._count_experts(jobs, batch, plan)
+            return output
         output, pieces = shared_forward(
             self.target, self.cache, batch, drafts, plan, self._inside.sight, last=last is not None
         )
@@ -176,7 +171,18 @@ class Engine:
             for (request, draft, _), piece in zip(jobs, pieces, strict=True)
         ]
         self._tell([request for request, _, _ in jobs], seen, self._inside.see)
+        self._count_experts(jobs, batch, plan)
         return output
+
+    def _count_experts(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, plan: Plan) -> None:
+        """Note how many different experts a sparse verification read."""
+        found = getattr(plan, "num_experts", None)
+        if found is None:
+            return
+        for (request, _, _), segment in zip(jobs, batch.segments, strict=True):
+            if segment.verification:
+                request.metrics.experts_sum += found
+                request.metrics.experts_steps += 1
 
     def _propose(self, decoding: list[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends."""

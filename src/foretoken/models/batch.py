@@ -31,6 +31,7 @@ class Segment:
         seen: bool [num_rows, tail + num_rows]: which rows behind the prefix each row sees; None means all rows up to
             itself, as in a chain.
         depths: positions behind the prefix of the tail's rows and then of these rows, if ``seen`` is given.
+        verification: whether these rows are a root and its draft, perhaps an empty one; a prompt's chunk is not.
     """
 
     slot: int
@@ -40,6 +41,7 @@ class Segment:
     tail: int = 0
     seen: Tensor | None = None
     depths: tuple[int, ...] | None = None
+    verification: bool = False
 
 
 class PackedBatch:
@@ -62,19 +64,34 @@ class PackedBatch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add_chunk(self, slot: int, prefix: int, tokens: Sequence[int], *, wanted: int) -> None:
-        """Append consecutive tokens that follow ``prefix`` committed rows; logits of the last ``wanted`` rows."""
+    def add_chunk(
+        self,
+        slot: int,
+        prefix: int,
+        tokens: Sequence[int],
+        *,
+        wanted: int,
+        tail: int = 0,
+        verification: bool = False,
+    ) -> None:
+        """Append consecutive tokens; logits of the last ``wanted`` rows.
+
+        Args:
+            slot, prefix: the request's slot and its committed rows.
+            tail: rows behind the prefix that they follow, a chain.
+            verification: see :class:`Segment`.
+        """
         start = len(self.tokens)
         end = start + len(tokens)
         self.tokens.extend(tokens)
-        self.positions.extend(range(prefix, prefix + len(tokens)))
-        self.segments.append(Segment(slot, prefix, start, len(tokens)))
+        self.positions.extend(range(prefix + tail, prefix + tail + len(tokens)))
+        self.segments.append(Segment(slot, prefix, start, len(tokens), tail, verification=verification))
         self.wanted.extend(range(end - wanted, end))
 
     def add_tree(self, slot: int, prefix: int, root: int, tree: TokenTree) -> None:
         """Append the root token and the draft behind it; logits of all rows."""
         if tree.is_chain:
-            self.add_chunk(slot, prefix, (root, *tree.tokens), wanted=1 + len(tree))
+            self.add_chunk(slot, prefix, (root, *tree.tokens), wanted=1 + len(tree), verification=True)
             return
         start = len(self.tokens)
         self.tokens.append(root)
@@ -84,7 +101,7 @@ class PackedBatch:
         size = 1 + len(tree)
         rows = bytearray(b"\1").ljust(size, b"\0") + b"".join(b"\1" + row for row in tree.ancestor_rows)
         seen = torch.frombuffer(rows, dtype=torch.bool).view(size, size)
-        self.segments.append(Segment(slot, prefix, start, size, 0, seen, (0, *tree.depths)))
+        self.segments.append(Segment(slot, prefix, start, size, 0, seen, (0, *tree.depths), True))
         self.wanted.extend(range(start, len(self.tokens)))
 
     def add_level(

@@ -13,13 +13,23 @@ Letters: S slots, G key/value heads, C capacity, D head width.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 _FIRST_CAPACITY = 256
 _serials = itertools.count()
+
+
+class Follower(Protocol):
+    """Keeps something of its own about committed rows. They never change; they are only forgotten."""
+
+    def shortened(self, slot: int, length: int) -> None:
+        """The slot was rolled back to ``length`` rows, or given back (0)."""
+        ...
 
 
 class KVCache:
@@ -45,6 +55,7 @@ class KVCache:
         self.lengths: list[int] = [0] * max_slots
         self.serial = next(_serials)  # of its own, which an address is not once a cache is gone
         self.generation = 0  # counts reallocations: who keeps addresses must look again
+        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 
     @property
@@ -68,7 +79,7 @@ class KVCache:
 
     def release(self, slot: int) -> None:
         """Give a slot back; its rows are forgotten."""
-        self.lengths[slot] = 0
+        self._shorten(slot, 0)
         self._free.append(slot)
         self._free.sort(reverse=True)
 
@@ -119,7 +130,7 @@ class KVCache:
         """Shorten the committed prefix to ``length`` rows; the tail is dropped with it."""
         if length > self.lengths[slot]:
             raise ValueError(f"cannot roll slot {slot} back to {length} rows: it has {self.lengths[slot]}")
-        self.lengths[slot] = length
+        self._shorten(slot, length)
 
     def fork(self, slot: int) -> int:
         """A new slot with a copy of this slot's committed prefix."""
@@ -131,6 +142,11 @@ class KVCache:
                     buffer[twin, :, :length] = buffer[slot, :, :length]
         self.lengths[twin] = length
         return twin
+
+    def _shorten(self, slot: int, length: int) -> None:
+        self.lengths[slot] = length
+        for follower in self.followers:
+            follower.shortened(slot, length)
 
     def _grow(self, num_slots: int, capacity: int) -> None:
         for side in (self.keys, self.values):

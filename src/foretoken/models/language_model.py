@@ -18,6 +18,7 @@ from foretoken.core.protocols import Plan
 from foretoken.models import anatomy, attention, probe
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
 from foretoken.models.native import NativePlan
 from foretoken.models.prepack import can_prepack, prepack
@@ -144,7 +145,8 @@ class LanguageModel:
         if self.fused is not None and plan.native is not None:
             ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
             return Output.ranked(ranked)
-        with torch.inference_mode(), attention.following(plan):
+        swaps = getattr(plan, "swaps", None) or {}
+        with torch.inference_mode(), attention.following(plan), swapped(swaps):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {
                 "input_ids": batch.ids_1T(self.device),

@@ -1,15 +1,52 @@
 """What a fused decoder needs to know of a plan in order to compute it in one piece.
 
 A plan that can be described like this is computed by ``models/fused``, where that fits the model; every other plan is
-called layer by layer through ``attend``. Both ways give the same result; what is sparse is described part by part, and
-a part that is absent is dense.
+called layer by layer through ``attend``. Both ways give the same result up to rounding. What is sparse is described
+part by part, and a part that is absent is dense.
+
+Letters: S slots, G key/value heads, N blocks, D key width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
 
 from foretoken.models.cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Attention over selected blocks of the committed prefix; plans/block_rule.py defines the selection.
+
+    The query that selects exists in the forward only, so that selecting is the decoder's part.
+
+    Attributes:
+        size: columns of a block, a multiple of 16.
+        sinks, locals: first and last blocks that are always kept.
+        across_heads: select among the blocks of all key/value heads together, not per head.
+        keep: for each segment, blocks to keep in a layer, over all heads; 0: dense attention.
+        selects: whether a layer selects; if not, it takes what the layer before it took.
+        means: mean keys of a layer's whole committed blocks, float32 [S, G, N, D]; valid for the segments to be
+            attended sparsely. Asked for the layers that select, before they are run.
+    """
+
+    size: int
+    sinks: int
+    locals: int
+    across_heads: bool
+    keep: Sequence[int]
+    selects: Callable[[int], bool]
+    means: Callable[[int], Tensor]
+
+
+class Clock(Protocol):
+    """Sums the wall time of attention, new keys and values included, over forwards."""
+
+    attention_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +55,12 @@ class NativePlan:
 
     Attributes:
         cache: where keys and values are written and read.
+        blocks: None: attention over all columns.
+        thresholds: for each row, below what an MLP's activated gate is shut (plans/sparse_ffn.py); None: dense MLPs.
+        clock: is told the time that attention took; None: nobody asks.
     """
 
     cache: KVCache
+    blocks: Blocks | None = None
+    thresholds: Sequence[float] | None = None
+    clock: Clock | None = None

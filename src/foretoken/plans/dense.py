@@ -40,7 +40,7 @@ class DensePlan:
         self.cache = cache
         self.native: NativePlan | None = NativePlan(cache)
         self.segments = batch.segments
-        self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor | None] = {}
+        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
 
     def attend(
         self,
@@ -74,12 +74,27 @@ class DensePlan:
             v_GLD = values_SGCD[segment.slot, :, :visible]
             k_GLD[:, first:] = k_GTD[:, rows]
             v_GLD[:, first:] = v_GTD[:, rows]
-            q_HRD = q_HTD[:, rows]
-            if softcap is None and sinks_H is None:
-                outputs.append(self._fused(index, segment, q_HRD, k_GLD, v_GLD, scaling, window))
-            else:
-                outputs.append(self._plain(index, segment, q_HRD, k_GLD, v_GLD, scaling, window, softcap, sinks_H))
+            rest = (scaling, window, softcap, sinks_H)
+            outputs.append(self._over(layer, index, segment, q_HTD[:, rows], k_GLD, v_GLD, *rest))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _over(
+        self,
+        layer: int,
+        index: int,
+        segment: Segment,
+        q_HRD: Tensor,
+        k_GLD: Tensor,
+        v_GLD: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        """One segment over its visible columns: [R, H, Dv]."""
+        if softcap is None and sinks_H is None:
+            return self._fused(index, segment, q_HRD, k_GLD, v_GLD, scaling, window)
+        return self._plain(index, segment, q_HRD, k_GLD, v_GLD, scaling, window, softcap, sinks_H)
 
     def _fused(
         self,
@@ -141,7 +156,7 @@ class DensePlan:
 
     def _mask(self, index: int, segment: Segment, window: int | None, repeats: int, like: Tensor) -> Tensor | None:
         """Additive mask [repeats * R, L] in the dtype of ``like``; None where every row sees every column."""
-        key = (index, window, repeats, like.dtype)
+        key = (index, segment.prefix, window, repeats, like.dtype)
         if key not in self._masks:
             allowed = _allowed(segment, window, like.device)
             if allowed is None:
@@ -162,7 +177,7 @@ def _allowed(segment: Segment, window: int | None, device: torch.device) -> Tens
     allowed = torch.ones(num_rows, length, dtype=torch.bool, device=device)
     positions = torch.arange(length, device=device)
     if segment.seen is None:
-        allowed.tril_(prefix)
+        allowed.tril_(length - num_rows)
     else:
         allowed[:, prefix:] = segment.seen.to(device)
         positions[prefix:] = prefix + torch.tensor(segment.depths, device=device)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_SOURCES = ("decoder.c", "kernels.h", "team.h")
+_SOURCES = ("decoder.c", "kernels.h", "blocks.h", "gates.h", "team.h")
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -31,7 +31,7 @@ _FLAGS = (
     "-Wno-psabi",
     "-pthread",
 )
-_ABI = 2
+_ABI = 4
 
 log = logging.getLogger(__name__)
 

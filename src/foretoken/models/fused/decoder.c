@@ -11,13 +11,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
 #define MAX_HEAD_DIM 512
-#define ABI 2
+#define ABI 4
 #define UNROLL _Pragma("GCC unroll 12")
 
 typedef float vf __attribute__((vector_size(64)));
@@ -42,7 +43,7 @@ typedef struct {
 } Buffer;
 
 typedef struct {
-    Buffer part[4]; /* queries, keys side by side, scores, normed rows */
+    Buffer part[6]; /* queries, keys side by side, scores, normed rows, scores of blocks, runs of columns or open units */
 } Scratch;
 
 typedef struct {
@@ -64,13 +65,24 @@ typedef struct {
 
 typedef struct {
     int64_t slot, prefix, tail, start, rows;
+    int64_t keep;        /* blocks of the prefix to keep in a layer, over all key/value heads; 0: dense attention */
     const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
 } Segment;
+
+/* Attention over selected blocks of the prefix, for the segments that keep some. */
+typedef struct {
+    int64_t size, sinks, locals, across_heads; /* see models/native.py */
+    int64_t capacity;                          /* blocks of a slot and head in `means` */
+    int64_t most;                              /* blocks of a segment and head in `chosen`, at most */
+    const float *const *means;                 /* per layer [slot][kv head][capacity][head_dim]; NULL: it does not select */
+    int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
+} Blocks;
 
 typedef struct {
     int64_t num_rows, num_segments, num_wanted, capacity, threads;
     const int32_t *tokens, *positions, *wanted;
     const Segment *segments;
+    const Blocks *blocks; /* or NULL: all attention is dense */
     void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim] */
     float *logits;                     /* [num_wanted][logits_stride] */
     int32_t *best;                     /* [num_wanted] */
@@ -85,6 +97,8 @@ typedef struct {
     const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */
     const int32_t *tap_rows;           /* [num_tap_rows] */
     float *tapped;                     /* [num_taps][num_tap_rows][width] */
+    const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
+    double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
 } Call;
 
 /* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
@@ -178,6 +192,12 @@ static void transpose16(const uint32_t *from, long units, long count, uint32_t *
         for (long i = 0; i < 16; i++) to[u * 16 + i] = i < count ? from[i * units + u] : 0;
 }
 
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static uint32_t *scratch_units(Scratch *scratch, int part, size_t count) {
     Buffer *buffer = scratch->part + part;
     if (buffer->size < count) {
@@ -246,6 +266,7 @@ static void top_of(const float *logits, long count, long top, float peak, int32_
 }
 
 #include "team.h"
+#include "blocks.h"
 
 #define BF16 1
 #define NAME(x) x##_bf16
@@ -321,7 +342,7 @@ void foretoken_free(Model *m) {
     free(m->gate_up_out);
     free(m->hidden);
     for (int64_t t = 0; t < m->threads_held; t++)
-        for (int part = 0; part < 4; part++) free(m->scratch[t].part[part].data);
+        for (int part = 0; part < 6; part++) free(m->scratch[t].part[part].data);
     free(m->scratch);
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import build
-from foretoken.models.native import NativePlan
+from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -56,7 +56,15 @@ class _Model(ctypes.Structure):
 
 
 class _Segment(ctypes.Structure):
-    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows")), ("seen", _P)]
+    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "keep")), ("seen", _P)]
+
+
+class _Blocks(ctypes.Structure):
+    _fields_ = [
+        *((name, _I) for name in ("size", "sinks", "locals", "across_heads", "capacity", "most")),
+        ("means", ctypes.POINTER(_P)),
+        ("chosen", _P),
+    ]
 
 
 class _Call(ctypes.Structure):
@@ -64,6 +72,7 @@ class _Call(ctypes.Structure):
         *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads")),
         *((name, _P) for name in ("tokens", "positions", "wanted")),
         ("segments", ctypes.POINTER(_Segment)),
+        ("blocks", ctypes.POINTER(_Blocks)),
         *((name, _P) for name in ("keys", "values", "logits", "best", "peaks")),
         ("top", _I),
         *((name, _P) for name in ("top_ids", "top_shares")),
@@ -71,6 +80,8 @@ class _Call(ctypes.Structure):
         ("entering", _P),
         *((name, _I) for name in ("skip_norm", "num_taps", "num_tap_rows")),
         *((name, _P) for name in ("taps", "tap_rows", "tapped")),
+        ("thresholds", _P),
+        ("attention_seconds", ctypes.POINTER(ctypes.c_double)),
     ]
 
 
@@ -120,6 +131,13 @@ class Ranked:
     top_ids: array[int]
     top_shares: array[float]
     hidden: dict[int, Tensor]
+
+
+class _NativeBlocks(NamedTuple):
+    """A description, and the memory that it points to."""
+
+    native: _Blocks
+    memory: tuple[object, ...]
 
 
 class FusedDecoder:
@@ -235,11 +253,17 @@ class FusedDecoder:
             if segment.seen is not None:
                 native.seen = segment.seen.data_ptr()
         keys, values = self._cache_pointers(cache) if span.first < span.last else (None, None)
+        blocks, attention = None, ctypes.c_double(0)
+        if plan.blocks is not None:
+            for native, keep in zip(segments, plan.blocks.keep, strict=True):
+                native.keep = keep
+            blocks = self._blocks(plan.blocks, batch, span)
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         num_wanted = len(wanted)
         logits_MV = torch.empty(num_wanted, self._model.logits_stride)
         best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
         ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
+        thresholds = array("f", plan.thresholds or ())
         entering_TD = None if span.entering_TD is None else span.entering_TD.contiguous()
         taps = array("q", span.taps)
         tap_rows = array("i", range(len(tokens)) if span.tap_rows is None else span.tap_rows)
@@ -254,6 +278,7 @@ class FusedDecoder:
             positions=positions.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
             segments=segments,
+            blocks=None if blocks is None else ctypes.pointer(blocks.native),
             keys=keys,
             values=values,
             logits=logits_MV.data_ptr(),
@@ -271,10 +296,39 @@ class FusedDecoder:
             taps=taps.buffer_info()[0],
             tap_rows=tap_rows.buffer_info()[0],
             tapped=tapped.data_ptr(),
+            thresholds=thresholds.buffer_info()[0] if plan.thresholds else None,
+            attention_seconds=None if plan.clock is None else ctypes.pointer(attention),
         )
         self._library.foretoken_forward(ctypes.byref(self._model), ctypes.byref(call))
+        if plan.clock is not None:
+            plan.clock.attention_seconds += attention.value
         hidden = {depth: tapped[place] for place, depth in enumerate(span.taps)}
         return Ranked(logits_MV[:, : self.vocab_size], best, peaks, ids, shares, hidden)
+
+    def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
+        """What the native side needs in order to select: means for the layers that do, room for what they take."""
+        layers = self._model.layers
+        means: dict[int, Tensor] = {}
+        for index in range(span.first, span.last):
+            layer = layers[index]
+            if not layer.window and (not means or blocks.selects(layer.index)):
+                means[layer.index] = blocks.means(layer.index)
+        pointers = (_P * self._model.num_layers)()
+        for number, each in means.items():
+            pointers[number] = each.data_ptr()
+        most = max(segment.prefix // blocks.size for segment in batch.segments)
+        chosen = array("i", bytes(4 * len(batch.segments) * self._model.kv_heads * (1 + most)))
+        native = _Blocks(
+            size=blocks.size,
+            sinks=blocks.sinks,
+            locals=blocks.locals,
+            across_heads=int(blocks.across_heads),
+            capacity=next((each.shape[2] for each in means.values()), 0),
+            most=most,
+            means=pointers,
+            chosen=chosen.buffer_info()[0],
+        )
+        return _NativeBlocks(native, (pointers, chosen, means))
 
     def linear(self, packed: Tensor, x_TK: Tensor, bias: int | None) -> Tensor:
         """[T, K] times packed weights [tiles, K / unit, 16, unit] -> float32 [T, tiles * 16]."""

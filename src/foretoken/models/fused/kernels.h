@@ -56,14 +56,17 @@ static inline __attribute__((always_inline)) void NAME(narrow)(void *to, vf x) {
 }
 
 /* MR rows times NT tiles of 16 outputs.
- * w: packed weight [tile][K units][16]; x: rows of `units` units, `x_stride` units apart; out: floats. */
+ * w: packed weight [tile][K units][16]; x: rows of `units` units, `x_stride` units apart; out: floats.
+ * only: `units` of them to sum over, ascending; NULL: the first ones. */
 static inline __attribute__((always_inline)) void NAME(block)(const int MR, const int NT, const uint32_t *w, long w_stride,
-                                                              const uint32_t *x, long x_stride, long units, float *out,
-                                                              long out_stride, const float *bias, int add) {
+                                                              const uint32_t *x, long x_stride, const int32_t *only,
+                                                              long units, float *out, long out_stride,
+                                                              const float *bias, int add) {
     vf acc[12][4]; /* MR x NT of them are used, and live in registers: every loop over them is unrolled */
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int t = 0; t < NT; t++) acc[m][t] = (vf){0};
-    for (long k = 0; k < units; k++) {
+    for (long i = 0; i < units; i++) {
+        const long k = only ? only[i] : i;
         vu wk[4];
         UNROLL for (int t = 0; t < NT; t++) wk[t] = *(const vu *)(w + t * w_stride + k * 16);
         UNROLL for (int m = 0; m < MR; m++) {
@@ -84,18 +87,21 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
     case MR: {                                                                                                        \
         const int wide = MR <= 6 ? 4 : 2;                                                                             \
         for (; t + wide <= last; t += wide)                                                                           \
-            NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, units,                      \
+            NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                \
                         out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
         for (; t < last; t++)                                                                                         \
-            NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, units,                         \
+            NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                   \
                         out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
         break;                                                                                                        \
     }
 
-/* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1.
+/* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1, summed over some units or all.
  * A few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. */
-static void NAME(product)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
-                          long units, long rows, float *out, long out_stride, const float *bias, int add) {
+static inline __attribute__((always_inline)) void NAME(product_over)(const uint32_t *w, long w_stride, long first,
+                                                                     long last_tile, const uint32_t *x, long x_stride,
+                                                                     const int32_t *only, long units, long rows,
+                                                                     float *out, long out_stride, const float *bias,
+                                                                     int add) {
     const long group = rows <= 12 ? last_tile - first : 4;
     for (long begin = first; begin < last_tile; begin += group) {
         const long last = begin + group < last_tile ? begin + group : last_tile;
@@ -110,6 +116,11 @@ static void NAME(product)(const uint32_t *w, long w_stride, long first, long las
     }
 }
 #undef BLOCK_CASE
+
+static void NAME(product)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
+                          long units, long rows, float *out, long out_stride, const float *bias, int add) {
+    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, 0, units, rows, out, out_stride, bias, add);
+}
 
 /* to = x / rms(x) * gain, as elements; n is a multiple of 16 */
 static void NAME(rms_norm)(const float *x, const float *gain, long n, float eps, void *to) {
@@ -146,10 +157,55 @@ static void NAME(rotate)(const Model *m, const float *x, const float *gain, cons
     for (long i = 0; i < D; i += 16) NAME(narrow)((char *)to + i * (4 / UNIT), *(const vf_unaligned *)(z + i));
 }
 
-/* Write one group's new keys and values, and attend with its query heads over one segment. */
+/* The sum of one group's queries of a row. */
+static void NAME(sum_queries)(const Model *m, const Layer *layer, const Call *call, long row, long g, float *sum) {
+    const long D = m->head_dim, n = m->heads / m->kv_heads, position = call->positions[row];
+    const float *cos = m->cos + position * (m->rot_dim / 2), *sin = m->sin + position * (m->rot_dim / 2);
+    uint32_t q[MAX_HEAD_DIM / UNIT];
+    memset(sum, 0, D * sizeof(float));
+    for (long h = g * n; h < (g + 1) * n; h++) {
+        NAME(rotate)(m, m->qkv_out + row * m->qkv_stride + h * D, layer->q_norm, cos, sin, q);
+        for (long d = 0; d < D; d += 16) *(vf_unaligned *)(sum + d) += NAME(widen)((char *)q + d * (4 / UNIT));
+    }
+}
+
+/* The columns of the cache that a group looks at, ascending; the blocks among them are chosen by the first row. */
+static long NAME(look)(const Model *m, const Layer *layer, const Call *call, const Segment *s, long g, Scratch *scratch,
+                       Run **runs) {
+    const long end = s->prefix + s->tail + s->rows, window = layer->window;
+    if (!s->keep || window) {
+        *runs = (Run *)scratch_units(scratch, 5, sizeof(Run) / 4);
+        /* With a window, columns left of the first row's view are never looked at (the first row looks furthest back). */
+        const long left = window ? call->positions[s->start] - window + 1 : 0;
+        **runs = (Run){left > 0 ? left / 16 * 16 : 0, end};
+        return 1;
+    }
+    const Blocks *b = call->blocks;
+    const long D = m->head_dim, G = m->kv_heads, num_blocks = s->prefix / b->size;
+    int32_t *chosen = b->chosen + ((s - call->segments) * G + g) * (1 + b->most);
+    const float *means = b->means[layer->index];
+    if (means) {
+        const long heads = b->across_heads ? G : 1, from = b->across_heads ? 0 : g; /* every item ranks all it needs */
+        float *scores = (float *)scratch_units(scratch, 4, 2 * heads * num_blocks);
+        for (long h = 0; h < heads; h++) {
+            float q[MAX_HEAD_DIM];
+            NAME(sum_queries)(m, layer, call, s->start, from + h, q);
+            score_blocks(b, q, means + (s->slot * G + from + h) * b->capacity * D, D, num_blocks, scores + h * num_blocks);
+        }
+        choose_blocks(scores, scores + heads * num_blocks, heads * num_blocks, b->across_heads ? s->keep : s->keep / G,
+                      g - from, num_blocks, chosen);
+    }
+    *runs = (Run *)scratch_units(scratch, 5, (chosen[0] + 1) * (sizeof(Run) / 4));
+    return runs_of(chosen, b->size, num_blocks * b->size, end, *runs);
+}
+
+/* Write one group's new keys and values, and attend with its query heads over one segment.
+ *
+ * The runs of columns that the group looks at are laid end to end: from here on a column is its place in that line. What
+ * is left out is prefix only, so behind the prefix nothing but the numbering changes. */
 static void NAME(attend)(const Model *m, const Layer *layer, const Call *call, const Segment *s, long g, Scratch *scratch) {
     const long D = m->head_dim, n = m->heads / m->kv_heads, units = D / UNIT, R = s->rows;
-    const long first = s->prefix + s->tail, columns = first + R, padded = (columns + 15) / 16 * 16;
+    const long place = s->prefix + s->tail; /* of the first row in the cache */
     const long qkv_stride = m->qkv_stride;
     const long element = 4 / UNIT;
     char *keys = (char *)call->keys[layer->index] + ((long)s->slot * m->kv_heads + g) * call->capacity * D * element;
@@ -160,23 +216,27 @@ static void NAME(attend)(const Model *m, const Layer *layer, const Call *call, c
         const float *row = m->qkv_out + (s->start + r) * qkv_stride;
         const long position = call->positions[s->start + r];
         const float *cos = m->cos + position * (m->rot_dim / 2), *sin = m->sin + position * (m->rot_dim / 2);
-        NAME(rotate)(m, row + (m->heads + g) * D, layer->k_norm, cos, sin, keys + (first + r) * D * element);
+        NAME(rotate)(m, row + (m->heads + g) * D, layer->k_norm, cos, sin, keys + (place + r) * D * element);
         for (long i = 0; i < D; i += 16)
-            NAME(narrow)(values + ((first + r) * D + i) * element,
+            NAME(narrow)(values + ((place + r) * D + i) * element,
                          *(const vf_unaligned *)(row + (m->heads + m->kv_heads + g) * D + i));
         for (long h = 0; h < n; h++)
             NAME(rotate)(m, row + (g * n + h) * D, layer->q_norm, cos, sin, q + (r * n + h) * units);
     }
 
-    /* With a window, columns left of the first row's view are never looked at (the first row looks furthest back). */
-    const long window = layer->window;
-    const long begin = window && call->positions[s->start] - window + 1 > 0
-                           ? (call->positions[s->start] - window + 1) / 16 * 16 : 0;
+    Run *runs;
+    const long num_runs = NAME(look)(m, layer, call, s, g, scratch, &runs), window = layer->window;
+    const long begin = s->keep && !window ? 0 : runs[0].from; /* a window keeps the numbers */
+    long columns = begin;
+    for (long i = 0; i < num_runs; i++) columns += runs[i].to - runs[i].from;
+    const long first = columns - R, prefix = first - s->tail, padded = (columns + 15) / 16 * 16;
 
     /* Keys of 16 columns side by side, [column / 16][unit][16]: one product then scores 16 columns. */
     uint32_t *side = scratch_units(scratch, 1, padded * units);
-    for (long c = begin; c < columns; c += 16)
-        transpose16((const uint32_t *)(keys + c * D * element), units, columns - c < 16 ? columns - c : 16, side + c * units);
+    for (long i = 0, to = begin; i < num_runs; i++)
+        for (long c = runs[i].from; c < runs[i].to; c += 16, to += 16)
+            transpose16((const uint32_t *)(keys + c * D * element), units, runs[i].to - c < 16 ? runs[i].to - c : 16,
+                        side + to * units);
 
     float *scores = (float *)scratch_units(scratch, 2, 12 * padded);
     for (long base = 0; base < R * n; base += 12) {
@@ -194,38 +254,43 @@ static void NAME(attend)(const Model *m, const Layer *layer, const Call *call, c
             long length = first + r + 1;
             if (s->seen) { /* compact the row's own path behind the prefix: column index becomes position */
                 const uint8_t *seen = s->seen + r * (s->tail + R);
-                length = s->prefix;
+                length = prefix;
                 for (long j = 0; j < s->tail + R; j++)
-                    if (seen[j]) line[length++] = line[s->prefix + j];
+                    if (seen[j]) line[length++] = line[prefix + j];
             }
             const long low = window && length > window ? length - window : 0;
             tails[i] = r;
             inverse[i] = softmax(line, begin, low, length, padded, m->scaling);
             if (length > shared_end) shared_end = length;
         }
-        if (s->seen) shared_end = s->prefix;
+        if (s->seen) shared_end = prefix;
         const long out_stride = m->heads * units;
         for (long d = 0; d < D; d += 16) {
             vf acc[12];
             for (long i = 0; i < 12; i++) acc[i] = (vf){0};
             const char *v = values + d * element;
             /* rows of the block read each value once; weights beyond a row's own length are zero */
-            switch (rows) {
+            for (long k = 0, at = begin; at < shared_end; at += runs[k].to - runs[k].from, k++) {
+                Run run = runs[k];
+                if (run.to - run.from > shared_end - at) run.to = run.from + shared_end - at;
+                const float *line = scores + at - run.from;
+                switch (rows) {
 #define VALUE_CASE(MR)                                                                                                \
     case MR:                                                                                                          \
-        for (long c = begin; c < shared_end; c++) {                                                                   \
+        for (long c = run.from; c < run.to; c++) {                                                                    \
             const vf vc = NAME(widen)(v + c * D * element);                                                           \
-            UNROLL for (int i = 0; i < MR; i++) acc[i] += scores[i * padded + c] * vc;                                       \
+            UNROLL for (int i = 0; i < MR; i++) acc[i] += line[i * padded + c] * vc;                                  \
         }                                                                                                             \
         break;
                 VALUE_CASE(1) VALUE_CASE(2) VALUE_CASE(3) VALUE_CASE(4) VALUE_CASE(5) VALUE_CASE(6)
                 VALUE_CASE(7) VALUE_CASE(8) VALUE_CASE(9) VALUE_CASE(10) VALUE_CASE(11) VALUE_CASE(12)
 #undef VALUE_CASE
+                }
             }
             for (long i = 0; i < rows; i++) {
                 if (s->seen) {
                     const uint8_t *seen = s->seen + tails[i] * (s->tail + R);
-                    long c = s->prefix;
+                    long c = prefix;
                     for (long j = 0; j < s->tail + R; j++)
                         if (seen[j]) acc[i] += scores[i * padded + c++] * NAME(widen)(v + (s->prefix + j) * D * element);
                 }
@@ -245,6 +310,8 @@ static void NAME(gate)(const Model *m, long first, long last, long rows) {
             NAME(narrow)((char *)(m->hidden + r * m->ffn_units) + t * 8 * (4 / UNIT), gate / (1.0f + exponential(-gate)) * up);
         }
 }
+
+#include "gates.h"
 
 static void NAME(embed)(const Model *m, const Call *call, long row) {
     const char *from = (const char *)m->embedding + (long)call->tokens[row] * m->width * (4 / UNIT);
@@ -270,6 +337,7 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
     const long q_units = m->heads * m->head_dim / UNIT;
     const long qkv_tiles = m->qkv_stride / 16, width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
     uint32_t *normed = scratch_units(scratch, 3, T * units);
+    double *seconds = scratch == m->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
     Stage *stage = job->stages;
     long lo, hi;
 
@@ -292,10 +360,12 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
         }
         wait_for(stage++, shares(job, qkv_tiles));
 
+        const double began = seconds ? now() : 0;
         const long items = call->num_segments * m->kv_heads;
         for (long i; (i = claim(stage, items)) < items; finish(stage))
             NAME(attend)(m, layer, call, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
         wait_for(stage++, items);
+        if (seconds) *seconds += now() - began;
 
         while (next_share(job, stage, width_tiles, &lo, &hi)) {
             NAME(product)(layer->out, 16 * q_units, lo, hi, m->attended, q_units, q_units, T, m->residual, W,
@@ -311,16 +381,28 @@ static void NAME(forward)(const Model *m, const Call *call, Job *job, Scratch *s
         if (open_for(stage, shares(job, ffn_tiles)))
             for (long r = 0; r < T; r++) NAME(rms_norm)(m->residual + r * W, layer->mlp_norm, W, m->eps, normed + r * units);
         while (next_share(job, stage, ffn_tiles, &lo, &hi)) {
-            NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, units, units, T, m->gate_up_out,
-                          m->gate_up_stride, 0, 0);
-            NAME(gate)(m, lo, hi, T);
+            if (call->thresholds) {
+                NAME(open_gates)(m, layer, call, lo, hi, normed);
+            } else {
+                NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, units, units, T, m->gate_up_out,
+                              m->gate_up_stride, 0, 0);
+                NAME(gate)(m, lo, hi, T);
+            }
             finish(stage);
         }
         wait_for(stage++, shares(job, ffn_tiles));
 
+        const int32_t *open = 0;
+        long num_open = m->ffn_units;
+        if (call->thresholds && open_for(stage, shares(job, width_tiles)))
+            open = NAME(open_units)(m, T, scratch, &num_open);
         while (next_share(job, stage, width_tiles, &lo, &hi)) {
-            NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, m->hidden, m->ffn_units, m->ffn_units, T, m->residual,
-                          W, 0, 1);
+            if (open)
+                NAME(product_of)(layer->down, 16 * m->ffn_units, lo, hi, m->hidden, m->ffn_units, open, num_open, T,
+                                 m->residual, W);
+            else
+                NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, m->hidden, m->ffn_units, m->ffn_units, T,
+                              m->residual, W, 0, 1);
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));

@@ -1,0 +1,250 @@
+"""``foretoken bench verify``: the verification forward alone, plan against plan."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.bench.shapes import SHAPES, write_random_model
+from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
+from foretoken.cli.console import emit, finite, note, progress_bar, quiet_transformers
+from foretoken.cli.options import Device, Dtype, JsonFile, Model, Threads, Verbose, check_model_name, check_placement
+from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from foretoken.models.language_model import LanguageModel
+
+SHAPE = "shape:"
+_PLANS = ("dense", "sparse")
+_KEY = "verification."
+_NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")
+_FILE_WIDTH = 120
+_PLANS_PANEL, _MEASURE = "Plans", "Measuring"
+
+
+def verify(
+    arguments: typer.Context,
+    model: Model = DEFAULT_MODEL,
+    context: Annotated[
+        str,
+        typer.Option("--context", metavar="N,…", help="Tokens before the root.", rich_help_panel=_MEASURE),
+    ] = "2048",
+    rows: Annotated[
+        str,
+        typer.Option("--rows", metavar="R,…", help="Rows of the forward: root and draft.", rich_help_panel=_MEASURE),
+    ] = "8",
+    plans: Annotated[
+        str,
+        typer.Option(
+            "--plans",
+            metavar="A,B,…",
+            help="dense, sparse; settings of an entry with '+': sparse+verification.budget=0.2.",
+            rich_help_panel=_PLANS_PANEL,
+        ),
+    ] = "dense,sparse",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="verification.KEY=VALUE",
+            help="A setting of every sparse plan. Repeatable.",
+            rich_help_panel=_PLANS_PANEL,
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Forwards of each plan, interleaved.", rich_help_panel=_MEASURE)
+    ] = 20,
+    fill: Annotated[
+        str,
+        typer.Option(
+            "--fill",
+            help="text: the model reads the context; random: random keys and values, at once.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = "text",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    json: JsonFile = None,
+    verbose: Verbose = False,
+) -> None:
+    """Time the target's verification forward, plan against plan: same rows, same prefix, interleaved.
+
+    The context is the bundled prompts, repeated. attention is the part of a
+    forward in attention (storing keys, selecting and attending); read is the
+    share of the context that heads read. A sparse plan is sparse here from
+    the first token on: verification.dense_below is 0 if it is not set. --model
+    shape:100m is a Llama shape with random weights, for times only.
+
+    [bold]Examples[/bold]
+
+      foretoken bench verify
+
+      foretoken bench verify --model zoo:long --context 4096,8192 --rows 8,32 --set verification.budget=0.2
+
+      foretoken bench verify --model shape:100m --fill random --context 8192
+
+      foretoken bench verify --context 384 --plans dense,sparse+verification.ffn=0.1
+    """
+    contexts, counts = parse_numbers(context, "--context", int), parse_numbers(rows, "--rows", int)
+    for option, values in (("--context", contexts), ("--rows", counts)):
+        if min(values) < 1:
+            raise ConfigError(f"{option} {min(values)}: at least 1 is needed")
+    if fill not in ("text", "random"):
+        raise ConfigError(f"unknown --fill '{fill}': {nearest(fill, ('text', 'random'))}")
+    settings = _parse_plans(plans, sets or [])
+    check_placement(dtype, device)
+    if json is not None:
+        check_writable(json, "--json")
+
+    import torch
+
+    from foretoken.bench.forward_cost import AttentionShapes
+    from foretoken.bench.verification import Prefix, measure
+    from foretoken.core.provenance import provenance
+    from foretoken.plans import verification
+    from foretoken.plans.dense import DensePlan
+    from foretoken.plans.sparse import SparseVerification
+    from foretoken.plans.sparse_attention import SparseAttention
+
+    quiet_transformers(verbose)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    configs = {label: verification.take(dict(each)) for label, each in settings.items()}
+    with ExitStack() as stack:
+        target = _load(model, dtype, device, max(contexts) + max(counts), stack)
+        makers: dict[str, Any] = {}
+        for label, config in configs.items():
+            makers[label] = SparseVerification(config, target) if config.sparse else DensePlan
+        prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
+        with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:
+            timings = measure(prefix, makers, contexts=contexts, rows=counts, repeats=repeats, progress=progress)
+        shapes = AttentionShapes(target)
+
+    results = []
+    for timing in timings:
+        attention = getattr(makers[timing.plan], "attention", None)
+        sparse = attention if isinstance(attention, SparseAttention) else None
+        cost = shapes.cost(timing.context, timing.rows, sparse)
+        results.append(
+            {
+                **timing.facts(),
+                "flops": cost.flops,
+                "bytes": cost.bytes,
+                "attention_flops": cost.attention_flops,
+                "read": cost.read,
+                "settings": settings[timing.plan],
+            }
+        )
+    facts = provenance(
+        arguments.find_root().obj or sys.argv[1:],
+        model=model,
+        parameters=target.num_parameters,
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=str(target.device),
+        threads=torch.get_num_threads(),
+        fused=target.fused is not None,
+        fill=fill,
+        repeats=repeats,
+    )
+    _print_table(results, facts)
+    if json is not None:
+        write_whole(json, jsonlib.dumps(finite({"provenance": facts, "results": results}), indent=1) + "\n")
+        note(f"wrote {json}")
+
+
+def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Label -> ``verification.*`` settings; none for the dense plan."""
+    shared = parse_settings(sets)
+    plans: dict[str, dict[str, Any]] = {}
+    for piece in (piece.strip() for piece in text.split(",")):
+        name, *own = _NEXT_SETTING.split(piece)
+        if name not in _PLANS:
+            raise ConfigError(f"--plans: unknown plan '{name}': {nearest(name, _PLANS)}")
+        if piece in plans:
+            raise ConfigError(f"--plans names {piece} twice: keep one")
+        settings = parse_settings(own, f"--plans {name}+")
+        for key in (*settings, *shared):
+            if not key.startswith(_KEY):
+                raise ConfigError(
+                    f"'{key}' is not a setting of a plan: write {_KEY}{key}, for example {_KEY}budget=0.2"
+                )
+        if name == "dense":
+            if settings:
+                raise ConfigError(f"--plans {piece}: the dense plan has no settings")
+            plans[piece] = {}
+            continue
+        plans[piece] = {**shared, **settings}
+        if not any(f"{_KEY}{part}" in plans[piece] for part in ("attention", "ffn", "moe")):
+            plans[piece][f"{_KEY}attention"] = "per_head"
+        if f"{_KEY}attention" in plans[piece]:
+            plans[piece].setdefault(f"{_KEY}dense_below", 0)
+    return plans
+
+
+def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack) -> LanguageModel:
+    """The target; a random one is written to a folder that lives as long as the stack."""
+    from foretoken.models.load import load
+
+    if not model.startswith(SHAPE):
+        check_model_name(model)
+        return load(model, dtype=dtype, device=device)
+    name = model.removeprefix(SHAPE)
+    if name not in SHAPES:
+        raise ConfigError(f"--model: unknown shape '{name}': {nearest(name, SHAPES)}")
+    if dtype == "float16":
+        raise ConfigError(f"--model {model} is made in bfloat16 or float32, not in float16")
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-shape-")))
+    write_random_model(name, folder, "bfloat16" if dtype == "auto" else dtype, positions=max(4096, positions))
+    target = load(str(folder), dtype=dtype, device=device)
+    target.name = model
+    return target
+
+
+def _text(target: LanguageModel, count: int) -> list[int]:
+    """So many tokens of the bundled prompts, repeated."""
+    ids = list(target.tokenizer("\n\n".join(prompt.text for prompt in read_prompts(BUNDLED_SUITE)))["input_ids"])
+    return (ids * -(-count // len(ids)))[:count]
+
+
+def _print_table(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{facts['model']} {facts['dtype']}, {facts['threads']} threads, {facts['cpu']}"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in ("context", "rows", "plan", "ms", "attention", "read", "speed-up", "of attention", "GFLOP", "MB"):
+        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=name != "plan", overflow="fold")
+    first: Mapping[str, Any] = {}
+    for each in results:
+        if (each["context"], each["rows"]) != (first.get("context"), first.get("rows")):
+            first = each
+            if table.row_count:
+                table.add_section()
+        table.add_row(
+            str(each["context"]),
+            str(each["rows"]),
+            each["plan"].replace(f"+{_KEY}", " +"),
+            f"{1e3 * each['seconds']:.2f} ({1e3 * each['seconds_lower']:.2f}-{1e3 * each['seconds_upper']:.2f})",
+            f"{1e3 * each['attention_seconds']:.2f}",
+            f"{each['read']:.0%}",
+            f"{first['seconds'] / each['seconds']:.2f}x",
+            f"{first['attention_seconds'] / each['attention_seconds']:.2f}x",
+            f"{each['flops'] / 1e9:.2f}",
+            f"{each['bytes'] / 1e6:.1f}",
+        )
+    # a file or a pipe has no width: wide enough then for every column
+    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    with console.capture() as capture:
+        console.print(table)
+    emit(capture.get(), end="")

@@ -1,0 +1,74 @@
+/* Which columns a group of heads looks at: all of them, those of a window, or selected blocks of the prefix.
+ *
+ * The definition of the selection is plans/block_rule.py; what is here must choose the same blocks.
+ */
+
+typedef struct {
+    long from, to; /* columns from .. to - 1; of all runs but the last, a multiple of 16 of them */
+} Run;
+
+/* The k-th largest of n floats, k >= 1, none of them NaN; reorders them. */
+static float kth_largest(float *x, long n, long k) {
+    long low = 0, high = n - 1;
+    while (low < high) {
+        const float pivot = x[low + (high - low) / 2];
+        long i = low, j = high;
+        while (i <= j) {
+            while (x[i] > pivot) i++;
+            while (x[j] < pivot) j--;
+            if (i <= j) {
+                const float swap = x[i];
+                x[i++] = x[j];
+                x[j--] = swap;
+            }
+        }
+        if (k - 1 <= j)
+            high = j;
+        else if (k - 1 >= i)
+            low = i;
+        else
+            break;
+    }
+    return x[k - 1];
+}
+
+/* Scores of one head's blocks: q . mean, and infinity for those that are always kept. */
+static void score_blocks(const Blocks *b, const float *q, const float *means, long D, long num_blocks, float *scores) {
+    for (long n = 0; n < num_blocks; n++) {
+        vf sum = {0};
+        for (long d = 0; d < D; d += 16) sum += *(const vf_unaligned *)(q + d) * *(const vf_unaligned *)(means + n * D + d);
+        const float score = horizontal_sum(sum);
+        scores[n] = score == score ? score : -INFINITY; /* NaN: a broken model */
+        if (n < b->sinks || n >= num_blocks - b->locals) scores[n] = INFINITY;
+    }
+}
+
+/* The blocks of one head that are among the `keep` best of all n scores, ascending; of equal ones the earlier.
+ * chosen: their number, then they. `copy` has room for n floats. */
+static void choose_blocks(const float *scores, float *copy, long n, long keep, long head, long num_blocks, int32_t *chosen) {
+    memcpy(copy, scores, n * sizeof(float));
+    const float lowest = kth_largest(copy, n, keep);
+    long ties = keep, count = 0; /* how many of those that equal the lowest are kept */
+    for (long i = 0; i < n; i++) ties -= scores[i] > lowest;
+    for (long i = 0; i < (head + 1) * num_blocks; i++)
+        if (scores[i] > lowest || (scores[i] == lowest && ties-- > 0))
+            if (i >= head * num_blocks) chosen[1 + count++] = (int32_t)(i - head * num_blocks);
+    chosen[0] = (int32_t)count;
+}
+
+/* The chosen blocks and everything from `rest` to `end`, neighbours joined; returns how many runs there are. */
+static long runs_of(const int32_t *chosen, long size, long rest, long end, Run *runs) {
+    long count = 0;
+    for (long i = 0; i < chosen[0]; i++) {
+        const long from = chosen[1 + i] * size;
+        if (count && runs[count - 1].to == from)
+            runs[count - 1].to = from + size;
+        else
+            runs[count++] = (Run){from, from + size};
+    }
+    if (count && runs[count - 1].to == rest)
+        runs[count - 1].to = end;
+    else
+        runs[count++] = (Run){rest, end};
+    return count;
+}

@@ -1,0 +1,63 @@
+/* A gated MLP whose nearly shut channels are left out; included by kernels.h. The definition is plans/sparse_ffn.py.
+ *
+ *     gate tiles    g = silu(x Wg), zero below the row's threshold
+ *     up tiles      only those with a channel that some row keeps
+ *     down          summed over the units (of one or two channels) that some row keeps
+ *
+ * What is skipped would have added exact zeros, so a row's result does not depend on what its neighbours keep, and with
+ * thresholds of 0 it is that of the dense MLP, bit for bit.
+ */
+
+/* Gate and up tiles lo..hi-1 (in pairs) of all rows: hidden = g * up, as elements. */
+static void NAME(open_gates)(const Model *m, const Layer *layer, const Call *call, long lo, long hi, const uint32_t *normed) {
+    const long T = call->num_rows, units = m->width / UNIT, tile = 16 * units, pairs = (hi - lo) / 2;
+    const long stride = m->gate_up_stride;
+    const uint32_t *gate = layer->gate_up + lo * tile;
+    /* of a row's place for these tiles, gates take the first half and the other projection the second */
+    float *gates = m->gate_up_out + lo * 16, *ups = gates + pairs * 16;
+    NAME(product)(gate, 2 * tile, 0, pairs, normed, units, units, T, gates, stride, 0, 0);
+    long begin = 0;
+    for (long p = 0; p <= pairs; p++) {
+        int any = 0;
+        if (p < pairs)
+            for (long r = 0; r < T; r++) {
+                vf_unaligned *at = (vf_unaligned *)(gates + r * stride + p * 16);
+                const vf x = *at, g = x / (1.0f + exponential(-x));
+                const vi shut = (vector_max(g, -g) < call->thresholds[r]) | (g == 0.0f); /* NaN is not shut */
+                *at = (vf)((vi)g & ~shut);
+                for (int i = 0; i < 16; i++) any |= !shut[i];
+            }
+        if (any) continue;
+        if (p > begin) NAME(product)(gate + tile, 2 * tile, begin, p, normed, units, units, T, ups, stride, 0, 0);
+        begin = p + 1;
+    }
+    for (long r = 0; r < T; r++)
+        for (long p = 0; p < pairs; p++) {
+            const vf g = *(const vf_unaligned *)(gates + r * stride + p * 16);
+            const vi shut = g == 0.0f; /* where all are, nobody has computed the other factor */
+            const vf up = *(const vf_unaligned *)(ups + r * stride + p * 16);
+            NAME(narrow)((char *)(m->hidden + r * m->ffn_units) + (lo / 2 + p) * 16 * (4 / UNIT), (vf)((vi)(g * up) & ~shut));
+        }
+}
+
+/* The units of `hidden` that are not zero in all rows, ascending; NULL if leaving the others out would hardly pay. */
+static const int32_t *NAME(open_units)(const Model *m, long rows, Scratch *scratch, long *count) {
+    const long units = m->ffn_units;
+    int32_t *open = (int32_t *)scratch_units(scratch, 5, units);
+    long n = 0;
+    for (long u = 0; u < units; u++) {
+        uint32_t any = 0;
+        for (long r = 0; r < rows; r++) any |= m->hidden[r * units + u];
+        open[n] = (int32_t)u;
+        n += any != 0;
+    }
+    if (n > units - units / 16) return 0;
+    *count = n;
+    return open;
+}
+
+/* out[r][o] += x[r] . W[o] over these units. */
+static void NAME(product_of)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
+                             const int32_t *only, long units, long rows, float *out, long out_stride) {
+    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, 0, 1);
+}

@@ -1,0 +1,137 @@
+"""Attention over a few blocks of the prefix, chosen by the root row: for verification steps behind a long prefix.
+
+    a dense row      |0000000000000000000000000000000000000000|  root n0 n1 …
+    a sparse step    |00|      |00|00|            |00|00|00|00|  root n0 n1 …      the same blocks for all rows
+
+Paper:   sparse verification, arXiv:2512.21911: block-sparse attention, inter-draft-token reuse (only the root row
+         retrieves) and inter-layer reuse (only anchor layers retrieve; SA* there).
+Exact:   no: a recipe with this plan promises "approximate". Where nothing is left out (short prefixes, a budget of 1)
+         it is the dense plan, bit for bit.
+Differs: which blocks: see plans/block_rule.py. A layer that is no anchor takes the blocks of the nearest anchor
+         *before* it, so that a forward stays one pass through the layers; the first layer of a forward that can select
+         always does. Layers with a sliding window stay dense: they do not look far back.
+
+Prompts are dense, also in the same packed batch: a segment is sparse if it is a root with its draft, and its prefix is
+long enough. The selected blocks and what is behind them make a shorter prefix, over which attention is dense:
+
+    columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
+
+Letters: T packed rows, R rows of a segment, L columns, H query heads, G key/value heads, N blocks, K kept blocks,
+D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foretoken.models.batch import PackedBatch, Segment
+from foretoken.models.cache import KVCache
+from foretoken.models.native import Blocks, NativePlan
+from foretoken.plans.block_means import BlockMeans
+from foretoken.plans.block_rule import BlockRule, scores
+from foretoken.plans.dense import DensePlan
+
+
+class SparseAttention:
+    """Makes each step's plan; keeps the block means of the cache that it is used with.
+
+    Args:
+        rule: how many blocks are kept, and which.
+        anchors: layers that select; None: all do.
+    """
+
+    def __init__(self, rule: BlockRule, anchors: Sequence[int] | None = None) -> None:
+        self.rule = rule
+        self.anchors = None if anchors is None else frozenset(anchors)
+        self._means: tuple[int, BlockMeans] | None = None  # of the cache with this serial
+
+    def selects(self, layer: int) -> bool:
+        """Whether this layer chooses blocks; the first one of a forward does in any case."""
+        return self.anchors is None or layer in self.anchors
+
+    def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
+        """The plan of one step; a dense one where no segment is sparse."""
+        long = self.rule.dense_below
+        if not any(segment.verification and segment.prefix > long for segment in batch.segments):
+            return DensePlan(cache, batch)
+        if self._means is None or self._means[0] != cache.serial:
+            self._means = (cache.serial, BlockMeans(cache, self.rule.size))
+        return SparseAttentionPlan(cache, batch, self, self._means[1])
+
+
+class SparseAttentionPlan(DensePlan):
+    """One step's attention: sparse for long verifications, dense for the other segments.
+
+    Args:
+        cache, batch: see :class:`DensePlan`.
+        settings: the rule and the anchors.
+        means: of the cache.
+    """
+
+    def __init__(self, cache: KVCache, batch: PackedBatch, settings: SparseAttention, means: BlockMeans) -> None:
+        super().__init__(cache, batch)
+        self.rule = rule = settings.rule
+        self._selects = settings.selects
+        self._means = means
+        self._slots = [segment.slot for segment in batch.segments if segment.verification]
+        self.chosen: dict[int, list[Tensor]] = {}  # by segment: the latest anchor's blocks of each head
+        groups = next((keys.shape[1] for keys in cache.keys if keys is not None), 1)
+        keep = [self._keep(segment, groups) for segment in batch.segments]
+        if any(keep):
+            blocks = Blocks(rule.size, rule.sinks, rule.locals, rule.across_heads, keep, self._selects, self._means_of)
+            self.native = NativePlan(cache, blocks)
+
+    def _keep(self, segment: Segment, num_groups: int) -> int:
+        return self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
+
+    def _means_of(self, layer: int) -> Tensor:
+        return self._means.of(layer, self._slots)
+
+    def _over(
+        self,
+        layer: int,
+        index: int,
+        segment: Segment,
+        q_HRD: Tensor,
+        k_GLD: Tensor,
+        v_GLD: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        keep = self._keep(segment, k_GLD.shape[0])
+        if not keep or window is not None:
+            return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scaling, window, softcap, sinks_H)
+        chosen = self.chosen.get(index)
+        if chosen is None or len(chosen) != k_GLD.shape[0] or self._selects(layer):
+            num_blocks = self.rule.num_blocks(segment.prefix)
+            means_GND = self._means_of(layer)[segment.slot, :, :num_blocks]
+            chosen = self.chosen[index] = self.rule.select(scores(q_HRD[:, 0], means_GND), keep)
+        if not self.rule.across_heads:  # as many for each head: all heads in one piece
+            groups = [(slice(None), torch.stack(chosen))]
+        else:
+            groups = [(slice(head, head + 1), blocks[None]) for head, blocks in enumerate(chosen)]
+        n = q_HRD.shape[0] // k_GLD.shape[0]
+        outputs = []
+        for heads, blocks_GK in groups:
+            k_GKD, v_GKD = (_kept(each[heads], blocks_GK, self.rule.size, segment.prefix) for each in (k_GLD, v_GLD))
+            shorter = replace(segment, prefix=segment.prefix - k_GLD.shape[1] + k_GKD.shape[1])
+            some = slice(None) if heads == slice(None) else slice(heads.start * n, heads.stop * n)
+            sinks = None if sinks_H is None else sinks_H[some]
+            outputs.append(
+                super()._over(layer, index, shorter, q_HRD[some], k_GKD, v_GKD, scaling, None, softcap, sinks)
+            )
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _kept(x_GLD: Tensor, blocks_GK: Tensor, size: int, prefix: int) -> Tensor:
+    """The columns of these blocks, and those behind the last whole block."""
+    whole = prefix // size * size
+    blocks_GNBD = x_GLD[:, :whole].reshape(len(x_GLD), whole // size, size, -1)
+    heads_G1 = torch.arange(len(x_GLD), device=x_GLD.device)[:, None]
+    return torch.cat([blocks_GNBD[heads_G1, blocks_GK].flatten(1, 2), x_GLD[:, whole:]], dim=1)

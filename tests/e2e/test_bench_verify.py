@@ -1,0 +1,44 @@
+"""``foretoken bench verify`` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+VERIFY = [sys.executable, "-m", "foretoken", "bench", "verify", "--threads", "1", "--repeats", "2"]
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([*VERIFY, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_one_object_a_plan_context_and_number_of_rows(tmp_path):
+    out = tmp_path / "out.json"
+    plans = "dense,sparse,sparse+verification.budget=1.0"
+    sets = ["--set", "verification.block=16"]
+    done = run("--context", "200,80", "--rows", "1,4", "--plans", plans, *sets, "--json", out)
+    assert "speed-up" in done.stdout
+    record = json.loads(out.read_text())
+    assert record["provenance"]["fill"] == "text"
+    found = {(each["context"], each["rows"], each["plan"]): each for each in record["results"]}
+    assert len(found) == len(record["results"]) == 12
+    for (context, rows, plan), each in found.items():
+        assert 0 < each["attention_seconds"] < each["seconds_upper"]
+        assert each["seconds_lower"] <= each["seconds"] <= each["seconds_upper"]
+        dense = found[context, rows, "dense"]
+        if plan == "sparse":
+            assert each["read"] < 0.7
+            assert each["flops"] < dense["flops"]
+            assert each["bytes"] < dense["bytes"]
+        else:
+            assert (each["read"], each["flops"], each["bytes"]) == (1.0, dense["flops"], dense["bytes"])
+
+
+def test_what_only_the_model_knows_is_refused_in_one_line():
+    done = run("--model", "shape:16m", "--fill", "random", "--set", "verification.dense_below=4096", code=2)
+    assert "the context of 'shape:16m' holds 4096" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,61 @@
+"""Sparse attention by its definition: one number at a time, in double precision, without blocks laid end to end."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from foretoken.models.batch import Segment
+from foretoken.plans.block_rule import BlockRule
+
+
+def kept_columns(q_HD: Tensor, k_GPD: Tensor, rule: BlockRule) -> list[set[int]]:
+    """Columns of the committed prefix that each head's rows may see, given the root's queries and the prefix's keys."""
+    G, P, _ = k_GPD.shape
+    n = q_HD.shape[0] // G
+    rho, floor, B = rule.budget, rule.dense_below, rule.size
+    whole = P // B
+    number = math.floor(((P - floor) * rho + floor) * G / B)
+    if floor >= P or number >= whole * G or rule.sinks + rule.locals >= whole:
+        return [set(range(P)) for _ in range(G)]
+    always = {*range(rule.sinks), *range(whole - rule.locals, whole)}
+    ranked = []
+    for g in range(G):
+        for b in range(whole):
+            block = k_GPD[g, b * B : (b + 1) * B].double()
+            queries = q_HD[g * n : (g + 1) * n].double()
+            score = math.inf if b in always else float((block @ queries.T).mean())
+            ranked.append((-score, g, b))
+    ranked.sort()
+    if rule.across_heads:
+        chosen = ranked[: max(number, G * max(1, len(always)))]
+    else:
+        each = max(number // G, 1, len(always))
+        chosen = [unit for g in range(G) for unit in [u for u in ranked if u[1] == g][:each]]
+    rest = set(range(whole * B, P))
+    columns = [set(rest) for _ in range(G)]
+    for _, g, b in chosen:
+        columns[g] |= set(range(b * B, (b + 1) * B))
+    return columns
+
+
+def attend(
+    q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, segment: Segment, columns: list[set[int]], scaling: float
+) -> Tensor:
+    """[R, H, Dv] in double precision: dense attention in which everything else of the prefix is masked."""
+    H, R, _ = q_HRD.shape
+    n = H // len(columns)
+    behind = segment.tail + R
+    rows = []
+    for r in range(R):
+        seen = [j <= segment.tail + r for j in range(behind)] if segment.seen is None else segment.seen[r].tolist()
+        heads = []
+        for h in range(H):
+            g = h // n
+            visible = sorted(columns[g]) + [segment.prefix + j for j in range(behind) if seen[j]]
+            weights = torch.softmax(k_GLD[g, visible].double() @ q_HRD[h, r].double() * scaling, dim=0)
+            heads.append(weights @ v_GLD[g, visible].double())
+        rows.append(torch.stack(heads))
+    return torch.stack(rows)
