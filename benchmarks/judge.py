@@ -4,7 +4,8 @@
 
 Three tables, all greedy, of questions that neither the models nor the head were trained on:
 
-* labels: newly mined ones (``--mine`` questions; train/judge_mining.py), and what the head says of them;
+* labels: newly mined ones (``--mine`` questions; train/judge_mining.py), random tokens among them, and what the head
+  says of them;
 * rules: accuracy of every rule over its knob, minus that of exact verification on the same questions (paired, 95 %),
   and tokens per step; then for each threshold of the judge the value of every other rule whose tokens per step are
   nearest: equal gain, so that their accuracies can be compared;

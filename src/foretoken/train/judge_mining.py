@@ -19,12 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from random import Random
 from typing import Any
 
 import torch
 
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.llm import LLM
@@ -42,6 +43,7 @@ from foretoken.train.sources import TASKS
 ABREAST = 64  # questions in work at a time
 STRANGERS = 2  # random tokens for each answer
 RANDOM = "random tokens"  # whose labels they are
+_MOST_DRAWS = 1000  # for a question that was not asked before
 _SEED = 1000  # of the questions: not those of the zoo's mixture, which the target has seen
 
 
@@ -57,7 +59,7 @@ class Mining:
     """
 
     tasks: tuple[str, ...] = ("profiles", "code", "arithmetic", "json")
-    count: int = 2000
+    count: int = 1000
     seconds: float | None = None
     seed: int = 0
 
@@ -107,6 +109,10 @@ def mine(llm: LLM, draft: LanguageModel, how: Mining, report: Callable[[int], No
             [SamplingParams(temperature=0.0, max_tokens=walk.task.max_tokens - len(trial)) for walk, trial in trials],
         )
         for (walk, trial), output in zip(trials, outputs, strict=True):
+            if output.error is not None:
+                raise ForetokenError(
+                    f"model '{llm.target.name}' failed at a question of '{walk.task.name}': {output.error}"
+                )
             walk.judge(trial, output.token_ids)
             walk.advance(picks)
         done += [walk for walk in active if walk.over]
@@ -123,12 +129,14 @@ def mine(llm: LLM, draft: LanguageModel, how: Mining, report: Callable[[int], No
 def _questions(llm: LLM, draft: LanguageModel, how: Mining) -> Iterator[_Walk]:
     """The questions that fit, tasks in turns; no prompt twice."""
     readers = [(catalog.find(name), TASKS[name](_SEED + how.seed)) for name in how.tasks]
-    special = frozenset(llm.tokenizer.all_special_ids) | llm.target.end_ids
+    special = llm.target.special_ids  # what a judge may not let stand, the ends among them
     longest = min(llm.target.max_length, draft.max_length)
     known: set[str] = set()
     for number in range(how.count):
         task, examples = readers[number % len(readers)]
-        example = next(each for each in examples if each.prompt not in known)
+        example = next((each for each in islice(examples, _MOST_DRAWS) if each.prompt not in known), None)
+        if example is None:  # this task has no other questions
+            continue
         known.add(example.prompt)
         prompt = prompt_ids(llm, example)
         if len(prompt) + task.max_tokens < longest:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.models.load import load
@@ -48,7 +48,6 @@ def target_says(text: tuple[str, ...]) -> list[str]:
 
 
 class Tokenizer:
-    all_special_ids = (0,)
     chat_template = None
 
     def __call__(self, text: str) -> dict[str, list[int]]:
@@ -63,7 +62,9 @@ class Target:
 
     tokenizer = Tokenizer()
     is_chat_model = False
-    target = SimpleNamespace(end_ids=frozenset([1]), max_length=100, vocab_size=len(WORDS))
+    target = SimpleNamespace(
+        name="planted", end_ids=frozenset([1]), special_ids=frozenset([0, 1]), max_length=100, vocab_size=len(WORDS)
+    )
 
     def __init__(self, says: Callable[[tuple[str, ...]], list[str]] = target_says) -> None:
         self.says, self.asked = says, list[str]()
@@ -75,7 +76,7 @@ class Target:
             self.asked.append(" ".join(text))
             answer = text[text.index("Q") + 1 :]
             ids = [WORDS.index(word) for word in self.says(answer)[: each.max_tokens]]
-            outputs.append(SimpleNamespace(token_ids=ids))
+            outputs.append(SimpleNamespace(token_ids=ids, error=None if ids else "NaN"))
         return outputs
 
 
@@ -204,6 +205,13 @@ def test_random_tokens_stand_beside_the_answer_and_are_bad(monkeypatch: pytest.M
     assert len(drawn) > 20
     assert {place for place, _ in drawn} == {0, 1, 2, 3}
     assert mined(count=20).questions == questions
+
+
+def test_a_task_ends_with_its_questions_and_a_run_with_a_broken_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: [END] * (len(text) + 1), prompts=["Q", "it Q", "Q"])
+    assert mined(count=10).asked == {"planted": 2}
+    with pytest.raises(ForetokenError, match="model 'planted' failed at a question of 'planted': NaN"):
+        mined(Target(lambda text: []))
 
 
 def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
