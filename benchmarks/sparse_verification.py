@@ -118,45 +118,53 @@ def teacher(llm: LLM, settings: Sequence[dict[str, Any]], options: Any) -> list[
     for number, tokens in zip(range(options.texts), texts, strict=False):
         if len(tokens) < length:
             break
-        dense_NV, experts = _verified(target, tokens, None, options)
+        behind = _Behind(target, tokens, options)
+        dense_NV, experts = behind.verify(None)
         found[DENSE].append({"experts": experts})
         for each in settings[1:]:
-            sparse_NV, experts = _verified(target, tokens, each, options)
+            sparse_NV, experts = behind.verify(each)
             found[_name(each)].append({**_compare(dense_NV, sparse_NV), "experts": experts})
         print(f"text {number + 1}", {name: _round(rows[-1]) for name, rows in found.items()}, flush=True)
     return [{"settings": name, **_over_texts(rows, options.tokens)} for name, rows in found.items()]
 
 
-def _verified(
-    target: LanguageModel, tokens: Sequence[int], settings: dict[str, Any] | None, options: Any
-) -> tuple[Tensor, float | None]:
-    """Logits of every verified position, float32 [N, V], and different experts a layer and step."""
-    make = DensePlan if settings is None else SparseVerification(verification.take(dict(settings)), target)
-    counting = [SparseExperts(each, None, 0.0) for each in routed_experts(target.model)]
-    cache = target.new_cache(1)
-    slot = cache.acquire()
-    begin, end = options.context, options.context + options.tokens
-    for start in range(0, begin, _CHUNK):
-        count = min(_CHUNK, begin - start)
-        cache.reserve(slot, count)
-        batch = PackedBatch()
-        batch.add_chunk(slot, start, tokens[start : start + count], wanted=0)
-        target.forward(batch, DensePlan(cache, batch))
-        cache.commit(slot, range(count))
-    logits, experts = [], []
-    for start in range(begin, end, options.rows):
-        rows = tokens[start : min(start + options.rows, end)]
-        cache.reserve(slot, len(rows))
-        batch = PackedBatch()
-        batch.add_tree(slot, start, rows[0], TokenTree(rows[1:]))
-        plan = make(cache, batch)
-        if settings is None and counting:  # the dense experts, counted
-            plan = SparsePlan(plan, batch, [], counting, 0.0)
-        logits.append(target.forward(batch, plan).logits_MV.float().clone())
-        experts.append(getattr(plan, "num_experts", None))
-        cache.commit(slot, range(len(rows)))
-    counted = [each for each in experts if each is not None]
-    return torch.cat(logits), mean(counted) if counted else None
+class _Behind:
+    """A dense prompt in the cache, behind which the same tokens are verified in several ways."""
+
+    def __init__(self, target: LanguageModel, tokens: Sequence[int], options: Any) -> None:
+        self._target, self._tokens, self._options = target, tokens, options
+        self._counting = [SparseExperts(each, None, 0.0) for each in routed_experts(target.model)]
+        self._cache = cache = target.new_cache(2)
+        self._prompt = cache.acquire()
+        for start in range(0, options.context, _CHUNK):
+            count = min(_CHUNK, options.context - start)
+            cache.reserve(self._prompt, count)
+            batch = PackedBatch()
+            batch.add_chunk(self._prompt, start, tokens[start : start + count], wanted=0)
+            target.forward(batch, DensePlan(cache, batch))
+            cache.commit(self._prompt, range(count))
+
+    def verify(self, settings: dict[str, Any] | None) -> tuple[Tensor, float | None]:
+        """Logits of every verified position, float32 [N, V], and different experts a layer and step."""
+        target, cache, options = self._target, self._cache, self._options
+        make = DensePlan if settings is None else SparseVerification(verification.take(dict(settings)), target)
+        slot = cache.fork(self._prompt)
+        logits, experts = [], []
+        end = options.context + options.tokens
+        for start in range(options.context, end, options.rows):
+            rows = self._tokens[start : min(start + options.rows, end)]
+            cache.reserve(slot, len(rows))
+            batch = PackedBatch()
+            batch.add_tree(slot, start, rows[0], TokenTree(rows[1:]))
+            plan = make(cache, batch)
+            if settings is None and self._counting:  # the dense experts, counted
+                plan = SparsePlan(plan, batch, [], self._counting, 0.0)
+            logits.append(target.forward(batch, plan).logits_MV.float().clone())
+            experts.append(getattr(plan, "num_experts", None))
+            cache.commit(slot, range(len(rows)))
+        cache.release(slot)
+        counted = [each for each in experts if each is not None]
+        return torch.cat(logits), mean(counted) if counted else None
 
 
 def _compare(dense_NV: Tensor, sparse_NV: Tensor) -> dict[str, Any]:
@@ -270,6 +278,7 @@ def tasks(llm: LLM, settings: Sequence[dict[str, Any]], options: Any) -> list[di
                 "accuracy": report.accuracy,
                 "interval": report.interval,
                 "difference": {"mean": difference.mean, "low": difference.low, "high": difference.high},
+                "measures": dict(report.measures),
                 "nll": report.nll,
                 "experts_per_step": report.metrics.experts_per_step,
             }

@@ -48,6 +48,7 @@ BAD = [
     ("bench verify --set budget=0.2", "for example verification.budget=0.2"),
     ("bench verify --set verification.budgt=0.2", "did you mean 'budget'"),
     ("bench verify --set verification.budget=2", "verification.budget=2"),
+    ("bench verify --set verification.confirm=4", "between forwards"),
     ("bench verify --context 0", "--context 0"),
     ("bench verify --rows 4,x", "--rows '4,x'"),
     ("bench verify --fill rnd", "--fill 'rnd'"),

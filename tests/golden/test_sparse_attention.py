@@ -13,7 +13,9 @@ from tests.helpers.golden import PARENTS
 from torch import Tensor
 
 from foretoken.core.protocols import Plan
+from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
+from foretoken.engine.llm import LLM
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import build
@@ -215,3 +217,20 @@ def test_the_clock_of_attention_is_a_part_of_the_forward() -> None:
     plan.native = replace(plan.native, clock=clock)
     assert torch.equal(logits(model, batch, plan), plain)
     assert clock.attention_seconds > 0
+
+
+def test_a_whole_budget_gives_the_dense_text() -> None:
+    """The zoo's model for long contexts, with drafts, whichever way blocks are shared."""
+    llm = LLM("zoo:long", device="cpu", max_num_seqs=1)
+    names = ["Maria", "Tom", "Ann", "Leo", "Ruth"]
+    text = " ".join(f"{names[n % 5]} has {n * 7 % 90} apples and {n * 3 % 40} pears." for n in range(60))
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+
+    def tokens(config: dict[str, Any] | None) -> list[int]:
+        return llm.with_method(config).generate(text, params)[0].token_ids
+
+    dense = tokens(None)
+    sparse = {"attention": "per_head", "dense_below": 0, "budget": 1.0}
+    assert tokens({"method": "ngram", "verification": sparse}) == dense
+    assert tokens({"method": "none", "verification": {**sparse, "attention": "global"}}) == dense
+    assert tokens({"method": "none", "verification": {**sparse, "budget": 0.01}}) != dense  # the control

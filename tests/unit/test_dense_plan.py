@@ -58,6 +58,15 @@ def test_masks_of_a_level() -> None:
     assert picture(batch.segments[0], 2) == ["...1.1.", "....1.1"]
 
 
+def test_masks_of_a_chain_behind_a_tail() -> None:
+    """The tail is a chain, too, so it is as good as a prefix."""
+    batch = PackedBatch()
+    batch.add_chunk(0, 2, [5, 6], wanted=2, tail=2)
+    assert batch.positions == [4, 5]
+    assert picture(batch.segments[0], None) == ["11111.", "111111"]
+    assert picture(batch.segments[0], 3) == ["..111.", "...111"]
+
+
 def test_one_plain_row_needs_no_mask() -> None:
     assert _allowed(Segment(0, 9, 0, 1), None, CPU) is None
     assert _allowed(Segment(0, 9, 0, 1), 10, CPU) is None

@@ -77,6 +77,7 @@ def test_every_spelling_says_the_same(settings):
         ({"verification.moe": 1, "verification.calibration": 3}, "calibration=3 must name a file"),
         ({"verification.budget": 0.2}, r"does nothing while verification\.attention is off: add"),
         ({"verification.moe_rule": "largest"}, r"add verification\.moe=1"),
+        ({"verification.confirm": 8}, r"add verification\.attention=per_head"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_remedy(settings, message):
@@ -87,6 +88,15 @@ def test_what_makes_no_sense_is_refused_with_the_remedy(settings, message):
 def test_a_part_may_be_off_in_so_many_words():
     found = take({"verification.attention": "off", "verification.budget": 0.2, "verification.moe": 0})
     assert not found.sparse
+
+
+def test_confirmed_sparse_mlps_are_lossless():
+    """Drafts of a target that shuts most of its channels, verified by the whole one."""
+    llm = with_config({"method": "ngram", "verification.ffn": 1.0, "verification.confirm": 4})
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=24, ignore_eos=True))
+    assert output.promise == "same text"
+    assert output.token_ids == greedy(PROMPTS[0], 24)
+    assert output.metrics.num_draft_tokens > output.metrics.num_accepted_tokens > 0
 
 
 def test_unknown_options_of_a_method_still_are():

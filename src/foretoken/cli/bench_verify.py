@@ -179,6 +179,8 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
                 raise ConfigError(
                     f"'{key}' is not a setting of a plan: write {_KEY}{key}, for example {_KEY}budget=0.2"
                 )
+            if key in (f"{_KEY}confirm", f"{_KEY}refresh"):
+                raise ConfigError(f"'{key}' says what happens between forwards, and one alone is timed: leave it out")
         if name == "dense":
             if settings:
                 raise ConfigError(f"--plans {piece}: the dense plan has no settings")

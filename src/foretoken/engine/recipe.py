@@ -218,7 +218,7 @@ def _confirmed(drafter: Drafter, verification: VerificationConfig, target: Any, 
         drafter,
         target,
         SparseVerification(verification, target),
-        dense_below=verification.dense_below,
+        dense_below=0 if verification.attention == "off" else verification.dense_below,
         length=verification.confirm,
         inner_length=num_nodes,
     )

@@ -26,11 +26,13 @@ _CHOICES = {
     "moe_rule": ("nested", "largest", "all_or_none"),
 }
 _SMALLEST_BLOCK = 16
-# a setting that says nothing while the part that it belongs to is off
-_PART_OF = {
-    **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals", "reuse", "refresh", "confirm"), "attention"),
-    "moe_rule": "moe",
+# a setting that says nothing while the parts that it belongs to are all off
+_PARTS_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals", "reuse"), ("attention",)),
+    "moe_rule": ("moe",),
+    **dict.fromkeys(("refresh", "confirm"), ("attention", "ffn", "moe")),
 }
+_EXAMPLES = {"attention": "per_head", "ffn": "0.05", "moe": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +132,12 @@ def take(settings: dict[str, Any]) -> VerificationConfig:
         if name not in known:
             raise ConfigError(f"unknown setting '{KEY}.{name}': {nearest(str(name), known)}")
     config = VerificationConfig(**given)
-    for name, part in _PART_OF.items():
-        if name in given and part not in given:
-            example = "per_head" if part == "attention" else 1
-            raise ConfigError(f"'{KEY}.{name}' does nothing while {KEY}.{part} is off: add {KEY}.{part}={example}")
+    for name, parts in _PARTS_OF.items():
+        if name in given and not any(part in given for part in parts):
+            part = parts[0]
+            raise ConfigError(
+                f"'{KEY}.{name}' does nothing while {KEY}.{part} is off: add {KEY}.{part}={_EXAMPLES[part]}"
+            )
     return config
 
 
