@@ -12,11 +12,12 @@ import pytest
 import foretoken
 from foretoken import catalog
 
-EXTRAS = ("gguf", "llama_cpp", "matplotlib", "scipy", "hypothesis", "pytest")  # not of the plain installation
+EXTRAS = ("gguf", "llama_cpp", "matplotlib", "scipy", "hypothesis", "pytest", "triton")  # not of the plain installation
+KERNELS = ("foretoken.plans.sparse_kernel",)  # need triton; their plans import them only where there is any
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(foretoken.__path__, "foretoken.")
-    if not module.name.endswith("__main__")
+    if not module.name.endswith("__main__") and module.name not in KERNELS
 )
 
 

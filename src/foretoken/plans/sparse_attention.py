@@ -16,14 +16,23 @@ long enough. The selected blocks and what is behind them make a shorter prefix, 
 
     columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
 
+On a GPU with Triton the blocks are read where they lie (plans/sparse_kernel.py); elsewhere, and where a model has soft
+caps or attention sinks, they are copied end to end.
+
 Letters: T packed rows, R rows of a segment, L columns, H query heads, G key/value heads, N blocks, K kept blocks,
 D key width, Dv value width.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +43,14 @@ from foretoken.models.native import Blocks, NativePlan
 from foretoken.plans.block_means import BlockMeans
 from foretoken.plans.block_rule import BlockRule, scores
 from foretoken.plans.dense import DensePlan
+
+if TYPE_CHECKING:
+    from foretoken.plans.sparse_kernel import BlockLists
+
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_KERNEL_WIDTH = 256  # of keys and values, at most
+
+log = logging.getLogger(__name__)
 
 
 class SparseAttention:
@@ -79,6 +96,8 @@ class SparseAttentionPlan(DensePlan):
         self._means = means
         self._slots = [segment.slot for segment in batch.segments if segment.verification]
         self.chosen: dict[int, list[Tensor]] = {}  # by segment: the latest anchor's blocks of each head
+        self._lists: dict[int, BlockLists] = {}  # the same for the kernel
+        self._seen: dict[int, Tensor] = {}  # by segment, for the kernel: int8 [R, tail + R]
         groups = next((keys.shape[1] for keys in cache.keys if keys is not None), 1)
         keep = [self._keep(segment, groups) for segment in batch.segments]
         if any(keep):
@@ -112,6 +131,16 @@ class SparseAttentionPlan(DensePlan):
             num_blocks = self.rule.num_blocks(segment.prefix)
             means_GND = self._means_of(layer)[segment.slot, :, :num_blocks]
             chosen = self.chosen[index] = self.rule.select(scores(q_HRD[:, 0], means_GND), keep)
+            self._lists.pop(index, None)
+        kernel = _kernel(q_HRD.device.type)
+        if kernel is not None and softcap is None and sinks_H is None and _fits(self.rule.size, q_HRD, k_GLD, v_GLD):
+            if index not in self._lists:
+                self._lists[index] = kernel.BlockLists.of(chosen)
+            if index not in self._seen:
+                self._seen[index] = _seen(segment, q_HRD.device)
+            of_segment = {"prefix": segment.prefix, "size": self.rule.size, "seen_RB": self._seen[index]}
+            output: Tensor = kernel.attend(q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scaling, **of_segment)
+            return output
         if not self.rule.across_heads:  # as many for each head: all heads in one piece
             groups = [(slice(None), torch.stack(chosen))]
         else:
@@ -135,3 +164,36 @@ def _kept(x_GLD: Tensor, blocks_GK: Tensor, size: int, prefix: int) -> Tensor:
     blocks_GNBD = x_GLD[:, :whole].reshape(len(x_GLD), whole // size, size, -1)
     heads_G1 = torch.arange(len(x_GLD), device=x_GLD.device)[:, None]
     return torch.cat([blocks_GNBD[heads_G1, blocks_GK].flatten(1, 2), x_GLD[:, whole:]], dim=1)
+
+
+@lru_cache(maxsize=2)
+def _kernel(device: str) -> Any:
+    """The module of the kernel for this type of device, or None; found out once, and Triton imported only then."""
+    if os.environ.get("FORETOKEN_FUSED", "1") == "0":
+        return None
+    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        log.info("triton is not installed: sparse attention copies the blocks that it reads; install triton for speed")
+        return None
+    return importlib.import_module("foretoken.plans.sparse_kernel")
+
+
+def _fits(size: int, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor) -> bool:
+    """Whether the kernel is made for blocks of this size and tensors like these."""
+    return (
+        size >= 16
+        and size & (size - 1) == 0
+        and q_HRD.dtype in _KERNEL_DTYPES
+        and q_HRD.dtype == k_GLD.dtype == v_GLD.dtype
+        and max(q_HRD.shape[-1], v_GLD.shape[-1]) <= _KERNEL_WIDTH
+    )
+
+
+def _seen(segment: Segment, device: torch.device) -> Tensor:
+    """int8 [R, tail + R]: 1 where a row sees a row behind the prefix."""
+    if segment.seen is not None:
+        return segment.seen.to(device, torch.int8)
+    return torch.ones(segment.num_rows, segment.tail + segment.num_rows, dtype=torch.int8, device=device).tril_(
+        segment.tail
+    )
