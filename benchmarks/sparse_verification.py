@@ -5,6 +5,8 @@
 
 Settings are those of ``verification.*``, joined by '+'; every part compares all of them with dense verification:
 
+A threshold that shuts nothing (ffn=1e-30) walks the same way and shows what rounding alone does.
+
 teacher     text is given, not generated: behind a dense prompt of --context tokens, --tokens more are verified in
             steps of --rows rows (a root and a draft that is right). The sparse run keeps what its own forwards left in
             the cache, so what goes wrong early stays. Per position: whether the most probable token is that of the
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="folder for sparse_PART_MODEL.json")
+    parser.add_argument("--tag", default="", help="behind MODEL in the files' names")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llm = LLM(options.model, dtype=options.dtype, max_num_seqs=8, seed=0)
@@ -93,7 +96,7 @@ def main() -> None:
             "seconds": time.perf_counter() - began,
             "results": results,
         }
-        name = f"sparse_{part}_{options.model.rpartition(':')[2].replace('/', '_')}.json"
+        name = f"sparse_{part}_{options.model.rpartition(':')[2].replace('/', '_')}{options.tag}.json"
         (options.out / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {options.out / name}")
 
