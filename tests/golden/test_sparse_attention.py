@@ -226,11 +226,19 @@ def test_a_whole_budget_gives_the_dense_text() -> None:
     text = " ".join(f"{names[n % 5]} has {n * 7 % 90} apples and {n * 3 % 40} pears." for n in range(60))
     params = SamplingParams(max_tokens=16, ignore_eos=True)
 
-    def tokens(config: dict[str, Any] | None) -> list[int]:
-        return llm.with_method(config).generate(text, params)[0].token_ids
+    def run(config: dict[str, Any] | None) -> tuple[list[int], Tensor]:
+        """The tokens, and the last layer's keys of everything but the last token."""
+        engine = llm.with_method(config)
+        (output,) = engine.generate(text, params)
+        keys = engine.engine.cache.keys[-1]
+        assert keys is not None
+        return output.token_ids, keys[0, :, : len(output.prompt_token_ids) + 15]
 
-    dense = tokens(None)
+    tokens, keys = run(None)
     sparse = {"attention": "per_head", "dense_below": 0, "budget": 1.0}
-    assert tokens({"method": "ngram", "verification": sparse}) == dense
-    assert tokens({"method": "none", "verification": {**sparse, "attention": "global"}}) == dense
-    assert tokens({"method": "none", "verification": {**sparse, "budget": 0.01}}) != dense  # the control
+    for method, attention in (("ngram", "per_head"), ("none", "global")):
+        found, rows = run({"method": method, "verification": {**sparse, "attention": attention}})
+        assert found == tokens
+        assert torch.equal(rows, keys)
+    _, rows = run({"method": "none", "verification": {**sparse, "budget": 0.01}})
+    assert not torch.equal(rows, keys)  # the control
