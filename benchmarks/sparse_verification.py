@@ -16,6 +16,8 @@ acceptance  drafters on a suite of prompts, greedy: tokens per step with dense a
             to the first that differs from the dense text, and the share of equal texts. Acceptance alone can rise
             because the verifier is worse.
 tasks       accuracy with its interval, and the paired difference to dense.
+experts     one block of experts with random weights of a size of its own: processor time of the library's experts and
+            of ours, with 0, 2 and 4 experts of a row that may be left out, in turn.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from transformers import AutoConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
@@ -39,12 +44,12 @@ from foretoken.cli.settings import parse_settings
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
-from foretoken.models.feed_forward import routed_experts
+from foretoken.models.feed_forward import RoutedExperts, routed_experts, swapped
 from foretoken.models.language_model import LanguageModel
 from foretoken.plans import verification
 from foretoken.plans.dense import DensePlan
 from foretoken.plans.sparse import SparsePlan, SparseVerification
-from foretoken.plans.sparse_moe import SparseExperts
+from foretoken.plans.sparse_moe import Skip, SparseExperts, ratios
 from foretoken.tasks.catalog import Setting, find
 from foretoken.tasks.difference import paired_difference
 from foretoken.tasks.evaluate import Report, evaluate
@@ -53,6 +58,7 @@ from foretoken.train.sparse_calibration import blocks_of
 DENSE = "dense"
 _CHUNK = 256  # rows of a forward that reads a prompt
 _RECORDED = ("texts", "context", "tokens", "rows", "prompts", "prompt_tokens", "max_tokens", "draft_tokens", "limit")
+_REPEATS = 25  # of a block of experts
 _DRIFT = 4  # parts of the verified length
 
 
@@ -84,7 +90,12 @@ def main() -> None:
     llm = LLM(options.model, dtype=options.dtype, max_num_seqs=8, seed=0)
     settings = [{}, *(_parse(each) for each in options.settings.split(","))]
     options.out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Callable[..., Any]] = {"teacher": teacher, "acceptance": acceptance, "tasks": tasks}
+    parts: dict[str, Callable[..., Any]] = {
+        "teacher": teacher,
+        "acceptance": acceptance,
+        "tasks": tasks,
+        "experts": experts,
+    }
     for part in options.parts.split(","):
         began = time.perf_counter()
         results = parts[part](llm, settings, options)
@@ -284,6 +295,54 @@ def tasks(llm: LLM, settings: Sequence[dict[str, Any]], options: Any) -> list[di
                 "measures": dict(report.measures),
                 "nll": report.nll,
                 "experts_per_step": report.metrics.experts_per_step,
+            }
+            results.append(row)
+            print(row, flush=True)
+    return results
+
+
+# ---------------------------------------------------------------------- one block of experts
+
+WIDTH, CHANNELS, EXPERTS, CHOSEN = 1024, 512, 32, 8
+
+
+def experts(llm: LLM, settings: Sequence[dict[str, Any]], options: Any) -> list[dict[str, Any]]:
+    """Milliseconds of a block, and the experts that it read."""
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        hidden_size=WIDTH,
+        moe_intermediate_size=CHANNELS,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        norm_topk_prob=True,
+    )
+    config._experts_implementation = "grouped_mm"
+    block = Qwen3MoeSparseMoeBlock(config).bfloat16().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for weight in block.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.5 / weight.shape[-1] ** 0.5)
+        block.gate.weight.mul_(4)
+        rows_RD = torch.randn(400, WIDTH, generator=generator).bfloat16()
+        beta = ratios(block.gate(rows_RD)[1]).median(0).values.tolist()
+        parts = RoutedExperts(
+            0, block.experts, EXPERTS, CHOSEN, True, block.experts.gate_up_proj, block.experts.down_proj, F.silu
+        )
+        results = []
+        for count in (1, 4, 8, 32):
+            ours = {m: SparseExperts(parts, Skip(beta, m, "nested", True) if m else None, 0.0) for m in (0, 2, 4)}
+            forms = {"library": {}, **{f"m={m}": {block.experts: each} for m, each in ours.items()}}
+            seconds: dict[str, list[float]] = {name: [] for name in forms}
+            for _ in range(_REPEATS):
+                for name, swaps in forms.items():
+                    with swapped(swaps):
+                        began = time.thread_time()
+                        block(rows_RD[None, :count])
+                        seconds[name].append(time.thread_time() - began)
+            row = {
+                "rows": count,
+                "milliseconds": {name: 1e3 * median(each) for name, each in seconds.items()},
+                "experts_read": {f"m={m}": each.num_needed for m, each in ours.items()},
             }
             results.append(row)
             print(row, flush=True)

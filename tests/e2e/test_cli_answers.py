@@ -29,7 +29,7 @@ class ScriptedLLM:
 
     is_chat_model = False
     target = SimpleNamespace(max_length=100, dtype="torch.float32", device="cpu")
-    recipe = SimpleNamespace(drafter=None, promise_for=lambda params: "same text")
+    recipe = SimpleNamespace(method="none", drafter=None, plan=None, promise_for=lambda params: "same text")
 
     def __init__(self, *args, **options):
         self.closed = False

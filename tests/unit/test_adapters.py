@@ -14,7 +14,7 @@ from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.drafters import exit_choice
 from foretoken.drafters.adapter_head import AdapterHead
-from foretoken.engine import recipe
+from foretoken.engine import compose
 from foretoken.models.adapter import CONFIG, WEIGHTS, Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -27,7 +27,7 @@ from helpers.zoo_llms import target
 
 
 def build(**settings: Any) -> Any:
-    return recipe.build(settings, target()).drafter
+    return compose.build(settings, target()).drafter
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_targets_that_cannot_be_cut(method: str, tmp_path: Path) -> None:
     shared = load(save_model("gemma3n_text", tmp_path / "shared"), device="cpu")
     for model, reason in ((one, "has one layer"), (shared, "cannot draft for itself")):
         with pytest.raises(UnsupportedArchitecture, match=reason):
-            recipe.build({"method": method}, model)
+            compose.build({"method": method}, model)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from foretoken.core.protocols import Budget, Context
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.engine import recipe
+from foretoken.engine import compose
 from foretoken.engine.llm import LLM
 from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint
@@ -267,7 +267,7 @@ def test_the_general_path(tmp_path: Path) -> None:
 
 
 def build(**settings: Any) -> Any:
-    return recipe.build({**DRAFT, "verifier": "judge", **settings}, target()).verifier
+    return compose.build({**DRAFT, "verifier": "judge", **settings}, target()).verifier
 
 
 def test_a_head_beside_the_target_is_found(tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ def test_a_head_beside_the_target_is_found(tmp_path: Path) -> None:
     model = load(folder, device="cpu")
     config = {"method": "ngram", "verifier": "judge"}
     with pytest.raises(ModelError, match=r"no head of verifier 'judge' for '.*model' in .*model/judge: make one with"):
-        recipe.build(config, model)
+        compose.build(config, model)
     head(target=folder, width=64, threshold=0.9).save(folder / "judge")
-    verifier: Any = recipe.build(config, model).verifier
+    verifier: Any = compose.build(config, model).verifier
     assert verifier.threshold == 0.9
     assert verifier.guarded == model.special_ids
 
@@ -316,11 +316,11 @@ def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -
 def test_what_does_not_fit_is_refused_with_the_remedy(settings: dict[str, Any], message: str) -> None:
     merged = {**DRAFT, "verifier": "judge", "head": shelved_judge(), **settings}
     with pytest.raises(ConfigError, match=message):
-        recipe.build({key: value for key, value in merged.items() if value is not None}, target())
+        compose.build({key: value for key, value in merged.items() if value is not None}, target())
 
 
 def test_options_that_both_sides_have_are_written_with_their_owner_s_name() -> None:
-    built = recipe.build(
+    built = compose.build(
         {
             "method": "kangaroo",
             "adapter": None,

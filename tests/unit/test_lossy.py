@@ -24,7 +24,7 @@ from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
-from foretoken.engine.recipe import OWN_KEYS
+from foretoken.engine.compose import OWN_KEYS
 from foretoken.verifiers.kl_threshold import KlThresholdVerifier
 from foretoken.verifiers.mixture import MixtureVerifier
 from foretoken.verifiers.p_threshold import PThresholdVerifier

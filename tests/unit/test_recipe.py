@@ -13,7 +13,7 @@ from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, TokenTree
-from foretoken.engine import recipe as recipes
+from foretoken.engine import compose
 from foretoken.verifiers.match import MatchVerifier
 from helpers import drafters as stubs
 from helpers.adapters import shelved
@@ -67,7 +67,7 @@ def test_num_speculative_tokens_must_be_a_sensible_integer(count):
 @pytest.mark.parametrize("settings", ["ngram", [("method", "ngram")], 5])
 def test_a_config_that_is_no_mapping_is_refused(settings):
     with pytest.raises(ConfigError, match="must be a mapping"):
-        recipes.build(settings, target())
+        compose.build(settings, target())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_every_drafter_of_the_catalogue_can_be_an_instance():
     for entry in catalog.entries("drafter"):
         drafter_class = entry.load()
         config = drafter_class.Config(**needed.get(entry.name, {}))
-        recipe = recipes.build({"method": drafter_class(config, target()), "verifier": MatchVerifier()}, target())
+        recipe = compose.build({"method": drafter_class(config, target()), "verifier": MatchVerifier()}, target())
         assert recipe.method == entry.name
 
 
@@ -104,7 +104,7 @@ def test_a_rule_that_is_not_valid_for_the_law_is_refused():
         laws = (PointMass,)
 
     with pytest.raises(ConfigError, match="not valid for drafts of kind Sampled"):
-        recipes.build({"method": with_config(DRAFT).recipe.drafter, "verifier": PointsOnly()}, target())
+        compose.build({"method": with_config(DRAFT).recipe.drafter, "verifier": PointsOnly()}, target())
 
 
 def test_the_default_rule_is_the_strongest_that_fits():

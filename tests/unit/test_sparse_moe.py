@@ -104,7 +104,7 @@ def test_a_number_beyond_the_thresholds_is_refused(m):
 # ---------------------------------------------------------------------- what is computed
 
 
-def experts(k, seed=1):
+def experts(k, seed=1, channels=CHANNELS):
     generator = torch.Generator().manual_seed(seed)
     return RoutedExperts(
         layer=0,
@@ -112,8 +112,8 @@ def experts(k, seed=1):
         num_experts=NUM_EXPERTS,
         num_chosen=k,
         renormalised=True,
-        gate_up=torch.randn(NUM_EXPERTS, 2 * CHANNELS, WIDTH, generator=generator),
-        down=torch.randn(NUM_EXPERTS, WIDTH, CHANNELS, generator=generator),
+        gate_up=torch.randn(NUM_EXPERTS, 2 * channels, WIDTH, generator=generator),
+        down=torch.randn(NUM_EXPERTS, WIDTH, channels, generator=generator),
         act=F.silu,
     )
 
@@ -132,9 +132,10 @@ def by_hand(parts, x, chosen, weights, tau=0.0):
 
 @pytest.mark.parametrize("tau", [0.0, 0.2, 2.0])
 @pytest.mark.parametrize("rows", [1, 7])
-def test_the_union_of_needed_experts_computes_what_each_row_alone_does(rows, tau):
+@pytest.mark.parametrize("channels", [CHANNELS, 10], ids=["in groups", "one by one"])
+def test_the_union_of_needed_experts_computes_what_each_row_alone_does(rows, tau, channels):
     k = 4
-    parts = experts(k)
+    parts = experts(k, channels=channels)
     x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(2))
     weights, chosen = rows_of_weights(k, normalised=True, rows=rows, seed=3)
     skip = Skip([0.5, 0.6, 0.9], 2, "nested", True)

@@ -17,7 +17,7 @@ from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, Mo
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.last_states import LastStates
 from foretoken.drafters.sprinter import SprinterDrafter
-from foretoken.engine import recipe
+from foretoken.engine import compose
 from foretoken.engine.llm import LLM
 from foretoken.models.batch import PackedBatch
 from foretoken.models.load import load
@@ -290,7 +290,7 @@ def test_a_pair_of_the_general_path(feature: str, tmp_path: Path) -> None:
 
 
 def build(**settings: Any) -> Any:
-    return recipe.build({"method": "sprinter", "model": "zoo:draft", **settings}, target()).drafter
+    return compose.build({"method": "sprinter", "model": "zoo:draft", **settings}, target()).drafter
 
 
 @pytest.mark.parametrize(

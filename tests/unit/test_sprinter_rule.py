@@ -19,7 +19,7 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.engine import recipe
+from foretoken.engine import compose
 from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.ratio import RatioVerifier
 from foretoken.verifiers.recursive import RecursiveVerifier
@@ -359,4 +359,4 @@ def test_drafts_that_nobody_judged_are_refused() -> None:
 )
 def test_drafters_without_a_judge_are_refused_at_construction(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        recipe.build({**settings, "verifier": "sprinter"}, target())
+        compose.build({**settings, "verifier": "sprinter"}, target())

@@ -14,7 +14,7 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine import recipe as recipes
+from foretoken.engine import compose
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
@@ -87,7 +87,7 @@ class LLM:
         self.tokenizer = target.tokenizer
         self.max_num_seqs = max_num_seqs
         self.max_rows_per_step = max_rows_per_step
-        self.recipe = recipes.build(speculative_config, target)
+        self.recipe = compose.build(speculative_config, target)
         self.engine = Engine(target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step)
         self._seed = seed
         self._next_id = 0

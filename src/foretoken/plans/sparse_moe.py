@@ -96,6 +96,14 @@ class Skip:
         return kept_Rk, stay_Rk
 
 
+def _in_groups(experts: RoutedExperts) -> bool:
+    """Whether torch can multiply groups of rows with a weight each: it asks for rows of whole 16 bytes."""
+    weight = experts.down
+    if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (8, 0):
+        return False
+    return all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+
+
 class SparseExperts:
     """What the routed experts of a layer compute instead.
 
@@ -109,6 +117,7 @@ class SparseExperts:
         self.experts = experts
         self.skip = skip
         self.tau = tau
+        self._in_groups = _in_groups(experts)
         self.num_needed = 0  # of the last call: different experts that some row needed
 
     def __call__(self, x_RD: Tensor, chosen_Rk: Tensor, weights_Rk: Tensor) -> Tensor:
@@ -117,20 +126,29 @@ class SparseExperts:
         if self.skip is not None:
             weights_Rk, stay_Rk = self.skip(weights_Rk)
         num_rows, k = chosen_Rk.shape
-        # pairs (row, place) in order of their expert; where a pair was dropped nothing is added
+        # pairs (row, place) in order of their expert; those that were dropped come last, and are not computed
         expert_P = torch.where(stay_Rk, chosen_Rk, self.experts.num_experts).flatten()
         order_P = expert_P.argsort(stable=True)
-        counts = torch.bincount(expert_P, minlength=self.experts.num_experts + 1)[:-1].tolist()
+        counts_E = torch.bincount(expert_P, minlength=self.experts.num_experts + 1)[:-1]
+        counts = counts_E.tolist()
+        pairs = order_P[: sum(counts)]
+        if self.tau or not self._in_groups:
+            parts = zip(counts, torch.split(pairs, counts), strict=True)
+            found = [self._one(e, x_RD[rows // k]) for e, (count, rows) in enumerate(parts) if count]
+            y_PD = torch.cat(found)
+        else:
+            y_PD = self._together(x_RD[pairs // k], counts_E.cumsum(0).to(torch.int32))
         wide = torch.promote_types(x_RD.dtype, weights_Rk.dtype)  # some routers give float32 weights
         out_PD = x_RD.new_zeros(num_rows * k, x_RD.shape[-1], dtype=wide)
-        begin = 0
-        for expert, count in enumerate(counts):
-            if count:
-                pairs = order_P[begin : begin + count]
-                out_PD[pairs] = self._one(expert, x_RD[pairs // k]) * weights_Rk.flatten()[pairs, None]
-                begin += count
+        out_PD[pairs] = y_PD * weights_Rk.flatten()[pairs, None]
         self.num_needed = sum(count > 0 for count in counts)
         return out_PD.view(num_rows, k, -1).sum(1).to(x_RD.dtype)
+
+    def _together(self, x_PD: Tensor, ends_E: Tensor) -> Tensor:
+        """All experts in two products of groups; a group without rows is not read."""
+        gate_up_P2F = F.grouped_mm(x_PD, self.experts.gate_up.transpose(1, 2), offs=ends_E)
+        gate_PF, up_PF = gate_up_P2F.chunk(2, dim=-1)
+        return F.grouped_mm(self.experts.act(gate_PF) * up_PF, self.experts.down.transpose(1, 2), offs=ends_E)
 
     def _one(self, expert: int, x_RD: Tensor) -> Tensor:
         gate_up, down, act = self.experts.gate_up[expert], self.experts.down[expert], self.experts.act

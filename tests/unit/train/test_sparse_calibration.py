@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from foretoken import zoo
 from foretoken.core.errors import ConfigError, InputError, MismatchError, ModelError
-from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.load import load
 from foretoken.plans import calibration
 from foretoken.plans.block_rule import BlockRule
@@ -240,3 +241,15 @@ def test_the_speedup_is_that_of_the_weights_read():
     each = Sparsity(tau=1.0, row=0.5, union={1: 0.5}, tiles={1: 0.25})
     assert each.speedup(1) == pytest.approx(3 / (1 + 0.75 + 0.5))
     assert math.isclose(Sparsity(tau=1.0, row=0, union={1: 0.0}, tiles={1: 0.0}).speedup(1), 1.0)
+
+
+@pytest.mark.parametrize("name", ["moe", "long"])
+def test_the_zoos_own_calibrations_fit_their_models(name):
+    folder = zoo.path(name)
+    found = Calibration.load(folder / calibration.FILE)
+    assert found.fingerprint == fingerprint(folder), "the weights are newer: run foretoken calibrate sparse again"
+    assert found.model == f"zoo:{name}"
+    assert (found.moe is not None) == (name == "moe")
+    assert (found.attention is not None) == (name == "long")
+    assert found.num_tokens >= 40_000
+    assert "/" not in found.provenance["files"][0]
