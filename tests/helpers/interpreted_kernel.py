@@ -149,13 +149,13 @@ BUGS = {  # what stands in the kernel, and what is planted
 }
 
 
-def _planted(old: str, new: str) -> Any:
+def _planted(folder: Path, old: str, new: str) -> Any:
     """The kernel's module with one passage of its source replaced."""
     from foretoken.plans import sparse_kernel
 
     source = Path(str(sparse_kernel.__file__)).read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the kernel"
-    path = Path(tempfile.mkdtemp()) / "planted.py"
+    path = folder / "planted.py"
     path.write_text(source.replace(old, new), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("planted", path)
     assert spec is not None
@@ -180,9 +180,10 @@ def _multiply_bfloat16() -> None:
 
 
 def _with_bug(old: str, new: str) -> dict[str, float]:
-    planted = _planted(old, new)
-    with mock.patch.object(sparse_attention, "_kernel", return_value=planted):
-        return _PLANTED.run()
+    with tempfile.TemporaryDirectory() as folder:  # Triton reads the source when it runs
+        planted = _planted(Path(folder), old, new)
+        with mock.patch.object(sparse_attention, "_kernel", return_value=planted):
+            return _PLANTED.run()
 
 
 if __name__ == "__main__":
