@@ -395,8 +395,8 @@ def test_a_plan_without_drafts_is_probed_every_sixteenth_step(monkeypatch: pytes
 
 
 def test_plain_steps_are_learnt_from() -> None:
-    """All layers are computed there, too."""
-    drafter = drafter_of()
+    """All layers are computed there, too. Costs are counted, so that no clock says which exits are worth a look."""
+    drafter = drafter_of(cost="layers")
     drafter._round = 1
     context: Any = SimpleNamespace(request_id=7, tokens=[1, 2, 3])
     _, rows = fresh_rows(target(), [1, 2, 3])
@@ -404,7 +404,8 @@ def test_plain_steps_are_learnt_from() -> None:
     (best,) = target().score(rows[2:]).best
     drafter.see([Seen(context, 2, NO_DRAFT, hidden, [best])])
     statistics = drafter._states[7].statistics
-    assert [statistics.alpha(depth) for depth in range(1, 8)] == [1.0] * 7
+    assert len(drafter._hopeful) > 3
+    assert [statistics.alpha(depth) for depth in drafter._hopeful] == [1.0] * len(drafter._hopeful)
 
 
 def test_one_request_that_fails_takes_nobody_with_it() -> None:
