@@ -24,7 +24,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def _measure(llm: LLM, texts: Sequence[str], temperature: float, threshold: floa
         {"method": "sprinter", "model": options.draft, "threshold": threshold, "max_draft": options.max_draft}
     )
     watch = Watch(engine.recipe.verifier, options.max_draft)
-    object.__setattr__(engine.engine.recipe, "verifier", watch)
+    engine.engine.recipe = replace(engine.recipe, verifier=watch)
     prompts = []
     for seed, text in enumerate(texts):
         watch.steps = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_threshold_and_cap() -> None:
 def test_what_is_charged_is_eta_fp_times_the_distance_of_the_pair(feature: str) -> None:
     llm = sprinter(feature, 0.0, 0.1, max_draft=64)
     rule = Watched(llm.recipe.verifier)
-    object.__setattr__(llm.engine.recipe, "verifier", rule)
+    llm.engine.recipe = replace(llm.recipe, verifier=rule)
     outputs = llm.generate(PROMPTS, plan(1.0, length=60))
     ids(outputs)
     rates = rule.rates()

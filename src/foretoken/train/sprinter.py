@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -295,14 +295,13 @@ def measure(
     room = llm.target.max_length - max_tokens - 32
     fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
     for temperature in temperatures if fitting else ():
-        rule = Watched(llm.engine.recipe.verifier)
-        object.__setattr__(llm.engine.recipe, "verifier", rule)
+        rule = Watched(llm.recipe.verifier)
+        llm.engine.recipe = replace(llm.recipe, verifier=rule)
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
         chats = [[{"role": "user", "content": prompt}] for prompt in fitting]
         total = Metrics()
         for output in llm.chat(chats, params) if llm.is_chat_model else llm.generate(fitting, params):
             total.add(output.metrics)
-        object.__setattr__(llm.engine.recipe, "verifier", rule._rule)
         found[f"T={temperature:g}"] = {
             "tokens_per_step": round(total.tokens_per_step, 3),
             "steps": total.num_steps,
