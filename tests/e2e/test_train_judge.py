@@ -10,6 +10,7 @@ import pytest
 from foretoken.cli.main import main
 from foretoken.models.judge import JudgeHead
 from foretoken.models.load import load
+from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -89,13 +90,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, messa
         if option not in arguments:
             arguments += f" {option} {value}"
     assert train(arguments) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert "Traceback" not in err
-    lines = [line for line in err.splitlines() if not line.startswith("asking questions: ")]
-    assert lines[0].startswith("error: ")
-    assert len(lines) <= 2
+    assert_one_line(capsys, message, progress="asking questions: ")
     assert not Path("none").exists()
 
 

@@ -12,6 +12,7 @@ from foretoken.cli.main import main
 from foretoken.models.adapter import Adapter
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train import kangaroo, mixture, outputs
+from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -133,12 +134,3 @@ def test_an_empty_corpus(capsys):
     arguments = "--target zoo:base --exit-layer 2 --corpus empty.jsonl --own-words 0 --tokens 64 --out empty"
     assert train(f"kangaroo {arguments}") == 2
     assert_one_line(capsys, "corpus 'empty' is empty")
-
-
-def assert_one_line(capsys, message):
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert "Traceback" not in err
-    assert err.startswith("error: ")
-    assert len(err.strip().splitlines()) <= 2

@@ -10,6 +10,7 @@ import pytest
 from foretoken.cli.main import main
 from foretoken.models.sprinter import SprinterHead
 from helpers.heads import head
+from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -111,12 +112,3 @@ def test_one_name_for_drafter_and_verifier(capsys):
     assert out.count("sprinter: ") == 2
     assert "threshold = 0.5" in out
     assert "max_distortion = None" in out
-
-
-def assert_one_line(capsys, message):
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert "Traceback" not in err
-    assert err.startswith("error: ")
-    assert len(err.strip().splitlines()) <= 2

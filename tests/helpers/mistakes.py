@@ -1,0 +1,20 @@
+"""What a mistake on the command line must look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def assert_one_line(capsys: Any, message: str, progress: str | None = None) -> None:
+    """One line that says what is wrong, perhaps one with a remedy; nothing on the standard output, no traceback.
+
+    Args:
+        progress: how lines of progress before it begin, if there may be some.
+    """
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    lines = [line for line in err.rstrip().splitlines() if progress is None or not line.startswith(progress)]
+    assert lines[0].startswith("error: ")
+    assert len(lines) <= 2
