@@ -33,7 +33,7 @@ def brute_force(cache: KVCache, layer: int, slot: int) -> Tensor:
     return torch.stack(blocks, dim=1) if blocks else keys.new_zeros(GROUPS, 0, WIDTH)
 
 
-def agree(cache: KVCache, means: BlockMeans, layer: int, slots: list[int]) -> None:
+def assert_agree(cache: KVCache, means: BlockMeans, layer: int, slots: list[int]) -> None:
     found = means.of(layer, slots)
     for slot in slots:
         whole = cache.lengths[slot] // SIZE
@@ -68,9 +68,9 @@ def test_any_history_gives_the_means_of_the_committed_rows(data: st.DataObject) 
             cache.release(slot)
             slots[slots.index(slot)] = cache.acquire()
         if data.draw(st.booleans()):  # not always: what is asked for late must be right, too
-            agree(cache, means, data.draw(st.integers(0, LAYERS - 1)), slots)
+            assert_agree(cache, means, data.draw(st.integers(0, LAYERS - 1)), slots)
     for layer in range(LAYERS):
-        agree(cache, means, layer, slots)
+        assert_agree(cache, means, layer, slots)
 
 
 def test_a_block_is_averaged_when_it_is_whole_and_not_again() -> None:

@@ -37,7 +37,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def refused(kind: type[ForetokenError], name: Any, *words: str, **options: Any) -> str:
+def assert_refused(kind: type[ForetokenError], name: Any, *words: str, **options: Any) -> str:
     """The message of the refusal; the library's logging and progress bars are left as they were."""
     log, bars = logging.getLogger("transformers").level, transformers.utils.logging.is_progress_bar_enabled()
     with pytest.raises(kind) as caught:
@@ -86,23 +86,23 @@ def test_every_end_token_of_the_generation_config_counts(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all", "a/b/c"])
 def test_a_missing_folder(name: str) -> None:
-    refused(ModelError, name, name, "does not exist")
+    assert_refused(ModelError, name, name, "does not exist")
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    refused(ModelError, tmp_path, str(tmp_path), "without config.json")
+    assert_refused(ModelError, tmp_path, str(tmp_path), "without config.json")
 
 
 def test_a_file_is_not_a_checkpoint(saved: Path) -> None:
-    refused(ModelError, saved / "model.safetensors", "is a file: point to the folder")
+    assert_refused(ModelError, saved / "model.safetensors", "is a file: point to the folder")
 
 
 def test_a_hub_id_that_cannot_be_reached() -> None:
-    refused(ModelError, "nobody/no-such-model", "'nobody/no-such-model'", "config cannot be read")
+    assert_refused(ModelError, "nobody/no-such-model", "'nobody/no-such-model'", "config cannot be read")
 
 
 def test_an_unknown_bundled_model() -> None:
-    refused(ConfigError, "zoo:bsae", "did you mean 'base'?")
+    assert_refused(ConfigError, "zoo:bsae", "did you mean 'base'?")
 
 
 # ------------------------------------------------------------------ options
@@ -110,17 +110,17 @@ def test_an_unknown_bundled_model() -> None:
 
 @pytest.mark.parametrize("dtype", ["float8", "bf16", "int4", ""])
 def test_an_unknown_dtype(saved: Path, dtype: str) -> None:
-    refused(ConfigError, saved, f"unknown dtype '{dtype}'", dtype=dtype)
+    assert_refused(ConfigError, saved, f"unknown dtype '{dtype}'", dtype=dtype)
 
 
 @pytest.mark.parametrize("device", ["tpu", "nvidia", "meta", "cuda:99", ""])
 def test_an_unusable_device(saved: Path, device: str) -> None:
-    refused(ConfigError, saved, f"device='{device}'", device=device)
+    assert_refused(ConfigError, saved, f"device='{device}'", device=device)
 
 
 @pytest.mark.parametrize("length", [129, 10**9, 1, 0, -5])
 def test_an_impossible_context(saved: Path, length: int) -> None:
-    refused(ConfigError, saved, f"max_model_len={length}", max_length=length, device="cpu")
+    assert_refused(ConfigError, saved, f"max_model_len={length}", max_length=length, device="cpu")
 
 
 def test_a_rotary_table_that_switches_limits_the_context(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_rotary_table_that_switches_limits_the_context(tmp_path: Path) -> None
     save_model("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=32)
     assert load(tmp_path, device="cpu").max_length == 32
     assert load(tmp_path, device="cpu", max_length=20).max_length == 20
-    refused(ConfigError, tmp_path, "max_model_len=33", "longrope", max_length=33, device="cpu")
+    assert_refused(ConfigError, tmp_path, "max_model_len=33", "longrope", max_length=33, device="cpu")
 
 
 # ------------------------------------------------------------------ damaged files
@@ -193,7 +193,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
     act, word = DAMAGE[damage]
     act(folder)
-    message = refused(ModelError, folder, f"model '{folder}'", device="cpu")
+    message = assert_refused(ModelError, folder, f"model '{folder}'", device="cpu")
     assert word in message
 
 
@@ -214,7 +214,7 @@ def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
 )
 def test_a_config_that_does_not_fit_its_weights(folder: Path, changes: dict[str, Any]) -> None:
     edit_config(folder, **changes)
-    refused(ModelError, folder, f"model '{folder}'", device="cpu")
+    assert_refused(ModelError, folder, f"model '{folder}'", device="cpu")
 
 
 # ------------------------------------------------------------------ models that do not generate
@@ -222,17 +222,17 @@ def test_a_config_that_does_not_fit_its_weights(folder: Path, changes: dict[str,
 
 def test_an_encoder_decoder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
-    refused(UnsupportedArchitecture, tmp_path, "(t5)", "encoder-decoder")
+    assert_refused(UnsupportedArchitecture, tmp_path, "(t5)", "encoder-decoder")
 
 
 def test_a_model_without_a_causal_form(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    refused(UnsupportedArchitecture, tmp_path, "(vit)", "not a causal language model")
+    assert_refused(UnsupportedArchitecture, tmp_path, "(vit)", "not a causal language model")
 
 
 def test_a_classifier(folder: Path) -> None:
     edit_config(folder, architectures=["LlamaForSequenceClassification"])
-    refused(UnsupportedArchitecture, folder, "LlamaForSequenceClassification", "no language head")
+    assert_refused(UnsupportedArchitecture, folder, "LlamaForSequenceClassification", "no language head")
 
 
 # ------------------------------------------------------------------ pairs
