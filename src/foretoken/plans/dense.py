@@ -17,6 +17,8 @@ n = H / G query heads per group, D key width, Dv value width.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +27,17 @@ from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.native import NativePlan
 
+
 _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded into rows: keys are read once per group
+
+
+class Scoring(NamedTuple):
+    """What a layer says of its scores; see :meth:`DensePlan.attend`."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
 
 
 class DensePlan:
@@ -65,6 +77,7 @@ class DensePlan:
             sinks_H: one extra logit per head in the softmax that attends to nothing.
         """
         keys_SGCD, values_SGCD = self.cache.buffers(layer, k_GTD, v_GTD)
+        scoring = Scoring(scaling, window, softcap, sinks_H)
         outputs = []
         for index, segment in enumerate(self.segments):
             rows = slice(segment.start, segment.start + segment.num_rows)
@@ -74,8 +87,7 @@ class DensePlan:
             v_GLD = values_SGCD[segment.slot, :, :visible]
             k_GLD[:, first:] = k_GTD[:, rows]
             v_GLD[:, first:] = v_GTD[:, rows]
-            rest = (scaling, window, softcap, sinks_H)
-            outputs.append(self._over(layer, index, segment, q_HTD[:, rows], k_GLD, v_GLD, *rest))
+            outputs.append(self._over(layer, index, segment, q_HTD[:, rows], k_GLD, v_GLD, scoring))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _over(
@@ -86,27 +98,18 @@ class DensePlan:
         q_HRD: Tensor,
         k_GLD: Tensor,
         v_GLD: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: Tensor | None,
+        scoring: Scoring,
     ) -> Tensor:
         """One segment over its visible columns: [R, H, Dv]."""
-        if softcap is None and sinks_H is None:
-            return self._fused(index, segment, q_HRD, k_GLD, v_GLD, scaling, window)
-        return self._plain(index, segment, q_HRD, k_GLD, v_GLD, scaling, window, softcap, sinks_H)
+        if scoring.softcap is None and scoring.sinks_H is None:
+            return self._fused(index, segment, q_HRD, k_GLD, v_GLD, scoring)
+        return self._plain(index, segment, q_HRD, k_GLD, v_GLD, scoring)
 
     def _fused(
-        self,
-        index: int,
-        segment: Segment,
-        q_HRD: Tensor,
-        k_GLD: Tensor,
-        v_GLD: Tensor,
-        scaling: float,
-        window: int | None,
+        self, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attention through the library kernel: [R, H, Dv]."""
+        scaling, window = scoring.scaling, scoring.window
         H, R, D = q_HRD.shape
         G = k_GLD.shape[0]
         n = H // G
@@ -124,18 +127,10 @@ class DensePlan:
         return o_1HRD[0].transpose(0, 1)
 
     def _plain(
-        self,
-        index: int,
-        segment: Segment,
-        q_HRD: Tensor,
-        k_GLD: Tensor,
-        v_GLD: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: Tensor | None,
+        self, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attention written out, for what the library kernel has no argument for: [R, H, Dv]."""
+        scaling, window, softcap, sinks_H = scoring
         H, R, D = q_HRD.shape
         G, L, _ = k_GLD.shape
         n = H // G

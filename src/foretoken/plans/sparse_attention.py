@@ -42,7 +42,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.plans.block_means import BlockMeans
 from foretoken.plans.block_rule import BlockRule, scores
-from foretoken.plans.dense import DensePlan
+from foretoken.plans.dense import DensePlan, Scoring
 
 if TYPE_CHECKING:
     from foretoken.plans.sparse_kernel import BlockLists
@@ -118,14 +118,11 @@ class SparseAttentionPlan(DensePlan):
         q_HRD: Tensor,
         k_GLD: Tensor,
         v_GLD: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: Tensor | None,
+        scoring: Scoring,
     ) -> Tensor:
         keep = self._keep(segment, k_GLD.shape[0])
-        if not keep or window is not None:
-            return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scaling, window, softcap, sinks_H)
+        if not keep or scoring.window is not None:
+            return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scoring)
         chosen = self.chosen.get(index)
         if chosen is None or len(chosen) != k_GLD.shape[0] or self._selects(layer):
             num_blocks = self.rule.num_blocks(segment.prefix)
@@ -133,13 +130,16 @@ class SparseAttentionPlan(DensePlan):
             chosen = self.chosen[index] = self.rule.select(scores(q_HRD[:, 0], means_GND), keep)
             self._lists.pop(index, None)
         kernel = _kernel(q_HRD.device.type)
-        if kernel is not None and softcap is None and sinks_H is None and _fits(self.rule.size, q_HRD, k_GLD, v_GLD):
+        plain = scoring.softcap is None and scoring.sinks_H is None
+        if kernel is not None and plain and _fits(self.rule.size, q_HRD, k_GLD, v_GLD):
             if index not in self._lists:
                 self._lists[index] = kernel.BlockLists.of(chosen)
             if index not in self._seen:
                 self._seen[index] = _seen(segment, q_HRD.device)
             of_segment = {"prefix": segment.prefix, "size": self.rule.size, "seen_RB": self._seen[index]}
-            output: Tensor = kernel.attend(q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scaling, **of_segment)
+            output: Tensor = kernel.attend(
+                q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scoring.scaling, **of_segment
+            )
             return output
         if not self.rule.across_heads:  # as many for each head: all heads in one piece
             groups = [(slice(None), torch.stack(chosen))]
@@ -151,10 +151,8 @@ class SparseAttentionPlan(DensePlan):
             k_GKD, v_GKD = (_kept(each[heads], blocks_GK, self.rule.size, segment.prefix) for each in (k_GLD, v_GLD))
             shorter = replace(segment, prefix=segment.prefix - k_GLD.shape[1] + k_GKD.shape[1])
             some = slice(None) if heads == slice(None) else slice(heads.start * n, heads.stop * n)
-            sinks = None if sinks_H is None else sinks_H[some]
-            outputs.append(
-                super()._over(layer, index, shorter, q_HRD[some], k_GKD, v_GKD, scaling, None, softcap, sinks)
-            )
+            own = scoring if scoring.sinks_H is None else scoring._replace(sinks_H=scoring.sinks_H[some])
+            outputs.append(super()._over(layer, index, shorter, q_HRD[some], k_GKD, v_GKD, own))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
