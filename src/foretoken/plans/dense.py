@@ -27,7 +27,6 @@ from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.native import NativePlan
 
-
 _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded into rows: keys are read once per group
 
 
