@@ -17,8 +17,8 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.engine.request import Request
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
 
 
 class Decoder:

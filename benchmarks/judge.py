@@ -4,7 +4,7 @@
 
 Three tables, all greedy, of questions that neither the models nor the head were trained on:
 
-* labels: newly mined ones (``--mine`` questions; train/judge_mining.py), random tokens among them, and what the head
+* labels: newly mined ones (``--mine`` questions; methods/judge/mining.py), random tokens among them, and what the head
   says of them;
 * rules: accuracy of every rule over its knob, minus that of exact verification on the same questions (paired, 95 %),
   and tokens per step; then for each threshold of the judge the value of every other rule whose tokens per step are
@@ -34,15 +34,15 @@ from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
-from foretoken.models.judge import BUNDLED, JudgeHead
+from foretoken.methods.judge.head import BUNDLED, JudgeHead
+from foretoken.methods.judge.labels import Labels, read_states
+from foretoken.methods.judge.mining import Mining, mine
+from foretoken.methods.judge.train import quality
 from foretoken.models.load import load
 from foretoken.tasks import catalog
 from foretoken.tasks.catalog import Setting
 from foretoken.tasks.difference import paired_difference
 from foretoken.tasks.evaluate import Answer, evaluate, prompt_ids
-from foretoken.train.judge import quality
-from foretoken.train.judge_labels import Labels, read_states
-from foretoken.train.judge_mining import Mining, mine
 
 TASKS = ("profiles", "code", "arithmetic", "json")
 MINED_SEED = 1  # the bundled head was trained on the questions of seed 0

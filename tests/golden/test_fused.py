@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.core.tree import TokenTree
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build, decoder
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 

@@ -123,7 +123,7 @@ def test_an_adapter_that_knows_everything_is_always_right(watch: Start) -> None:
 
 def test_long_prompts_are_read_by_the_adapter_in_pieces(watch: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks by the target, beside requests that draft; the adapter's share waits, but never for long."""
-    from foretoken.drafters import kangaroo
+    from foretoken.methods.kangaroo import drafter as kangaroo
 
     monkeypatch.setattr(kangaroo, "_UNREAD_ROWS", 40)
     llm = with_config(

@@ -13,16 +13,16 @@ from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.methods.sparse.calibration import Calibration, Thresholds
+from foretoken.methods.sparse.config import VerificationConfig
+from foretoken.methods.sparse.moe import ratios
+from foretoken.methods.sparse.plan import SparseVerification
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.feed_forward import routed_experts, swapped
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.plans.calibration import Calibration, Thresholds
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.sparse import SparseVerification
-from foretoken.plans.sparse_moe import ratios
-from foretoken.plans.verification import VerificationConfig
 from helpers.adapters import shelf
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import target

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from foretoken.drafters.kangaroo import KangarooDrafter
 from foretoken.engine.llm import LLM
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig
+from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models import anatomy
-from foretoken.models.adapter import Adapter, AdapterConfig
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.span import Span
-from foretoken.plans.dense import DensePlan
 
 Spoil = Callable[[int], bool]  # position of a row -> whether its guess is to be wrong
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from foretoken import zoo
+from foretoken.drafting.logistic import Logistic
+from foretoken.methods.sprinter.head import HeadConfig, SprinterHead
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.logistic import Logistic
-from foretoken.models.sprinter import HeadConfig, SprinterHead
 
 WIDTH = 192  # of zoo:draft
 

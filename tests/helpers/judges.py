@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from foretoken import zoo
+from foretoken.drafting.logistic import Logistic
+from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.judge import JudgeConfig, JudgeHead
-from foretoken.models.logistic import Logistic
 
 WIDTH = 384  # of zoo:base
 

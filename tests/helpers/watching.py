@@ -11,9 +11,9 @@ from torch import Tensor
 from foretoken.engine.llm import LLM
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.span import Span
-from foretoken.plans.dense import DensePlan
 
 
 class Watch:

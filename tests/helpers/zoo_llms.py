@@ -11,7 +11,7 @@ import torch
 
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafters import second_model
+from foretoken.drafting import draft_runner as second_model
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.analysis.statistics import ChiSquare, goodness_of_fit
+from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
 from foretoken.core.draft import NO_DRAFT, Begun, Draft, Sampled
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
-from foretoken.drafters.dynamic_exit import DynamicExitDrafter
-from foretoken.drafters.kangaroo import KangarooDrafter
+from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
+from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.adapters import random_adapter, shelf

@@ -13,7 +13,7 @@ import foretoken
 from foretoken import catalog
 
 EXTRAS = ("gguf", "llama_cpp", "matplotlib", "scipy", "hypothesis", "pytest", "triton")  # not of the plain installation
-KERNELS = ("foretoken.plans.sparse_kernel",)  # need triton; their plans import them only where there is any
+KERNELS = ("foretoken.methods.sparse.kernel",)  # need triton; their plans import them only where there is any
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(foretoken.__path__, "foretoken.")

@@ -30,9 +30,9 @@ from foretoken.core.protocols import Plan
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.native import NativePlan
-from foretoken.plans.dense import DensePlan
 
 PlanMaker = Callable[[KVCache, PackedBatch], Plan]
 

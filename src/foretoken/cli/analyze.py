@@ -31,7 +31,7 @@ from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.analysis.study import Setting
+    from foretoken.analysis.acceptance.study import Setting
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
@@ -133,8 +133,8 @@ def acceptance(
     prompts = limit_per_category(read_prompts(path), limit)
 
     llm = load_model(target, {"method": "none"}, verbose=verbose, dtype=dtype, device=device, threads=threads)
-    from foretoken.analysis.observe import load_draft, observe
-    from foretoken.analysis.study import study
+    from foretoken.analysis.acceptance.observe import load_draft, observe
+    from foretoken.analysis.acceptance.study import study
 
     small = load_draft(draft, llm.target)
     if max(grid.num_drafts) > llm.target.vocab_size:
@@ -167,7 +167,7 @@ def acceptance(
         write_whole(json, jsonlib.dumps(finite(data), indent=1) + "\n")
         note(f"wrote {json}")
     if pictures is not None:
-        from foretoken.analysis.pictures import draw
+        from foretoken.analysis.acceptance.pictures import draw
 
         for file in draw(settings, pictures):
             note(f"wrote {file}")

@@ -112,10 +112,10 @@ def verify(
     from foretoken.bench.forward_cost import AttentionShapes
     from foretoken.bench.verification import Prefix, measure
     from foretoken.core.provenance import provenance
-    from foretoken.plans import verification
-    from foretoken.plans.dense import DensePlan
-    from foretoken.plans.sparse import SparseVerification
-    from foretoken.plans.sparse_attention import SparseAttention
+    from foretoken.methods.sparse import config as verification
+    from foretoken.methods.sparse.attention import SparseAttention
+    from foretoken.methods.sparse.plan import SparseVerification
+    from foretoken.models.dense import DensePlan
 
     quiet_transformers(verbose)
     if threads is not None:

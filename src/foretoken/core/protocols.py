@@ -237,7 +237,7 @@ class BudgetedVerifier(Verifier, Protocol):
 
 
 class Plan(Protocol):
-    """How the target computes its rows; called by every attention layer. See plans/dense.py.
+    """How the target computes its rows; called by every attention layer. See models/dense.py.
 
     Attributes:
         native: the plan described (models.native.NativePlan), so that a fused decoder may do the same arithmetic in
@@ -264,7 +264,7 @@ class Plan(Protocol):
 
 
 class SwappingPlan(Plan, Protocol):
-    """A plan that also computes some of the target's modules in another way. See plans/sparse.py.
+    """A plan that also computes some of the target's modules in another way. See methods/sparse/plan.py.
 
     Attributes:
         swaps: module -> what is called in place of its forward, while the target computes this plan.

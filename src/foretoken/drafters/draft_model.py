@@ -30,8 +30,8 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import gumbel
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
-from foretoken.drafters.growth import no_law
-from foretoken.drafters.second_model import ModelGrowing, Rows, SecondModel
+from foretoken.drafting.draft_builder import no_law
+from foretoken.drafting.draft_runner import ModelGrowing, Rows, SecondModel
 from foretoken.models.language_model import LanguageModel, Output
 
 _LAW_OF: dict[str, type[Law]] = {

@@ -17,7 +17,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Outcome, Patience
 from foretoken.core.tree import TokenTree
-from foretoken.drafters.rates import AgreementRates
+from foretoken.drafters.agreement import AgreementRates
 
 _LONGEST_AGREEMENT = 32  # looking further back would not tell more
 

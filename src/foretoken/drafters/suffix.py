@@ -20,7 +20,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.tree import ROOT, TokenTree
-from foretoken.drafters.rates import AgreementRates
+from foretoken.drafters.agreement import AgreementRates
 from foretoken.drafters.suffix_automaton import SuffixAutomaton
 
 # what a context has shown so far: it went on once; several times in the same way; in several ways

@@ -4,7 +4,7 @@
 Config, and those of the verifier's, if it has one; a name that both have is written with its owner's before it
 (``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that brings a rule of its own
 (``own_verifier``) gets that, every other the strongest lossless one, as with ``verifier='auto'``. ``verification.*``
-says what the target may leave out when it verifies (plans/verification.py). Everything is checked here, never in the
+says what the target may leave out when it verifies (methods/sparse/config.py). Everything is checked here, never in the
 middle of a run.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 from foretoken import catalog
 from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.core.protocols import Drafter, Verifier
-from foretoken.drafters.sparse_draft import SparseDraft
 from foretoken.engine.recipe import PlanMaker, Recipe, verifier_named
-from foretoken.plans import verification as verifications
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.dense_refresh import DenseRefresh
-from foretoken.plans.sparse import SparseVerification
-from foretoken.plans.verification import VerificationConfig
+from foretoken.methods.sparse import config as verifications
+from foretoken.methods.sparse.config import VerificationConfig
+from foretoken.methods.sparse.confirm import SparseDraft
+from foretoken.methods.sparse.dense_refresh import DenseRefresh
+from foretoken.methods.sparse.plan import SparseVerification
+from foretoken.models.dense import DensePlan
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens")
 MAX_ADAPTIVE_NODES = 16

@@ -13,10 +13,10 @@ from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThe
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Drafter, Plan, Verifier
 from foretoken.core.sampling import SamplingParams
+from foretoken.methods.sparse.config import VerificationConfig
+from foretoken.methods.sparse.dense_refresh import DenseRefresh
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.plans.dense_refresh import DenseRefresh
-from foretoken.plans.verification import VerificationConfig
 
 PlanMaker = Callable[[KVCache, PackedBatch], Plan]
 BEST_OF_TREES: dict[type[Law], str] = {

@@ -27,14 +27,14 @@ from foretoken.core.laws import Laws
 from foretoken.core.protocols import BatchVerifier, Budget, BudgetedVerifier, Outcome, Plan, Seen, SelfDrafter, Verifier
 from foretoken.core.tree import EMPTY_TREE
 from foretoken.core.verdict import Verdict
-from foretoken.drafters.last_states import LastStates
 from foretoken.engine.controller import Controller
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
+from foretoken.engine.resumed_forward import shared_forward
 from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.shared_forward import shared_forward
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.last_states import LastStates
 
 log = logging.getLogger(__name__)
 _News = TypeVar("_News", Outcome, Seen)

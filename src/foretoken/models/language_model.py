@@ -136,7 +136,7 @@ class LanguageModel:
             batch: packed rows; must not be empty.
             plan: made for this batch and the cache of its slots.
             top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
-            span: run these layers only, or keep hidden states; drafters/shallow.py checks that a model can.
+            span: run these layers only, or keep hidden states; drafting/early_exit.py checks that a model can.
         """
         layers = self.num_layers if span is None else span.last - span.first
         self.layers_loaded += layers

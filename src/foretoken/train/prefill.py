@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
 
 _CHUNK_ROWS = 512  # rows of one forward
 

@@ -20,7 +20,7 @@ class KlThresholdVerifier(StandardOrVerifier):
     Paper:   "Revisiting Judge Decoding from First Principles via Training-Free Distributional Divergence",
         arXiv:2601.04766: linear judges mostly learn the divergence of the two laws again, so look at that. The exact
         test alone counts where the target's favourite has more than 0.9.
-    Exact:   no. The emitted law is known (:meth:`StandardOrVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Exact:   no. The emitted law is known (:meth:`StandardOrVerifier.law`) and metered: test_lossy.py.
     Differs: KL(p, q) = sum p log(p / q), p the target; the sources at hand do not say which way round it is there. Both
         laws are the request's, after temperature and filters: where a filter leaves p a token that q lacks, KL is
         infinite and the test is exact. At temperature 0 the laws at temperature 1 are compared, and the draft must

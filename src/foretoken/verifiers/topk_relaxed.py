@@ -17,7 +17,7 @@ class TopkRelaxedVerifier(SetVerifier):
 
     Paper:   none; relaxed acceptance of TensorRT-LLM, option names as there:
         https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html
-    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/verifiers/test_lossy.py.
     Differs: there it is greedy only; here p is the request's law, after temperature and filters, and what follows a
         refusal is a draw from it. At temperature 0 the test looks at the law at temperature 1. Of equals at the edge of
         the k, torch's topk chooses.

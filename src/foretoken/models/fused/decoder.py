@@ -13,17 +13,19 @@ from __future__ import annotations
 import ctypes
 from array import array
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import build
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
+
+if TYPE_CHECKING:
+    from foretoken.methods.kangaroo.adapter import Adapter
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence at hand
