@@ -56,9 +56,9 @@ class Scripted(Stub):
         done = len(context.tokens) - context.num_prompt
         tokens = list(self.texts[prompt][done : done + min(budget.max_nodes, budget.max_depth)])
         for i in range(len(tokens)):
-            if budget.patience is not None:
+            if budget.stop_rule is not None:
                 reach = self.acceptance**i
-                if not budget.patience.worthwhile(reach, self.acceptance, i):
+                if not budget.stop_rule.worthwhile(reach, self.acceptance, i):
                     del tokens[i:]
                     break
             if random.Random(f"{prompt} {done + i}").random() >= self.acceptance:

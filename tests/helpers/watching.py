@@ -52,9 +52,9 @@ class Watch:
     def _watched_compute(self, jobs: Any, batch: PackedBatch) -> Any:
         self.rows += len(batch)
         for _, draft, _ in jobs:
-            if draft.begun is not None:
-                assert len(draft.begun.hidden_TD) == 1 + len(draft)
-                self.depths.append(draft.begun.depth)
+            if draft.resume is not None:
+                assert len(draft.resume.hidden_TD) == 1 + len(draft)
+                self.depths.append(draft.resume.depth)
                 self.sizes.append(len(draft))
         return self._compute(jobs, batch)
 

@@ -11,7 +11,7 @@ import torch
 
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafting import draft_runner as second_model
+from foretoken.drafting import draft_runner as draft_runner
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
@@ -53,7 +53,7 @@ def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
     if config and str(config.get("head", "")).startswith(RANDOM):
         config = {**config, "head": shelved_head(config["head"].removeprefix(RANDOM))}
     llm = LLM.__new__(LLM)
-    with mock.patch.object(second_model, "load", _load_once):
+    with mock.patch.object(draft_runner, "load", _load_once):
         llm._set_up(
             settings.get("target", target()),
             config,

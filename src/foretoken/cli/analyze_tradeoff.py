@@ -170,13 +170,13 @@ def tradeoff(
 
       foretoken analyze tradeoff --target ./big --draft ./small --task json
     """
-    from foretoken.analysis.tradeoff.points import DEFAULT_RULES, make_points
+    from foretoken.analysis.tradeoff.points import default_rules, make_points
 
     temperatures = parse_numbers(temperature, "--temperature", float)
     exact = _exact_config(method, parse_settings(sets or []), target, draft)
     alone = exact["model"] if exact["method"] == "draft_model" else None
     points = make_points(
-        DEFAULT_RULES if rules is None else _parse_rules(rules),
+        default_rules() if rules is None else _parse_rules(rules),
         parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,

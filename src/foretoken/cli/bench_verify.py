@@ -112,20 +112,19 @@ def verify(
     from foretoken.bench.forward_cost import AttentionShapes
     from foretoken.bench.verification import Prefix, measure
     from foretoken.core.provenance import provenance
-    from foretoken.methods.sparse import config as verification
-    from foretoken.methods.sparse.attention import SparseAttention
+    from foretoken.engine.compose import settings_of
     from foretoken.methods.sparse.plan import SparseVerification
-    from foretoken.models.dense import DensePlan
+    from foretoken.models.dense import DensePlans
 
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
-    configs = {label: verification.take(dict(each)) for label, each in settings.items()}
     with ExitStack() as stack:
         target = _load(model, dtype, device, max(contexts) + max(counts), stack)
         makers: dict[str, Any] = {}
-        for label, config in configs.items():
-            makers[label] = SparseVerification(config, target) if config.sparse else DensePlan
+        for label, each in settings.items():
+            given = settings_of(SparseVerification.settings_key, dict(each))
+            makers[label] = SparseVerification.arranged(given, target) or DensePlans()
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
         with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:
             timings = measure(prefix, makers, contexts=contexts, rows=counts, repeats=repeats, progress=progress)
@@ -133,8 +132,8 @@ def verify(
 
     results = []
     for timing in timings:
-        attention = getattr(makers[timing.plan], "attention", None)
-        sparse = attention if isinstance(attention, SparseAttention) else None
+        maker = makers[timing.plan]
+        sparse = maker.blocks if isinstance(maker, SparseVerification) else None
         cost = shapes.cost(timing.context, timing.rows, sparse)
         results.append(
             {

@@ -134,10 +134,10 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
 
 def explain(llm: Any) -> None:
     """Say what the method has measured and chosen by itself, if it has."""
-    for part, name in ((llm.recipe.drafter, llm.recipe.method), (llm.recipe.plan, "verification")):
-        explanation = getattr(part, "explanation", "")
-        if explanation:
-            note(f"{name}: {explanation}")
+    recipe = llm.recipe
+    for part, name in ((recipe.drafter, recipe.method), (recipe.plan, recipe.plan.settings_key)):
+        if part.explanation:
+            note(f"{name}: {part.explanation}")
 
 
 def check_model_name(model: str) -> None:

@@ -62,7 +62,7 @@ def speculative_config(
     config: dict[str, Any] = {"method": method, **settings}
     if "method" in settings:
         raise ConfigError("--set method=...: use --method")
-    wants_draft = "key 'model'" in entry.needs  # the catalogue's wording for a second checkpoint
+    wants_draft = entry.load().declared.draft_model
     if draft_model is not None:
         if not wants_draft:
             raise ConfigError(f"--draft-model does not go with method '{method}', which needs {entry.needs}")
@@ -131,7 +131,7 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
     for label, name, own_settings in parsed:
         if label == BASELINE:
             continue  # always there, always first
-        wants = "key 'model'" in _find_method(name).needs
+        wants = _find_method(name).load().declared.draft_model
         settings = {**shared.get(name, {}), **own_settings}
         # a draft of the method's own wins over the one for all
         draft = draft_model if wants and "model" not in settings else None

@@ -56,12 +56,19 @@ class KVCache:
         self.serial = next(_serials)  # of its own, which an address is not once a cache is gone
         self.generation = 0  # counts reallocations: who keeps addresses must look again
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
+        self.can_branch = True
+        self.can_roll_back = True
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 
     @property
     def free_slots(self) -> int:
         """Slots that can still be acquired."""
         return len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held at present."""
+        return sum(each.nbytes for each in (*self.keys, *self.values) if each is not None)
 
     def acquire(self) -> int:
         """Take an empty slot.

@@ -145,8 +145,7 @@ class LanguageModel:
         if self.fused is not None and plan.native is not None:
             ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
             return Output.ranked(ranked)
-        swaps = getattr(plan, "swaps", None) or {}
-        with torch.inference_mode(), attention.following(plan), swapped(swaps):
+        with torch.inference_mode(), attention.following(plan), swapped(plan.swaps):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {
                 "input_ids": batch.ids_1T(self.device),
@@ -188,7 +187,7 @@ class LanguageModel:
             ) from error
 
 
-class _NoAttention:
+class _NoAttention(Plan):
     """The plan of a forward that runs no layer."""
 
     native = NativePlan(KVCache(0, 1, 1))

@@ -21,7 +21,7 @@ from foretoken.analysis.tradeoff.table import tables
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafting import draft_runner as second_model
+from foretoken.drafting import draft_runner as draft_runner
 from foretoken.models.load import load
 from foretoken.tasks.evaluate import Answer
 from foretoken.tasks.example import Example
@@ -371,7 +371,7 @@ def test_points_that_cannot_be(rules, knobs, budgets, message):
 
 def test_points_of_a_rule_share_one_loaded_draft_model(monkeypatch):
     loads = []
-    monkeypatch.setattr(second_model, "load", lambda name, **options: loads.append(name) or load(name, **options))
+    monkeypatch.setattr(draft_runner, "load", lambda name, **options: loads.append(name) or load(name, **options))
     points = make_points(
         ["sprinter", "mixture"],
         {"sprinter": {"threshold": [0.8, 0.4]}, "mixture": {"lam": [0.1, 0.2]}},
