@@ -139,7 +139,7 @@ def test_after_a_refresh_the_cache_is_that_of_dense_decoding(method: str) -> Non
     requests = [
         request
         for prompt in (PROMPTS[1], LONG[:250])
-        for request in llm._requests(prompt, SamplingParams(max_tokens=20, ignore_eos=True), 0)
+        for request in llm.new_requests(prompt, SamplingParams(max_tokens=20, ignore_eos=True))
     ]
     for request in requests:
         llm.engine.add(request)
