@@ -28,7 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import adapters
 import torch
-from forwards import Decoder, greedy, interleaved, new_request, quartiles
+from forwards import Decoder, greedy, interleaved, quartiles
 from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
@@ -318,7 +318,7 @@ def _scripted_engine(plain: LLM, script: Script, count: int) -> LLM:
 
 def _decode(llm: LLM, prompt: list[int], count: int) -> dict[str, Any]:
     """One generation, the prompt's step left out: decoding is the question here."""
-    request = new_request(llm, prompt, SamplingParams(max_tokens=count, ignore_eos=True))
+    (request,) = llm.new_requests(prompt, SamplingParams(max_tokens=count, ignore_eos=True))
     llm.engine.add(request)
     while request.num_output == 0:
         llm.engine.step()

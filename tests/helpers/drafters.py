@@ -6,31 +6,23 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from foretoken.core.draft import NO_DRAFT, Draft, PointMass
+from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 Texts = Mapping[tuple[int, ...], Sequence[int]]  # prompt ids -> output ids
 
 
-class Stub:
+class Stub(Drafter):
     """A drafter that proposes nothing and remembers nothing; the others override what they need."""
 
     name = "stub"
-    laws = (PointMass,)
-    branches = False
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         return [self.draft(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
 
     def draft(self, context: Context, budget: Budget) -> Draft:
         return NO_DRAFT
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        pass
-
-    def release(self, request_id: int) -> None:
-        pass
 
 
 class Empty(Stub):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
-from foretoken.core.draft import NO_DRAFT, ResumePoint, Draft, Sampled
+from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter

@@ -145,7 +145,7 @@ class Drafter(Protocol):
 
     @property
     def flops(self) -> float | None:
-        return 0.0
+        return None
 
     def reading_flops(self, num_tokens: int) -> float:
         """Of its own models reading so many tokens of a prompt, the same count."""

@@ -50,6 +50,7 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
+    flops = 0.0  # there is no model of its own
     laws: tuple[type[Law], ...] = (PointMass,)
     branches = False
 

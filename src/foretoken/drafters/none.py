@@ -13,6 +13,7 @@ class NoDrafter(Drafter):
     """Proposes nothing, remembers nothing."""
 
     name = "none"
+    flops = 0.0  # there is no model of its own
 
     def __init__(self, config: NoOptions, target: Any = None) -> None:
         del config, target

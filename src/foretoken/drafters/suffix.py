@@ -45,6 +45,7 @@ class SuffixDrafter(Drafter):
     """
 
     name = "suffix"
+    flops = 0.0  # there is no model of its own
     declared = Declared(variants=(Variant(), Variant(options={"tree": False})))
     laws: tuple[type[Law], ...] = (PointMass,)
 

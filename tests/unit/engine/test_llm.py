@@ -149,6 +149,39 @@ def test_limits_of_the_engine_are_positive_integers(options):
         LLM("zoo:base", **options)
 
 
+@pytest.mark.parametrize("options", [{"max_num_seqs": 0}, {"max_rows_per_step": True}])
+def test_limits_over_a_loaded_target_are_positive_integers_too(options):
+    with pytest.raises(ConfigError, match="at least 1"):
+        LLM.from_target(target(), **options)
+
+
+def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
+    llm = LLM.from_target(target(), speculative_config={"method": "ngram"}, max_num_seqs=2, seed=0)
+    assert llm.target is target()
+    assert llm.engine.cache is not base().engine.cache
+    assert ids(llm.generate(PROMPTS, plan(20))) == [greedy(prompt)[:20] for prompt in PROMPTS]
+    sampled = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
+    seeded = [LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)]
+    assert ids(seeded[0]) == ids(seeded[1])  # the seed of the constructor is that of requests without one
+    assert_idle(llm)
+
+
+def test_requests_that_are_driven_by_hand_are_those_of_generate():
+    llm = LLM.from_target(target(), seed=0)
+    first, second = llm.new_requests(PROMPTS[0], SamplingParams(n=2, max_tokens=4, temperature=1.0, seed=3))
+    for request in (first, second):
+        llm.engine.add(request)
+    while not (first.finished and second.finished):
+        llm.engine.step()
+    (output,) = base().generate(PROMPTS[0], SamplingParams(n=2, max_tokens=4, temperature=1.0, seed=3))
+    assert [first.output_ids, second.output_ids] == [each.token_ids for each in output.outputs]
+    with pytest.raises(InputError, match="prompt 0 is empty"):
+        llm.new_requests("")
+    with pytest.raises(ConfigError, match="stop_token_ids"):
+        llm.new_requests("x", SamplingParams(stop_token_ids=[VOCAB]))
+    assert_idle(llm)
+
+
 def test_outputs_come_in_order_with_params_of_their_own():
     lengths = [5, 1, 12, 3, 7]
     finished = []

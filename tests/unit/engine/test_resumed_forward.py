@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretoken.core.draft import NO_DRAFT, ResumePoint, Draft
+from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint
 from foretoken.core.protocols import Budget, HiddenLayers
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder

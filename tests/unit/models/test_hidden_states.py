@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from foretoken.core.draft import Draft
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import LastState
+from foretoken.core.needs import LastState, Needs
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
@@ -36,7 +36,7 @@ class Looking(GreedyVerifier):
     """The rule for temperature 0, with a record of what it was shown."""
 
     def __init__(self, needs: LastState) -> None:
-        self.needs = needs
+        self.needs = Needs(last_state=needs)
         self.shown: list[tuple[Draft, Tensor]] = []
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -76,7 +76,9 @@ def compare(rule: Looking, drafter: Recorder, read: Callable[[list[int]], dict[b
         assert len(hidden_MD) == 1 + len(draft)
         for node in range(-1, len(draft)):
             text = [*before[id(draft)], *(tree.tokens[above] for above in tree.path_to(node))]
-            torch.testing.assert_close(hidden_MD[node + 1], read(text)[rule.needs.normed], rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(
+                hidden_MD[node + 1], read(text)[rule.needs.last_state.normed], rtol=2e-3, atol=2e-3
+            )
             rows += 1
     return rows
 
@@ -144,7 +146,9 @@ def test_nothing_is_kept_where_nobody_asks(folder: Path) -> None:
 
 
 def test_a_verifier_that_does_not_say_so_is_shown_nothing() -> None:
-    with pytest.raises(ValueError, match=r"a verifier that reads them says so \(needs = LastState\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"a verifier that reads them says so, needs = Needs\(last_state=LastState\(\)\)"
+    ):
         _ = Laws(torch.zeros(1, 4), greedy=True, positions=(0,)).hidden_MD
 
 

@@ -189,6 +189,7 @@ class DynamicExitDrafter(Drafter):
     """
 
     name = "del"
+    flops = 0.0  # there is no model of its own
     declared = Declared(
         variants=(
             Variant(),

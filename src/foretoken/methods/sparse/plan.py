@@ -54,6 +54,7 @@ class SparseVerification(PlanMaker):
         UnsupportedArchitecture: its MLPs or experts are of a kind that is not known here.
     """
 
+    name = "sparse_verification"
     settings_key = KEY
     Config = VerificationConfig
     exact = False

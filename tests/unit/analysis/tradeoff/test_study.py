@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from foretoken import catalog
+from foretoken.analysis.tradeoff import run as tradeoff_run
 from foretoken.analysis.tradeoff.advice import advice
 from foretoken.analysis.tradeoff.pareto import pareto_front
 from foretoken.analysis.tradeoff.points import DRAFT, EXACT, PLAIN, RULES, Point, make_points
 from foretoken.analysis.tradeoff.run import Questions, Trial, build_engines, measure
 from foretoken.analysis.tradeoff.study import measures, tradeoff
-from foretoken.analysis.tradeoff.study import run as tradeoff_run
 from foretoken.analysis.tradeoff.table import tables
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.metrics import Metrics

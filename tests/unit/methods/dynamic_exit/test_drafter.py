@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.core.protocols import Budget, Context, Outcome, Features
+from foretoken.core.protocols import Budget, Context, Features, Outcome
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
