@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foretoken.core.draft import Coupled, Draft, PointMass, Sampled
+from foretoken.core.needs import Offers
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.verifiers.naive import NaiveVerifier
@@ -93,9 +94,7 @@ def test_a_rule_that_raises_ends_its_request_only(batched, caplog):
     sizes: list[int] = []
     rule = Poisoned()
     if not batched:
-        rule = type(
-            "Single", (), {name: getattr(rule, name) for name in ("name", "promise", "laws", "trees", "verify")}
-        )()
+        rule.offers = Offers(batches=False)
     params = [plan(temperature=1.0, seed=seed) for seed in range(len(PROMPTS))]
     llm = with_drafter(Table(), num_nodes=2, verifier=rule)
     outputs = llm.generate(PROMPTS, params)

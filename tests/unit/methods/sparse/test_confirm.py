@@ -73,10 +73,10 @@ def test_behind_a_short_prefix_the_inner_drafter_drafts_alone() -> None:
 
 def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
     from foretoken.core.draft import Draft
-    from foretoken.core.protocols import Budget, Context, Outcome
+    from foretoken.core.protocols import Budget, Context, Drafter, Outcome
     from foretoken.core.tree import TokenTree
 
-    class Inner:
+    class Inner(Drafter):
         """Proposes what plain decoding gives, then something else."""
 
         name = "inner"

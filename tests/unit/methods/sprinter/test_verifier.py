@@ -354,8 +354,8 @@ def test_drafts_that_nobody_judged_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "draft_model", "model": "zoo:draft"}, "method 'draft_model' has none: use method='sprinter'"),
-        ({"method": "ngram"}, "method 'ngram' has none"),
+        ({"method": "draft_model", "model": "zoo:draft"}, "'draft_model' carry none: use method='sprinter'"),
+        ({"method": "ngram"}, "'ngram' carry none"),
         ({"method": "ngram", "max_distortion": 2}, r"max_distortion=2 must be a number in \[0, 1\]"),
     ],
 )
