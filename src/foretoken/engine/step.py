@@ -23,6 +23,7 @@ from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import RequestError
+from foretoken.core.needs import HiddenLayers
 from foretoken.core.protocols import Features, Outcome, Plan
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine.controller import Controller
@@ -39,6 +40,8 @@ from foretoken.engine.scheduler import Scheduler, Work
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
+
+_NOTHING = HiddenLayers((), 0)  # drafts have resume points, but their drafter wants to see nothing
 
 
 class Engine:
@@ -131,6 +134,8 @@ class Engine:
         plan = self.recipe.plan(self.cache, batch)
         drafter = self.recipe.drafter
         asked = drafter.needs.hidden_layers
+        if asked is None and any(job.draft.resume is not None for job in jobs):
+            asked = _NOTHING
         last = self._last if any(len(job.draft) for job in jobs) else None
         if asked is None:
             span = None if last is None else replace(last.span, tap_rows=batch.wanted)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from foretoken.core.draft import Draft
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.laws import Laws
-from foretoken.core.needs import LastState, Needs
+from foretoken.core.needs import LastState, Needs, Offers
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
@@ -110,8 +110,19 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     class Inside(Recorder):
         """A record of a drafter that is told of hidden states, too."""
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
+        @property
+        def needs(self) -> Needs:  # type: ignore[override]
+            return inner.needs
+
+        @property
+        def offers(self) -> Offers:  # type: ignore[override]
+            return inner.offers
+
+        def attach(self, cache: Any) -> None:
+            inner.attach(cache)
+
+        def on_forward(self, features: Any) -> None:
+            inner.on_forward(features)
 
     rule, drafter = Looking(LastState(normed)), Inside(inner)
     params = SamplingParams(max_tokens=8, ignore_eos=True)
