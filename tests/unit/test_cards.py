@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -60,12 +61,17 @@ def commands(card: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("foretoken ")]
 
 
+@functools.cache
+def tree_of_commands():
+    return typer.main.get_command(app)
+
+
 def parse(arguments: list[str]) -> None:
     """Walk typer's tree of commands as the command line does, up to where values would be read and the command run.
 
     An unknown command or option, an option without its value, or an argument that is missing or too many is an error.
     """
-    command, context = typer.main.get_command(app), None
+    command, context = tree_of_commands(), None
     while True:
         context = command.context_class(command, parent=context, info_name=command.name)
         values, rest, _ = command.make_parser(context).parse_args(arguments)
