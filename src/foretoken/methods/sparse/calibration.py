@@ -17,7 +17,7 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import write_whole
-from foretoken.models.fingerprint import fingerprint_of
+from foretoken.drafting.learned_part import check_fingerprint
 from foretoken.models.language_model import LanguageModel
 
 FILE = "sparse.json"
@@ -181,11 +181,7 @@ def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
     if path is None and not place.is_file():
         return None
     found = Calibration.load(place)
-    if found.fingerprint != fingerprint_of(target.source):
-        raise MismatchError(
-            f"{place} was made for '{found.model}' (fingerprint {found.fingerprint[:12]}), not for '{target.name}' as "
-            f"it is now: {_remedy(target.name)}"
-        )
+    check_fingerprint(f"{place} was made for", found.model, found.fingerprint, target, _remedy(target.name))
     return found
 
 
