@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,13 @@ from foretoken.core.errors import MismatchError
 from foretoken.core.protocols import Plan
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.models import anatomy
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.language_model import LanguageModel
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.native import NativePlan
+from foretoken.models.span import Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +199,38 @@ class Adapter(LearnedPart, nn.Module):
     def _close(self, f: Tensor, attended: Tensor) -> Tensor:
         out: Tensor = self.norm_out(f + self.o_proj(attended))
         return out
+
+
+class AdapterHead:
+    """Hidden states of the adapter's depth to logits, in the target's dtype and on its device.
+
+    Args:
+        target: whose head it is; with a fused decoder, the adapter is fused too.
+        adapter: copied.
+    """
+
+    def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
+        self._target = target
+        self._fused = target.fused.with_adapter(adapter, target.max_length) if target.fused is not None else None
+        self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, cache: KVCache, hidden_TD: Tensor, *, top: int) -> Output:
+        """Logits of the wanted rows; keys and values go into the cache.
+
+        Args:
+            batch: packed rows; their tokens do not matter, only positions and segments.
+            hidden_TD: what the target gave for these rows at the adapter's depth.
+            top: how many tokens of each row to rank.
+        """
+        if self._fused is not None:
+            ranked = self._fused.forward(batch, NativePlan(cache), Span(0, 1, hidden_TD), top=top)
+            return Output.ranked(ranked)
+        positions = batch.positions_1T(self._target.device)[0]
+        y_TD = self._adapter.over_cache(hidden_TD, positions, DensePlan(cache, batch))
+        if not batch.wanted:
+            return Output.of(y_TD[:0])
+        return self._target.score(y_TD[batch.wanted], top=top, final_norm=False)
 
 
 def _rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:

@@ -25,8 +25,7 @@ from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import no_law
 from foretoken.drafting.early_exit import Shallow, ShallowGrowing
 from foretoken.drafting.learned_part import find_all
-from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.methods.kangaroo.adapter_head import AdapterHead
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.methods.kangaroo.exit_choice import choose_exit
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
-from foretoken.methods.sparse.block_rule import BlockRule, scores
+from foretoken.methods.sparse.blocks import BlockRule, scores
 from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds
-from foretoken.methods.sparse.moe import ratios
+from foretoken.methods.sparse.feed_forward import ratios
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan

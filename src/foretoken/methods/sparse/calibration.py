@@ -1,7 +1,7 @@
 """What sparse verification has to know of a target beforehand, measured once on text: one small JSON file.
 
     ffn         tau -> share of channels that are left out, of one row and of several together
-    moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/moe.py
+    moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/feed_forward.py
     attention   layers that pick blocks for themselves (anchors), and how much neighbours agree
 
 ``foretoken calibrate sparse`` writes it, beside the target's weights by default, where it is found by itself.

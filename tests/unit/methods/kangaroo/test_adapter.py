@@ -15,8 +15,7 @@ from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, Mo
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.kangaroo import exit_choice
-from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.methods.kangaroo.adapter_head import AdapterHead
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.load import load
