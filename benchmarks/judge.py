@@ -34,7 +34,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
-from foretoken.methods.judge.head import BUNDLED, JudgeHead
+from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.judge.labels import Labels, read_states
 from foretoken.methods.judge.mining import Mining, mine
 from foretoken.methods.judge.train import quality
@@ -176,7 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     llm = LLM(options.target, speculative_config={"method": "none"}, max_num_seqs=16, seed=0)
-    place = options.head or Path(llm.target.source) / BUNDLED
+    place = options.head or Path(llm.target.source) / JudgeHead.algorithm
     head = JudgeHead.load(place)
     found: dict[str, Any] = {
         "provenance": provenance(sys.argv),

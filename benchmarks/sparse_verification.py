@@ -45,7 +45,7 @@ from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.methods.sparse import config as verification
 from foretoken.methods.sparse.calibrate import blocks_of
-from foretoken.methods.sparse.moe import Skip, SparseExperts, ratios
+from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, ratios
 from foretoken.methods.sparse.plan import SparsePlan, SparseVerification
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan

@@ -17,7 +17,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan

@@ -15,7 +15,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.sparse.calibration import Calibration, Thresholds
 from foretoken.methods.sparse.config import VerificationConfig
-from foretoken.methods.sparse.moe import ratios
+from foretoken.methods.sparse.feed_forward import ratios
 from foretoken.methods.sparse.plan import SparseVerification
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan

@@ -24,7 +24,7 @@ import torch
 from foretoken.core.tree import TokenTree
 from foretoken.methods.sparse import attention as sparse_attention
 from foretoken.methods.sparse.attention import SparseAttention
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan

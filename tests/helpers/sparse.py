@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import Segment
 
 

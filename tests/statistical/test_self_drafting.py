@@ -20,10 +20,11 @@ from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
+from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from helpers.adapters import random_adapter, shelf
+from helpers.adapters import shelf
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -42,7 +43,7 @@ PLAUSIBLE = 1e-4
 def model() -> LanguageModel:
     folder: Path = save_model("llama", shelf() / "statistical")
     found = load(folder, device="cpu")
-    random_adapter(found, 1).save(folder / "kangaroo")
+    Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
     return found
 
 

@@ -1,7 +1,7 @@
 """What a verification forward has to compute and to read: arithmetic on shapes, not a measurement.
 
     attention of a layer, per row     2 H (D + Dv) columns             scores and weighted values
-    selection of a layer, per step    2 G D blocks                     where it selects; methods/sparse/block_rule.py
+    selection of a layer, per step    2 G D blocks                     where it selects; methods/sparse/blocks.py
     everything else, per row          2 parameters                     head included, table of embeddings not
 
 Bytes are what comes from memory once a step: the parameters, the keys and values of the columns that are read, and the

@@ -30,13 +30,12 @@ from foretoken.core.protocols import Plan
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.native import NativePlan
+from foretoken.models.prefill import CHUNK_ROWS, prefill
 
 PlanMaker = Callable[[KVCache, PackedBatch], Plan]
 
-_CHUNK_ROWS = 512
 _WARM_UP = 2
 
 
@@ -100,15 +99,12 @@ class Prefix:
     def grow(self, length: int) -> None:
         """Make the prefix ``length`` rows long; it never gets shorter."""
         cache, slot = self.cache, self.slot
+        read = min(length, CHUNK_ROWS) if self.random else length  # the first chunk is always read: it makes buffers
+        prefill(self.model, cache, slot, self.tokens[cache.lengths[slot] : read])
         while (begin := cache.lengths[slot]) < length:
-            count = min(_CHUNK_ROWS, length - begin)
+            count = min(CHUNK_ROWS, length - begin)
             cache.reserve(slot, count)
-            if self.random and begin:
-                self._fill(begin, begin + count)
-            else:  # the first chunk is always read: it makes the buffers
-                batch = PackedBatch()
-                batch.add_chunk(slot, begin, self.tokens[begin : begin + count], wanted=1)
-                self.model.forward(batch, DensePlan(cache, batch))
+            self._fill(begin, begin + count)
             cache.commit(slot, range(count))
 
     def batch(self, rows: int) -> PackedBatch:

@@ -27,10 +27,10 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
 from foretoken.models.load import load
+from foretoken.models.prefill import CHUNK_ROWS, prefill
 from foretoken.models.span import Span
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
-_CHUNK_ROWS = 512  # rows of one forward while a prompt is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,9 @@ class DraftRunner(Drafter, ABC):
         """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
         for draft in drafts:
             tokens, slot = draft.context.tokens, draft.state.slot
-            while len(tokens) - self.cache.lengths[slot] > _CHUNK_ROWS:
-                begin = self.cache.lengths[slot]
-                self.cache.reserve(slot, _CHUNK_ROWS)
-                batch = PackedBatch()
-                batch.add_chunk(slot, begin, tokens[begin : begin + _CHUNK_ROWS], wanted=1)
-                self.model.forward(batch, DensePlan(self.cache, batch))
-                self.cache.commit(slot, range(_CHUNK_ROWS))
+            begin = self.cache.lengths[slot]
+            whole = max(0, len(tokens) - begin - 1) // CHUNK_ROWS * CHUNK_ROWS  # the rest is read with the root
+            prefill(self.model, self.cache, slot, tokens[begin : begin + whole])
 
     def _forward_roots(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
         """Read up to and including the root; one row per draft."""

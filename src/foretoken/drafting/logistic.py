@@ -7,19 +7,22 @@ Letters: M rows, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ModelError
-from foretoken.core.files import write_whole
+from foretoken.core.errors import MismatchError
+from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
+from foretoken.models.language_model import LanguageModel
+
+Head = TypeVar("Head", bound="LogisticHead")
 
 
 class Logistic:
-    """w and b, and the file that holds them.
+    """w and b.
 
     Args:
         weight_D, bias: kept as float32.
@@ -29,50 +32,75 @@ class Logistic:
         self.weight_D = weight_D.detach().float()
         self.bias = bias
 
+    @classmethod
+    def random(cls, width: int, *, bias: float, spread: float, seed: int) -> Logistic:
+        """Normal weights of a standard deviation; with ``spread`` 0 a constant."""
+        return cls(spread * torch.randn(width, generator=torch.Generator().manual_seed(seed)), bias)
+
     def probabilities(self, x_MD: Tensor) -> Tensor:
         """The sigmoid of w.x + b, float32 [M]."""
         # in float64: how a row is summed depends on the rows beside it, and what a row gets must not
         return torch.sigmoid(x_MD.double() @ self.weight_D.double().to(x_MD.device) + self.bias).float()
 
-    def save(self, path: Path) -> None:
-        """Write a whole safetensors file, or none: ``weight`` [D] and ``bias`` [1]."""
-        from safetensors.torch import save
 
-        write_whole(path, save({"weight": self.weight_D.cpu().contiguous(), "bias": torch.tensor([self.bias])}))
+@dataclass(frozen=True, kw_only=True)
+class LogisticConfig(LearnedConfig):
+    """What a logistic head is, and whose.
 
-    @classmethod
-    def load(cls, path: Path, width: int) -> Logistic:
-        """Read such a file; call it inside of :func:`reading`.
+    Attributes:
+        width: of the states that it reads.
+    """
 
-        Raises:
-            ValueError: what it holds is no unit of this width.
-        """
-        from safetensors.torch import load_file
+    width: int
 
-        weights = load_file(path)
-        weight_D, bias = weights["weight"], weights["bias"]
-        if type(width) is not int or weight_D.shape != (width,) or bias.shape != (1,):
-            raise ValueError(f"width={width!r} with weights {list(weight_D.shape)} and {list(bias.shape)}")
-        if not bool(torch.isfinite(weight_D).all()) or not bool(torch.isfinite(bias).all()):
-            raise ValueError("weights that are NaN or infinite")
-        return cls(weight_D, float(bias))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.width) is not int or self.width < 1:
+            raise ValueError(f"width={self.width!r}")
 
 
-@contextmanager
-def reading(folder: Path, what: str, *files: str) -> Iterator[None]:
-    """Say in one line what is wrong with a head's folder.
+class LogisticHead(LearnedPart):
+    """A learned part that is one logistic unit; saved as ``weight`` [D] and ``bias`` [1].
 
     Args:
-        what: as in "no `what`": "SPRINTER head".
-        files: what the folder should hold.
-    Raises:
-        ModelError: a file is missing, or says what cannot be.
+        config: whose it is.
+        unit: w and b of the states as a model gives them; whatever scaling they were trained under is folded in.
     """
-    from safetensors import SafetensorError
 
-    try:
-        yield
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: has no {what} ({' and '.join(files)})") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{folder}: the head cannot be read ({str(error).splitlines()[0]})") from None
+    def __init__(self, config: Any, unit: Logistic) -> None:
+        self.config = config
+        self.unit = unit
+
+    def judge(self, hidden_MD: Tensor) -> Tensor:
+        """What the head says of each row, float32 [M] in [0, 1], from states [M, D] of any float type."""
+        return self.unit.probabilities(hidden_MD)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """w and b."""
+        return {"weight": self.unit.weight_D, "bias": torch.tensor([self.unit.bias])}
+
+    @classmethod
+    def of(cls: type[Head], config: LogisticConfig, tensors: Mapping[str, Tensor]) -> Head:
+        """The head that a config and saved weights describe.
+
+        Raises:
+            ValueError, KeyError: they do not fit each other, or the weights are not finite.
+        """
+        weight_D, bias = tensors["weight"], tensors["bias"]
+        if weight_D.shape != (config.width,) or bias.shape != (1,):
+            raise ValueError(f"width={config.width!r} with weights {list(weight_D.shape)} and {list(bias.shape)}")
+        if not bool(torch.isfinite(weight_D).all()) or not bool(torch.isfinite(bias).all()):
+            raise ValueError("weights that are NaN or infinite")
+        return cls(config, Logistic(weight_D, float(bias)))
+
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a model whose states have another width.
+
+        Raises:
+            MismatchError: they have.
+        """
+        width = model.config.get_text_config(decoder=True).hidden_size
+        if self.config.width != width:
+            raise MismatchError(
+                f"the {self.title} reads {self.config.width} numbers, but '{model.name}' has states of {width}"
+            )

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from foretoken import catalog
-from foretoken.core.errors import ConfigError, ModelError, nearest
+from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
+from foretoken.drafting import learned_part
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.models.dense import DensePlans
 
@@ -201,7 +201,7 @@ def _with_options(name: str, settings: dict[str, Any], method: Any, target: Any)
     verifier: Verifier
     if verifier_class.declared.learned_part is not None:
         part_class = catalog.imported(verifier_class.declared.learned_part)
-        verifier = verifier_class(config, _head(entry, part_class, config.head, target), target.special_ids)
+        verifier = verifier_class(config, learned_part.find(part_class, config.head, target), target.special_ids)
     else:
         verifier = verifier_class(config)
     return verifier
@@ -222,26 +222,6 @@ def _without_owner(settings: Mapping[str, Any], owner: str, known: list[str]) ->
             raise ConfigError(f"'{name}' and '{owner}.{name}' are one option: keep one")
         found[name] = value
     return found
-
-
-def _head(entry: catalog.Entry, part_class: Any, given: Any, target: Any) -> Any:
-    """What a verifier has learned: from the folder that is asked for, or the one beside the target's weights.
-
-    Raises:
-        ModelError: there is none, it is damaged, or it was trained for another target.
-    """
-    try:
-        place = Path(given).expanduser() if given else Path(target.source) / entry.name
-    except RuntimeError:
-        raise ConfigError(f"head={given!r}: there is no such home folder") from None
-    if not place.is_dir():
-        raise ModelError(
-            f"no head of verifier '{entry.name}' for '{target.name}' in {place}: make one with 'foretoken train "
-            f"{entry.name} --target {target.name} --draft DRAFT --out DIR' and give --set head=DIR"
-        )
-    head = part_class.load(place)
-    head.check_target(target)
-    return head
 
 
 def _match(drafter: Drafter, verifier: Verifier, plan: PlanMaker) -> None:

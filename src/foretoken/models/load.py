@@ -62,6 +62,15 @@ def load_as_is(name: str | Path, *, device: str = "auto") -> tuple[Any, Any]:
     return model.to(place).eval(), _tokenizer(source, name)
 
 
+def load_config(name: str | Path) -> Any:
+    """A checkpoint's configuration, without its weights.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    return _config(source_of(name), name)
+
+
 def place_of(device: str) -> torch.device:
     """The device of this name; see :func:`load`."""
     if device == "auto":

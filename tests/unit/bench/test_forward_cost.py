@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.bench.forward_cost import AttentionShapes
 from foretoken.methods.sparse.attention import SparseAttention
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models import attention
 from foretoken.models.language_model import LanguageModel
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.bench.verification import Prefix, measure, quartiles
 from foretoken.core.errors import ConfigError
 from foretoken.methods.sparse.attention import SparseAttention
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache

@@ -19,11 +19,11 @@ from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
+from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.models import anatomy
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
 from foretoken.verifiers.greedy import GreedyVerifier
-from helpers.adapters import save_adapter
 from helpers.drafters import Random, Recorder
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
@@ -104,7 +104,8 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     target = load(folder, device="cpu")
     settings: dict[str, Any] = {"exit_layer": 1, "draft_length": 3}
     if method == "kangaroo":
-        settings = {"threshold": 0, "max_depth": 3, "adapter": save_adapter(target, 1, folder / "adapter")}
+        adapter = Adapter.untrained(target, folder / "adapter", exit_layer=1)
+        settings = {"threshold": 0, "max_depth": 3, "adapter": adapter}
     inner = with_config({"method": method, **settings}, target=target).recipe.drafter
 
     class Inside(Recorder):

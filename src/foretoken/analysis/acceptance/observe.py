@@ -22,10 +22,10 @@ from foretoken.core.randomness import mix64
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.engine.llm import LLM
-from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
 from foretoken.models.load import load
+from foretoken.models.prefill import chunks
 
 _ROWS = 128  # rows of a forward: its logits are rows * vocabulary numbers
 
@@ -115,15 +115,17 @@ def _laws(
     cache = model.new_cache(1)
     slot = cache.acquire()
     kept = []
-    for begin in range(0, len(tokens), _ROWS):
-        chunk = tokens[begin : begin + _ROWS]
-        here = [row - begin for row in rows if begin <= row < begin + len(chunk)]
-        wanted = len(chunk) - here[0] if here else 0
-        cache.reserve(slot, len(chunk))
-        batch = PackedBatch()
-        batch.add_chunk(slot, begin, chunk, wanted=wanted)
+
+    def within(begin: int, end: int) -> list[int]:
+        return [row - begin for row in rows if begin <= row < end]
+
+    def wanted(begin: int, end: int) -> int:
+        here = within(begin, end)
+        return end - begin - here[0] if here else 0
+
+    for begin, end, batch in chunks(cache, slot, tokens, rows=_ROWS, wanted=wanted):
         output = model.forward(batch, DensePlan(cache, batch))
-        cache.commit(slot, range(len(chunk)))
+        here = within(begin, end)
         if here:
             picked = torch.tensor([row - here[0] for row in here], device=output.logits_MV.device)
             logits_MV = _fit(output.logits_MV[picked], size)

@@ -22,7 +22,7 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
-from foretoken.train.prefill import prefill
+from foretoken.models.prefill import prefill
 
 Label = tuple[str, bool]  # a task or a file, and whether the token is fine
 

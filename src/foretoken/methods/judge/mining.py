@@ -33,11 +33,11 @@ from foretoken.methods.judge.labels import Label, Marked
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.prefill import prefill
 from foretoken.tasks import catalog
 from foretoken.tasks.catalog import Task
 from foretoken.tasks.evaluate import prompt_ids
 from foretoken.tasks.example import Example
-from foretoken.train.prefill import prefill
 from foretoken.train.sources import TASKS
 
 ABREAST = 64  # questions in work at a time

@@ -174,8 +174,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _check(draft: str | None, out: Path, mining: Mining | None, triples: Path | None, false_accepts: float) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: this is a file; name a folder to make")
+    JudgeHead.check_place(out)
     if not 0 <= false_accepts < 1:
         raise ConfigError(f"--false-accepts {false_accepts}: must be a share from 0 up to, not including, 1")
     if mining is None and triples is None:

@@ -11,25 +11,31 @@ Letters: B sequences, T rows, D width, H query heads, G key/value heads, d head 
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.core.errors import ModelError
-from foretoken.core.files import write_whole
+from foretoken.core.errors import MismatchError
 from foretoken.core.protocols import Plan
+from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
+from foretoken.models import anatomy
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.native import NativePlan
+from foretoken.models.span import Span
 
-CONFIG, WEIGHTS = "adapter.json", "adapter.safetensors"
 
-
-@dataclass(frozen=True, slots=True)
-class AdapterConfig:
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(LearnedConfig):
     """What an adapter is, and whose.
 
     Attributes:
@@ -37,8 +43,6 @@ class AdapterConfig:
         width: of the target's residual stream.
         heads, kv_heads, head_dim: of its attention; the target's.
         rope_theta, norm_eps: as in the target.
-        target: what the target was called when it was trained.
-        target_fingerprint: models/fingerprint.py; it is of no use to another target.
     """
 
     exit_layer: int
@@ -48,8 +52,17 @@ class AdapterConfig:
     head_dim: int
     rope_theta: float
     norm_eps: float
-    target: str
-    target_fingerprint: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("exit_layer", "width", "heads", "kv_heads", "head_dim"):
+            value = getattr(self, name)
+            if type(value) is not int or value < (name != "exit_layer"):
+                raise ValueError(f"{name}={value!r}")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r}")
 
     @classmethod
     def for_target(cls, config: Any, exit_layer: int, target: str, fingerprint: str) -> AdapterConfig:
@@ -74,8 +87,15 @@ class AdapterConfig:
         )
 
 
-class Adapter(nn.Module):
+class Adapter(LearnedPart, nn.Module):
     """The adapter's weights, and its arithmetic in the two forms that are needed: for training, and over a cache."""
+
+    algorithm = "kangaroo"
+    title = "Kangaroo adapter"
+    option = "adapter"
+    Config = AdapterConfig
+    shelf = "exit-*"  # one folder for each depth
+    old_files = ("adapter.json", "adapter.safetensors")
 
     def __init__(self, config: AdapterConfig) -> None:
         super().__init__()
@@ -119,36 +139,58 @@ class Adapter(nn.Module):
         angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * rates
         return angles.cos().float(), angles.sin().float()
 
-    def save(self, folder: Path) -> None:
-        """Write ``adapter.json`` and ``adapter.safetensors`` (bf16); each replaces a whole file or none."""
-        from safetensors.torch import save
-
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in self.state_dict().items()}
-        write_whole(folder / WEIGHTS, save(weights))
-        write_whole(folder / CONFIG, json.dumps(asdict(self.config), indent=1) + "\n")
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights, bf16."""
+        return {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
 
     @classmethod
-    def load(cls, folder: Path) -> Adapter:
-        """Read a saved adapter, float32.
+    def of(cls, config: AdapterConfig, tensors: Mapping[str, Tensor]) -> Adapter:
+        """The adapter that a config and saved weights describe, float32.
 
         Raises:
-            ModelError: there is none, or it is damaged.
+            RuntimeError: they do not fit each other.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            config = AdapterConfig(**{each.name: settings[each.name] for each in fields(AdapterConfig)})
-            _check_types(config)
-            adapter = cls(config)
-            adapter.load_state_dict(load_file(folder / WEIGHTS))
-        except FileNotFoundError:
-            raise ModelError(f"{folder}: has no adapter ({CONFIG} and {WEIGHTS})") from None
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise ModelError(f"{folder}: the adapter cannot be read ({str(error).splitlines()[0]})") from None
+        adapter = cls(config)
+        adapter.load_state_dict(tensors)
         return adapter.eval()
+
+    @classmethod
+    def random(cls, target: LanguageModel, *, exit_layer: int = 1, seed: int = 0) -> Adapter:
+        """An adapter of one depth that nobody trained; its attention is weak, which leaves the target's own opinion."""
+        config = AdapterConfig.for_target(target.config, exit_layer, target.name, fingerprint_of(target.source))
+        adapter, generator = cls(config), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in adapter.named_parameters():
+                noise = torch.randn(weight.shape, generator=generator)
+                gain = 0.3 if name.startswith("o_proj") else 1.0
+                weight.copy_(1 + 0.2 * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
+            final = getattr(anatomy.find(target.model).final_norm, "weight", None)
+            if final is not None:
+                adapter.norm_out.weight.mul_(final.float())
+        return adapter.eval()
+
+    @classmethod
+    def how(cls, target: str, draft: str, config: AdapterConfig | None = None) -> str:
+        """The command that trains an adapter."""
+        depth = 2 if config is None else config.exit_layer
+        return f"foretoken train kangaroo --target {target} --exit-layer {depth} --out DIR"
+
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a target that is not as deep, or whose attention has another shape.
+
+        Raises:
+            MismatchError: it is, or has.
+        """
+        config = self.config
+        if not 1 <= config.exit_layer < model.num_layers:
+            raise MismatchError(
+                f"the adapter leaves after layer {config.exit_layer}, but '{model.name}' has {model.num_layers} layers"
+            )
+        fitting = AdapterConfig.for_target(model.config, config.exit_layer, config.target, config.target_fingerprint)
+        for name in ("width", "heads", "kv_heads", "head_dim"):
+            ours, theirs = getattr(config, name), getattr(fitting, name)
+            if ours != theirs:
+                raise MismatchError(f"the adapter's {name} is {ours}, but that of '{model.name}' is {theirs}")
 
     def _project(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         u = self.norm_in(f)
@@ -159,19 +201,36 @@ class Adapter(nn.Module):
         return out
 
 
-def _check_types(config: AdapterConfig) -> None:
-    """Raise ValueError where a file says what no adapter can be."""
-    for name in ("exit_layer", "width", "heads", "kv_heads", "head_dim"):
-        value = getattr(config, name)
-        if type(value) is not int or value < (name != "exit_layer"):
-            raise ValueError(f"{name}={value!r}")
-    for name in ("rope_theta", "norm_eps"):
-        value = getattr(config, name)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise ValueError(f"{name}={value!r}")
-    for name in ("target", "target_fingerprint"):
-        if not isinstance(getattr(config, name), str):
-            raise ValueError(f"{name}={getattr(config, name)!r}")
+class AdapterHead:
+    """Hidden states of the adapter's depth to logits, in the target's dtype and on its device.
+
+    Args:
+        target: whose head it is; with a fused decoder, the adapter is fused too.
+        adapter: copied.
+    """
+
+    def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
+        self._target = target
+        self._fused = target.fused.with_adapter(adapter, target.max_length) if target.fused is not None else None
+        self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, cache: KVCache, hidden_TD: Tensor, *, top: int) -> Output:
+        """Logits of the wanted rows; keys and values go into the cache.
+
+        Args:
+            batch: packed rows; their tokens do not matter, only positions and segments.
+            hidden_TD: what the target gave for these rows at the adapter's depth.
+            top: how many tokens of each row to rank.
+        """
+        if self._fused is not None:
+            ranked = self._fused.forward(batch, NativePlan(cache), Span(0, 1, hidden_TD), top=top)
+            return Output.ranked(ranked)
+        positions = batch.positions_1T(self._target.device)[0]
+        y_TD = self._adapter.over_cache(hidden_TD, positions, DensePlan(cache, batch))
+        if not batch.wanted:
+            return Output.of(y_TD[:0])
+        return self._target.score(y_TD[batch.wanted], top=top, final_norm=False)
 
 
 def _rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:

@@ -19,21 +19,19 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError, MismatchError, ModelError
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import no_law
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
-from foretoken.methods.kangaroo.adapter import CONFIG, Adapter, AdapterConfig
-from foretoken.methods.kangaroo.adapter_head import AdapterHead
+from foretoken.drafting.learned_part import find_all
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.methods.kangaroo.exit_choice import choose_exit
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, Output
 
-BUNDLED = "kangaroo"  # folder of adapters beside a checkpoint's weights, one folder exit-E for each depth
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _UNREAD_ROWS = 512  # hidden states of a prompt that wait for the adapter, at most
 
@@ -298,52 +296,22 @@ class KangarooDrafter(Drafter):
 
 def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:
     """The adapter that is asked for, checked against the target; and why it is this one, if that was measured."""
-    try:
-        place = Path(config.adapter).expanduser() if config.adapter else Path(target.source) / BUNDLED
-    except RuntimeError:
-        raise ConfigError(f"adapter={config.adapter!r}: there is no such home folder") from None
-    folders = [place] if (place / CONFIG).is_file() else sorted(place.glob("exit-*"))
-    if not folders:
-        raise ModelError(
-            f"no Kangaroo adapter for '{target.name}' in {place}: make one with "
-            f"'foretoken train kangaroo --target {target.name} --exit-layer 2 --out DIR' and give --set adapter=DIR"
-        )
-    if isinstance(config.exit_layer, int) and config.exit_layer >= target.num_layers:
+    depth = config.exit_layer
+    found = {adapter.config.exit_layer: adapter for adapter in find_all(Adapter, config.adapter, target)}
+    if depth == "auto":
+        return choose_exit(target, found)
+    if isinstance(depth, int) and depth >= target.num_layers:
         raise ConfigError(
-            f"exit_layer={config.exit_layer} is out of range: '{target.name}' has {target.num_layers} layers, "
+            f"exit_layer={depth} is out of range: '{target.name}' has {target.num_layers} layers, "
             f"so 1 to {target.num_layers - 1} can draft"
         )
-    found = {adapter.config.exit_layer: adapter for adapter in map(Adapter.load, folders)}
-    for adapter in found.values():
-        _check(adapter, target)
-    if config.exit_layer == "auto":
-        return choose_exit(target, found)
-    if config.exit_layer is not None:
-        if config.exit_layer not in found:
-            raise ConfigError(
-                f"exit_layer={config.exit_layer}: there is no adapter for it in {place}, only for "
-                f"{', '.join(map(str, sorted(found)))}; make one with 'foretoken train kangaroo --target "
-                f"{target.name} --exit-layer {config.exit_layer} --out DIR'"
-            )
-        return found[int(config.exit_layer)], ""
+    if isinstance(depth, int) and depth not in found:
+        place = config.adapter or Path(target.source, Adapter.algorithm)
+        raise ConfigError(
+            f"exit_layer={depth}: there is no adapter for it in {place}, only for "
+            f"{', '.join(map(str, sorted(found)))}; make one with 'foretoken train kangaroo --target {target.name} "
+            f"--exit-layer {depth} --out DIR'"
+        )
+    if isinstance(depth, int):
+        return found[depth], ""
     return found[min(found, key=lambda depth: (abs(depth - target.num_layers / 8), depth))], ""
-
-
-def _check(adapter: Adapter, target: LanguageModel) -> None:
-    """Refuse an adapter of another model."""
-    config = adapter.config
-    if config.target_fingerprint != fingerprint_of(target.source):
-        raise MismatchError(
-            f"the adapter was trained for '{config.target}' (fingerprint {config.target_fingerprint[:12]}), not for "
-            f"'{target.name}' as it is now: train one with 'foretoken train kangaroo --target {target.name} "
-            f"--exit-layer {config.exit_layer} --out DIR'"
-        )
-    if not 1 <= config.exit_layer < target.num_layers:
-        raise MismatchError(
-            f"the adapter leaves after layer {config.exit_layer}, but '{target.name}' has {target.num_layers} layers"
-        )
-    fitting = AdapterConfig.for_target(target.config, config.exit_layer, config.target, config.target_fingerprint)
-    for name in ("width", "heads", "kv_heads", "head_dim"):
-        ours, theirs = getattr(config, name), getattr(fitting, name)
-        if ours != theirs:
-            raise MismatchError(f"the adapter's {name} is {ours}, but that of '{target.name}' is {theirs}")

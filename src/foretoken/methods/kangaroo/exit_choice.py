@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretoken.drafting.exit_costs import measured_step, on_line
-from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.methods.kangaroo.adapter_head import AdapterHead
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan

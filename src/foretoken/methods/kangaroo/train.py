@@ -346,7 +346,7 @@ def run(
         name: of the target: zoo name, folder or hub id.
         exit_layer: E.
         sources: the text; not read if features are given.
-        out: the folder to make: ``adapter.json``, ``adapter.safetensors``, ``training.json``, and ``run/``.
+        out: the folder to make: ``config.json``, ``model.safetensors``, ``training.json``, and ``run/``.
         bounds: None: the recipe's.
         own_words: share of the text that the target writes; nothing is written if features are given.
         features: folder of a feature store to train from instead.
@@ -358,8 +358,7 @@ def run(
     Raises:
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
     """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: this is a file; name a folder to make")
+    Adapter.check_place(out)
     chosen = recipe(name, exit_layer, 0.0 if features else own_words)
     bounds = bounds or chosen.bounds
     loaded = targets.load(name, device)

@@ -7,7 +7,7 @@ Paper:   sparse verification, arXiv:2512.21911: block-sparse attention, inter-dr
          retrieves) and inter-layer reuse (only anchor layers retrieve; SA* there).
 Exact:   no: a recipe with this plan promises "approximate". Where nothing is left out (short prefixes, a budget of 1)
          it is the dense plan, bit for bit.
-Differs: which blocks: see block_rule.py. A layer that is no anchor takes the blocks of the nearest anchor
+Differs: which blocks: see blocks.py. A layer that is no anchor takes the blocks of the nearest anchor
          *before* it, so that a forward stays one pass through the layers; the first layer of a forward that can select
          always does. Layers with a sliding window stay dense: they do not look far back.
 
@@ -37,8 +37,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foretoken.methods.sparse.block_means import BlockMeans
-from foretoken.methods.sparse.block_rule import BlockRule, scores
+from foretoken.methods.sparse.blocks import BlockMeans, BlockRule, scores
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan, Scoring

@@ -22,15 +22,16 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
-from foretoken.methods.sparse.block_rule import BlockRule, scores
+from foretoken.methods.sparse.blocks import BlockRule, scores
 from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds
-from foretoken.methods.sparse.moe import ratios
+from foretoken.methods.sparse.feed_forward import ratios
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.feed_forward import Forward, GatedMLP, RoutedExperts, gated_mlps, routed_experts
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.prefill import chunks
 from foretoken.train.rendering import encoder
 
 TAUS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -73,16 +74,11 @@ def calibrate(
     num_tokens = 0
     for tokens in blocks:
         cache.rollback(slot, 0)
-        for begin in range(0, len(tokens), _CHUNK):
-            chunk = tokens[begin : begin + _CHUNK]
-            cache.reserve(slot, len(chunk))
-            batch = PackedBatch()
-            batch.add_chunk(slot, begin, chunk, wanted=0)
+        for begin, end, batch in chunks(cache, slot, tokens, rows=_CHUNK, wanted=lambda begin, end: 0):
             with torch.inference_mode():
                 target.forward(batch, _Watching(cache, batch, swaps, seen))
             seen.end_of_chunk()
-            cache.commit(slot, range(len(chunk)))
-            num_tokens += len(chunk)
+            num_tokens += end - begin
             report(num_tokens)
     if not num_tokens:
         raise InputError("there is no text to calibrate on: the files hold no document")

@@ -1,7 +1,7 @@
 """What sparse verification has to know of a target beforehand, measured once on text: one small JSON file.
 
     ffn         tau -> share of channels that are left out, of one row and of several together
-    moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/moe.py
+    moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/feed_forward.py
     attention   layers that pick blocks for themselves (anchors), and how much neighbours agree
 
 ``foretoken calibrate sparse`` writes it, beside the target's weights by default, where it is found by itself.
@@ -17,7 +17,7 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import write_whole
-from foretoken.models.fingerprint import fingerprint_of
+from foretoken.drafting.learned_part import check_fingerprint
 from foretoken.models.language_model import LanguageModel
 
 FILE = "sparse.json"
@@ -181,11 +181,7 @@ def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
     if path is None and not place.is_file():
         return None
     found = Calibration.load(place)
-    if found.fingerprint != fingerprint_of(target.source):
-        raise MismatchError(
-            f"{place} was made for '{found.model}' (fingerprint {found.fingerprint[:12]}), not for '{target.name}' as "
-            f"it is now: {_remedy(target.name)}"
-        )
+    check_fingerprint(f"{place} was made for", found.model, found.fingerprint, target, _remedy(target.name))
     return found
 
 

@@ -1,8 +1,8 @@
 """How the target may compute its verifications less than fully: the ``verification.*`` settings of a recipe.
 
     attention   each row reads some blocks of the prefix       methods/sparse/attention.py
-    ffn         channels of an MLP are left out                methods/sparse/ffn.py
-    moe         experts of a row are left out                  methods/sparse/moe.py
+    ffn         channels of an MLP are left out                methods/sparse/feed_forward.py
+    moe         experts of a row are left out                  methods/sparse/feed_forward.py
 
 Paper: arXiv:2512.21911. The three are independent and may be combined. All of them are off by default; then, and for
 prompts always, the target computes everything, bit for bit as without these settings.
@@ -52,7 +52,7 @@ class VerificationConfig:
         confirm: so many tokens are decided sparsely and then confirmed by a dense verification; 0: never confirmed.
         ffn: tau: channels of an MLP whose activated gate is below it are left out; 0: none.
         moe: m: experts of a row that may be left out, fewer than the model chooses for it; 0: none.
-        moe_rule: how many of them: "nested", "largest" or "all_or_none", see methods/sparse/moe.py.
+        moe_rule: how many of them: "nested", "largest" or "all_or_none", see methods/sparse/feed_forward.py.
         calibration: file of ``foretoken calibrate sparse``; None: what lies beside the target's weights.
     """
 

@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.core.protocols import Context
-from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-
-_CHUNK_ROWS = 512
+from foretoken.models.prefill import prefill
 
 
 class DenseRefresh:
@@ -50,11 +47,4 @@ class DenseRefresh:
         """The committed rows from ``begin`` on; what is before them is dense."""
         slot, end = context.slot, cache.lengths[context.slot]
         cache.rollback(slot, begin)
-        while begin < end:
-            tokens = context.tokens[begin : min(end, begin + _CHUNK_ROWS)]
-            cache.reserve(slot, len(tokens))
-            batch = PackedBatch()
-            batch.add_chunk(slot, begin, tokens, wanted=1)
-            self._target.forward(batch, DensePlan(cache, batch))
-            cache.commit(slot, range(len(tokens)))
-            begin += len(tokens)
+        prefill(self._target, cache, slot, context.tokens[begin:end])

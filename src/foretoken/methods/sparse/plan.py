@@ -23,12 +23,11 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Context, Drafter, Plan, PlanMaker
 from foretoken.methods.sparse import calibration
 from foretoken.methods.sparse.attention import SparseAttention
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.methods.sparse.config import KEY, VerificationConfig, configured
 from foretoken.methods.sparse.confirm import SparseDraft
 from foretoken.methods.sparse.dense_refresh import DenseRefresh
-from foretoken.methods.sparse.ffn import SparseMLP, sparse_mlps
-from foretoken.methods.sparse.moe import Skip, SparseExperts
+from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, SparseMLP, sparse_mlps
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan, DensePlans

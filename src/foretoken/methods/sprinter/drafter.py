@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sampled
-from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
-from foretoken.methods.sprinter.head import CONFIG, SprinterHead
+from foretoken.drafting.learned_part import find
+from foretoken.methods.sprinter.head import SprinterHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
-
-BUNDLED = "sprinter"  # folder of a head beside the draft's weights
 
 
 class SprinterDrafter(DraftRunner):
@@ -84,8 +83,7 @@ class SprinterDrafter(DraftRunner):
         self.config = config
         self._target = target
         self.offers = Offers(evidence=(Approvals, GreedyLaws), length=config.max_draft)
-        self.head = _head(config, target, self.model)
-        self.head.check_pair(target, self.model)
+        self.head = find(SprinterHead, config.head, target, self.model)
         self._last = LastStates(self.model)
         self.span = self._last.span
         self._judged: dict[int, list[float]] = {}  # of each request's draft: v of its nodes, as far as it was asked
@@ -109,7 +107,8 @@ class SprinterDrafter(DraftRunner):
 
     def judge(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[float]:
         """v of the token that each draft's newest row stands for: the next one (pre), or the one read (post)."""
-        return self.head.judge(self._last.of(rows[0].output, [each.start for each in rows]))
+        found: list[float] = self.head.judge(self._last.of(rows[0].output, [each.start for each in rows])).tolist()
+        return found
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         after = self.head.config.feature == "post"
@@ -143,17 +142,3 @@ class SprinterDrafter(DraftRunner):
         if finished.evidence is not None:  # a verifier that compares laws has asked for something else
             return finished
         return replace(finished, evidence=Approvals(tuple(approved), self.head.config.feature == "post"))
-
-
-def _head(config: SprinterDrafter.Config, target: LanguageModel, draft: LanguageModel) -> SprinterHead:
-    """The head that is asked for, or the one beside the draft's weights."""
-    try:
-        place = Path(config.head).expanduser() if config.head else Path(draft.source) / BUNDLED
-    except RuntimeError:
-        raise ConfigError(f"head={config.head!r}: there is no such home folder") from None
-    if not (place / CONFIG).is_file():
-        raise ModelError(
-            f"no SPRINTER head for '{draft.name}' in {place}: make one with 'foretoken train sprinter "
-            f"--target {target.name} --draft {draft.name} --out DIR' and give --set head=DIR"
-        )
-    return SprinterHead.load(place)

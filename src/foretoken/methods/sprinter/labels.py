@@ -29,10 +29,10 @@ from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.last_states import LastStates
+from foretoken.models.prefill import prefill
 from foretoken.models.span import Span
 from foretoken.train.mixture import Source
 from foretoken.train.outputs import opening
-from foretoken.train.prefill import prefill
 from foretoken.train.rendering import beginning, encoder
 
 if TYPE_CHECKING:

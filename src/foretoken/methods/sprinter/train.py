@@ -132,7 +132,7 @@ def run(
     report: Callable[[int], None] = lambda number: None,
     arguments: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Collect examples, train a head, and write it: ``sprinter.json``, ``sprinter.safetensors``, ``training.json``.
+    """Collect examples, train a head, and write it: ``config.json``, ``model.safetensors``, ``training.json``.
 
     Args:
         target_name, draft_name: zoo name, folder or hub id.
@@ -146,8 +146,7 @@ def run(
     Raises:
         ForetokenError: the pair, the data or the disk stop the run; nothing is written then.
     """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: this is a file; name a folder to make")
+    SprinterHead.check_place(out)
     if feature not in FEATURES:
         raise ConfigError(f"--feature {feature}: must be pre or post")
     target, draft = load(target_name, device=device), load(draft_name, device=device)

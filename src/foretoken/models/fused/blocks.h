@@ -1,6 +1,6 @@
 /* Which columns a group of heads looks at: all of them, those of a window, or selected blocks of the prefix.
  *
- * The definition of the selection is methods/sparse/block_rule.py; what is here must choose the same blocks.
+ * The definition of the selection is methods/sparse/blocks.py; what is here must choose the same blocks.
  */
 
 typedef struct {

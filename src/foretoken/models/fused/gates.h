@@ -1,4 +1,4 @@
-/* A gated MLP whose nearly shut channels are left out; included by kernels.h. The definition is methods/sparse/ffn.py.
+/* A gated MLP whose nearly shut channels are left out; included by kernels.h. The definition is methods/sparse/feed_forward.py.
  *
  *     gate tiles    g = silu(x Wg), zero below the row's threshold
  *     up tiles      only those with a channel that some row keeps

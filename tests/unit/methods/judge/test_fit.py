@@ -64,7 +64,8 @@ def test_a_saved_head_gives_what_the_standardised_pipeline_gives(tmp_path: Path)
     generator = torch.Generator().manual_seed(1)
     weight_D, bias = torch.randn(WIDTH, generator=generator), 0.4
     pipeline = torch.sigmoid(standard(x_ND).double() @ weight_D.double() + bias).float()
-    JudgeHead(JudgeConfig(WIDTH, 0.5, "t", "f"), standard.fold(weight_D, bias)).save(tmp_path)
+    config = JudgeConfig(width=WIDTH, threshold=0.5, target="t", target_fingerprint="f")
+    JudgeHead(config, standard.fold(weight_D, bias)).save(tmp_path)
     torch.testing.assert_close(JudgeHead.load(tmp_path).judge(x_ND), pipeline, rtol=0, atol=1e-5)
     torch.testing.assert_close(standard(x_ND).std(dim=0, correction=0)[:7], torch.ones(7), rtol=1e-3, atol=1e-3)
 

@@ -16,8 +16,9 @@ from foretoken import zoo
 from foretoken.core.errors import MismatchError, ModelError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.drafting.logistic import Logistic
-from foretoken.methods.judge.head import BUNDLED, CONFIG, WEIGHTS, JudgeConfig, JudgeHead
+from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Marked, read_states
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
@@ -110,7 +111,7 @@ def test_a_damaged_or_foreign_folder_is_refused(tmp_path: Path, damage: Callable
 
 def test_folders_of_other_things_are_refused(tmp_path: Path) -> None:
     sprinter_head().save(tmp_path / "sprinter")
-    with pytest.raises(ModelError, match="has no judge"):
+    with pytest.raises(ModelError, match="is not of a judge"):
         JudgeHead.load(tmp_path / "sprinter")
     with pytest.raises(ModelError, match="is not of a judge"):
         JudgeHead.load(zoo.path("base"))
@@ -120,16 +121,16 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
     target = load(save_model("llama", tmp_path), device="cpu")
     own = replace(ORIGINAL, width=64, target_fingerprint=fingerprint(tmp_path))
     head(own).check_target(target)
-    with pytest.raises(MismatchError, match=r"trained on the target 'zoo:base' .*foretoken train judge --target"):
+    with pytest.raises(MismatchError, match=r"trained for the target 'zoo:base' .*foretoken train judge --target"):
         head(replace(own, target_fingerprint="ab" * 32)).check_target(target)
     with pytest.raises(MismatchError, match=r"the judge reads 8 numbers, but .* has states of 64"):
         head(replace(own, width=8)).check_target(target)
 
 
 def test_the_bundled_head_is_for_the_bundled_target() -> None:
-    judge = JudgeHead.load(zoo.path("base") / BUNDLED)
+    judge = JudgeHead.load(zoo.path("base") / "judge")
     judge.check_target(target())
-    record = json.loads((zoo.path("base") / BUNDLED / "training.json").read_text())
+    record = json.loads((zoo.path("base") / "judge" / "training.json").read_text())
     assert judge.config.threshold == record["threshold"]
     assert judge.config.target_fingerprint == record["target_fingerprint"]
     assert 0.5 < judge.config.threshold < 1.0
@@ -137,7 +138,7 @@ def test_the_bundled_head_is_for_the_bundled_target() -> None:
 
 def test_the_bundled_head_refuses_nonsense_and_not_everything() -> None:
     """Random tokens in the target's own answers, beside what it says itself."""
-    judge = JudgeHead.load(zoo.path("base") / BUNDLED)
+    judge = JudgeHead.load(zoo.path("base") / "judge")
     generator = torch.Generator().manual_seed(0)
     questions = []
     for prompt in (f"{name} has 12 marbles. He buys {n} more. How many has he?" for n, name in enumerate(NAMES, 20)):

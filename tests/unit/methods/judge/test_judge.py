@@ -157,7 +157,13 @@ def save_judge(folder: Path, wanted_T: list[float], hidden_TD: Tensor, *, normed
     goal_T = torch.tensor([12.0 if each else -12.0 for each in wanted_T], dtype=torch.float64)
     weight_D = torch.linalg.lstsq(hidden_TD - middle_D, goal_T - goal_T.mean()).solution
     bias = float(goal_T.mean() - weight_D @ middle_D)
-    config = JudgeConfig(hidden_TD.shape[1], 0.5, str(target), fingerprint(target), normed)
+    config = JudgeConfig(
+        width=hidden_TD.shape[1],
+        threshold=0.5,
+        target=str(target),
+        target_fingerprint=fingerprint(target),
+        normed=normed,
+    )
     JudgeHead(config, Logistic(weight_D, bias)).save(folder)
     return str(folder)
 
@@ -291,7 +297,7 @@ def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -
         build(head=str(tmp_path))
     folder = save_model("llama", tmp_path / "model")
     head(target=folder, width=64).save(tmp_path / "foreign")
-    with pytest.raises(MismatchError, match="the judge was trained on the target"):
+    with pytest.raises(MismatchError, match="the judge was trained for the target"):
         build(head=str(tmp_path / "foreign"))
 
 

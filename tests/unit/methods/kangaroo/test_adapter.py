@@ -12,14 +12,14 @@ import torch
 
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.kangaroo import exit_choice
-from foretoken.methods.kangaroo.adapter import CONFIG, WEIGHTS, Adapter
-from foretoken.methods.kangaroo.adapter_head import AdapterHead
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.load import load
-from helpers.adapters import OracleHead, random_adapter, save_adapter
+from helpers.adapters import OracleHead
 from helpers.golden import LayerPlan, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -33,7 +33,7 @@ def build(**settings: Any) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A good adapter of the target, leaving after layer 2."""
-    return Path(save_adapter(target(), 2, tmp_path / "adapter"))
+    return Path(Adapter.untrained(target(), tmp_path / "adapter", exit_layer=2))
 
 
 def test_the_good_adapter_is_taken(folder: Path) -> None:
@@ -116,9 +116,15 @@ def edit(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def disown(fingerprint: str | None) -> Callable[[Path], None]:
+    return edit(
+        speculators_config={"algorithm": "kangaroo", "verifier": {"name_or_path": "zoo", "fingerprint": fingerprint}}
+    )
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     "no config": (lambda folder: (folder / CONFIG).unlink(), ModelError, "no Kangaroo adapter for"),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ModelError, "has no adapter"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ModelError, "has no Kangaroo adapter"),
     "empty weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), ModelError, "cannot be read"),
     "half the weights": (
         lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000]),
@@ -135,8 +141,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     "no depth": (edit(exit_layer=None), ModelError, "cannot be read"),
     "half a depth": (edit(exit_layer=2.5), ModelError, "cannot be read"),
     "a base in words": (edit(rope_theta="x"), ModelError, "cannot be read"),
-    "no fingerprint": (edit(target_fingerprint=None), ModelError, "cannot be read"),
-    "another target": (edit(target_fingerprint="0" * 64), MismatchError, "fingerprint 000000000000"),
+    "no fingerprint": (disown(None), ModelError, "cannot be read"),
+    "another target": (disown("0" * 64), MismatchError, "fingerprint 000000000000"),
     "too deep": (edit(exit_layer=8), MismatchError, "leaves after layer 8"),
     "too shallow": (edit(exit_layer=0), MismatchError, "leaves after layer 0"),
     "other heads, same weights": (
@@ -159,7 +165,7 @@ def test_damaged_adapters(kind: str, folder: Path) -> None:
 
 def test_an_adapter_of_another_model(tmp_path: Path) -> None:
     other = load(save_model("llama", tmp_path / "other"), device="cpu")
-    place = save_adapter(other, 1, tmp_path / "adapter")
+    place = Adapter.untrained(other, tmp_path / "adapter", exit_layer=1)
     with pytest.raises(MismatchError, match=r"was trained for .*other.*not for"):
         build(method="kangaroo", adapter=place)
 
@@ -219,7 +225,7 @@ def test_the_command_line_says_it_in_one_line(
 def test_training_and_decoding_compute_the_same(name: str, tmp_path: Path) -> None:
     """Whole sequences at once, over a cache in chunks, and fused: one arithmetic."""
     model = load(save_model(name, tmp_path), device="cpu")
-    adapter = random_adapter(model, 1)
+    adapter = Adapter.random(model, exit_layer=1)
     width = adapter.config.width
     f_TD = torch.randn(19, width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -242,7 +248,7 @@ def test_training_and_decoding_compute_the_same(name: str, tmp_path: Path) -> No
 
 
 def test_a_saved_adapter_is_the_same_in_bfloat16(folder: Path) -> None:
-    original, loaded = random_adapter(target(), 2), Adapter.load(folder)
+    original, loaded = Adapter.random(target(), exit_layer=2), Adapter.load(folder)
     assert loaded.config == original.config
     assert not loaded.training
     for (name, ours), (other, theirs) in zip(loaded.state_dict().items(), original.state_dict().items(), strict=True):
@@ -256,7 +262,7 @@ def test_a_saved_adapter_is_the_same_in_bfloat16(folder: Path) -> None:
 @pytest.mark.parametrize("good", [1, 3])
 def test_the_adapter_that_agrees_is_chosen(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of three knows what the target will say; times are made equal, so that no clock decides."""
-    adapters = {depth: random_adapter(target(), depth) for depth in (1, 2, 3)}
+    adapters = {depth: Adapter.random(target(), exit_layer=depth) for depth in (1, 2, 3)}
 
     def head_of(model: Any, adapter: Adapter) -> Any:
         if adapter.config.exit_layer != good:
@@ -278,7 +284,7 @@ def test_the_adapter_that_agrees_is_chosen(good: int, monkeypatch: pytest.Monkey
 
 def test_auto_measures_what_lies_there(tmp_path: Path) -> None:
     for depth in (1, 2):
-        save_adapter(target(), depth, tmp_path / f"exit-{depth}")
+        Adapter.untrained(target(), tmp_path / f"exit-{depth}", exit_layer=depth)
     drafter = build(method="kangaroo", adapter=str(tmp_path), exit_layer="auto")
     assert f"exit_layer={drafter.exit_layer} measured best" in drafter.explanation
     assert build(method="kangaroo", adapter=str(tmp_path)).exit_layer == 1  # an eighth of eight layers
@@ -287,7 +293,7 @@ def test_auto_measures_what_lies_there(tmp_path: Path) -> None:
 
 def test_tokens_of_a_text_do_not_matter_to_the_adapter() -> None:
     """Only hidden states, positions and segments do: drafters feed zeros."""
-    head = AdapterHead(target(), random_adapter(target(), 1))
+    head = AdapterHead(target(), Adapter.random(target(), exit_layer=1))
     f_TD = torch.randn(5, target().config.hidden_size, generator=torch.Generator().manual_seed(1))
     found = []
     for tokens in ([0] * 5, tokens_of(1, 5, 100)):

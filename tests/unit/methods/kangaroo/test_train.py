@@ -180,10 +180,10 @@ def test_stopped_and_gone_on_is_the_same_adapter(folder, monkeypatch, stored):
         patch.setattr(FullLaw, "__call__", cut)
         with pytest.raises(RuntimeError, match="killed"):
             train(folder, f"cut-{stored}", 6, **options)
-    assert not (folder / f"cut-{stored}" / "adapter.json").exists()
+    assert not (folder / f"cut-{stored}" / "config.json").exists()
     record = train(folder, f"cut-{stored}", 6, **options)
     assert record["steps"] == steps
-    found, wanted = (load_file(folder / f"{name}-{stored}" / "adapter.safetensors") for name in ("cut", "whole"))
+    found, wanted = (load_file(folder / f"{name}-{stored}" / "model.safetensors") for name in ("cut", "whole"))
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with pytest.raises(ForetokenError, match="holds a run with another seed; name another --out"):
         train(folder, f"cut-{stored}", 6, seed=1, **options)

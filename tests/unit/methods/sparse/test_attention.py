@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.core.tree import TokenTree
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan

@@ -13,7 +13,7 @@ from foretoken import zoo
 from foretoken.core.errors import ConfigError, InputError, MismatchError, ModelError
 from foretoken.methods.sparse import calibrate as calibrating
 from foretoken.methods.sparse import calibration
-from foretoken.methods.sparse.block_rule import BlockRule
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.methods.sparse.calibrate import blocks_of, calibrate
 from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds
 from foretoken.models.fingerprint import fingerprint, fingerprint_of

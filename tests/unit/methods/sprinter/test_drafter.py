@@ -15,10 +15,11 @@ from foretoken import zoo
 from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.engine.llm import LLM
 from foretoken.methods.sprinter.drafter import SprinterDrafter
-from foretoken.methods.sprinter.head import CONFIG, WEIGHTS, SprinterHead
+from foretoken.methods.sprinter.head import SprinterHead
 from foretoken.methods.sprinter.train import Watched
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
@@ -329,6 +330,16 @@ def edit(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def disown(**fingerprints: str | None) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        owners = json.loads((folder / CONFIG).read_text())["speculators_config"]
+        for role, value in fingerprints.items():
+            owners[role]["fingerprint"] = value
+        edit(speculators_config=owners)(folder)
+
+    return change
+
+
 def weights(**tensors: torch.Tensor) -> Callable[[Path], None]:
     from safetensors.torch import save_file
 
@@ -347,7 +358,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     "another feature": (edit(feature="mid"), ModelError, "feature='mid'"),
     "a width in words": (edit(width="wide"), ModelError, "cannot be read"),
     "a wrong width": (edit(width=64), ModelError, "width=64 with weights"),
-    "no fingerprint": (edit(draft_fingerprint=None), ModelError, "draft_fingerprint=None"),
+    "no fingerprint": (disown(draft=None), ModelError, "draft_fingerprint=None"),
     "NaN": (
         weights(weight=torch.full((WIDTH,), float("nan")), bias=torch.zeros(1)),
         ModelError,
@@ -355,11 +366,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     ),
     "no bias": (weights(weight=torch.zeros(WIDTH)), ModelError, "cannot be read"),
     "another target": (
-        edit(target_fingerprint=OTHER),
+        disown(verifier=OTHER),
         MismatchError,
         "trained for the target 'zoo:base' .fingerprint 0",
     ),
-    "another draft": (edit(draft_fingerprint=OTHER), MismatchError, "trained for the draft 'zoo:draft' .fingerprint 0"),
+    "another draft": (disown(draft=OTHER), MismatchError, "trained for the draft 'zoo:draft' .fingerprint 0"),
 }
 
 
@@ -375,7 +386,7 @@ def test_damaged_and_foreign_heads(kind: str, tmp_path: Path) -> None:
 
 def test_a_head_of_another_width(tmp_path: Path) -> None:
     head(width=64).save(tmp_path)
-    with pytest.raises(MismatchError, match="the head reads 64 numbers, but 'zoo:draft' has states of 192"):
+    with pytest.raises(MismatchError, match="the SPRINTER head reads 64 numbers, but 'zoo:draft' has states of 192"):
         build(head=str(tmp_path))
 
 

@@ -180,8 +180,8 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     assert (head.config.feature, head.config.width, record["parameters"]) == ("pre", 64, 65)
     assert head.config.draft_fingerprint == record["draft_fingerprint"] != record["target_fingerprint"]
     assert sorted(path.name for path in (folder / "head").iterdir()) == [
-        "sprinter.json",
-        "sprinter.safetensors",
+        "config.json",
+        "model.safetensors",
         "training.json",
     ]
 
