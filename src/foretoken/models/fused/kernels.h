@@ -175,8 +175,16 @@ static long NAME(look)(const Model *m, const Layer *layer, const Call *call, con
     const long end = s->prefix + s->tail + s->rows, window = layer->window;
     if (!s->keep || window) {
         *runs = (Run *)scratch_units(scratch, 5, sizeof(Run) / 4);
-        /* With a window, columns left of the first row's view are never looked at (the first row looks furthest back). */
-        const long left = window ? call->positions[s->start] - window + 1 : 0;
+        /* With a window, columns left of everybody's view are never looked at. Behind the prefix a tree's columns are no
+         * positions: all of them are looked at, and each row compacts its own path. */
+        long left = 0;
+        if (window) {
+            left = call->positions[s->start];
+            for (long r = 1; r < s->rows; r++)
+                if (call->positions[s->start + r] < left) left = call->positions[s->start + r];
+            left -= window - 1;
+            if (s->seen && left > s->prefix) left = s->prefix;
+        }
         **runs = (Run){left > 0 ? left / 16 * 16 : 0, end};
         return 1;
     }
@@ -197,6 +205,13 @@ static long NAME(look)(const Model *m, const Layer *layer, const Call *call, con
     }
     *runs = (Run *)scratch_units(scratch, 5, (chosen[0] + 1) * (sizeof(Run) / 4));
     return runs_of(chosen, b->size, num_blocks * b->size, end, *runs);
+}
+
+/* acc += weights[c] * value of column c, for the columns from .. to - 1 */
+static inline __attribute__((always_inline)) vf NAME(weigh)(vf acc, const float *weights, long from, long to,
+                                                            const char *values, long D) {
+    for (long c = from; c < to; c++) acc += weights[c] * NAME(widen)(values + c * D * (4 / UNIT));
+    return acc;
 }
 
 /* Write one group's new keys and values, and attend with its query heads over one segment.
@@ -245,9 +260,9 @@ static void NAME(attend)(const Model *m, const Layer *layer, const Call *call, c
         const long seen_end = s->seen ? columns : first + (base + rows - 1) / n + 1;
         const long tiles = (seen_end + 15) / 16;
         NAME(product)(side, units * 16, begin / 16, tiles, q + base * units, units, units, rows, scores, padded, 0, 0);
-        long tails[12];
+        long lows[12], lengths[12]; /* the columns that a row sees; of a tree's row, after its path is compacted */
         float inverse[12];
-        long shared_end = 0;
+        long shared_from = begin, shared_to = columns; /* the columns that all rows of the block see */
         for (long i = 0; i < rows; i++) {
             const long r = (base + i) / n;
             float *line = scores + i * padded;
@@ -259,21 +274,29 @@ static void NAME(attend)(const Model *m, const Layer *layer, const Call *call, c
                     if (seen[j]) line[length++] = line[prefix + j];
             }
             const long low = window && length > window ? length - window : 0;
-            tails[i] = r;
+            lows[i] = low;
+            lengths[i] = length;
             inverse[i] = softmax(line, begin, low, length, padded, m->scaling);
-            if (length > shared_end) shared_end = length;
+            const long own = s->seen ? prefix : length;
+            if (low > shared_from) shared_from = low;
+            if (own < shared_to) shared_to = own;
         }
-        if (s->seen) shared_end = prefix;
+        if (shared_to < shared_from) shared_to = shared_from;
         const long out_stride = m->heads * units;
         for (long d = 0; d < D; d += 16) {
+            const char *v = values + d * element, *last = v + (runs[num_runs - 1].to - columns) * D * element;
             vf acc[12];
-            for (long i = 0; i < 12; i++) acc[i] = (vf){0};
-            const char *v = values + d * element;
-            /* rows of the block read each value once; weights beyond a row's own length are zero */
-            for (long k = 0, at = begin; at < shared_end; at += runs[k].to - runs[k].from, k++) {
+            /* Ascending, and never over a column that the row does not see: zero times NaN is NaN. */
+            for (long i = 0; i < rows; i++) {
+                const long own = s->seen ? prefix : lengths[i];
+                acc[i] = NAME(weigh)((vf){0}, scores + i * padded, lows[i], own < shared_from ? own : shared_from, last, D);
+            }
+            /* rows of the block read each value that all of them see once */
+            for (long k = 0, at = begin; at < shared_to; at += runs[k].to - runs[k].from, k++) {
                 Run run = runs[k];
-                if (run.to - run.from > shared_end - at) run.to = run.from + shared_end - at;
-                const float *line = scores + at - run.from;
+                if (run.to - run.from > shared_to - at) run.to = run.from + shared_to - at;
+                if (at < shared_from) run.from += shared_from - at; /* a window: there is one run */
+                const float *line = scores + at - runs[k].from;
                 switch (rows) {
 #define VALUE_CASE(MR)                                                                                                \
     case MR:                                                                                                          \
@@ -289,10 +312,15 @@ static void NAME(attend)(const Model *m, const Layer *layer, const Call *call, c
             }
             for (long i = 0; i < rows; i++) {
                 if (s->seen) {
-                    const uint8_t *seen = s->seen + tails[i] * (s->tail + R);
+                    const uint8_t *seen = s->seen + (base + i) / n * (s->tail + R);
                     long c = prefix;
                     for (long j = 0; j < s->tail + R; j++)
-                        if (seen[j]) acc[i] += scores[i * padded + c++] * NAME(widen)(v + (s->prefix + j) * D * element);
+                        if (seen[j]) {
+                            if (c >= lows[i]) acc[i] += scores[i * padded + c] * NAME(widen)(v + (s->prefix + j) * D * element);
+                            c++;
+                        }
+                } else {
+                    acc[i] = NAME(weigh)(acc[i], scores + i * padded, shared_to, lengths[i], last, D);
                 }
                 const long r = (base + i) / n, h = g * n + (base + i) % n;
                 NAME(narrow)((char *)(m->attended + (s->start + r) * out_stride) + (h * D + d) * element, acc[i] * inverse[i]);
