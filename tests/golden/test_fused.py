@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.core.tree import TokenTree
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
-from foretoken.models.fused import build, decoder
+from foretoken.models.fused import build, fit
 from foretoken.models.language_model import LanguageModel
 from foretoken.plans.dense import DensePlan
 
@@ -171,7 +171,7 @@ def test_nan_weights_give_nan_logits() -> None:
 def test_other_anatomies_take_the_general_path(change: dict[str, Any], reason: str) -> None:
     config = AutoConfig.for_model("llama", **{**COMMON, **change})
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
-    assert reason in (decoder.misfit(model) or "")
+    assert reason in (fit.misfit(model) or "")
     assert LanguageModel(model, None, name="other").fused is None
 
 

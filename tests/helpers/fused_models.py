@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.models import attention
-from foretoken.models.fused import decoder
+from foretoken.models.fused import fit
 from foretoken.models.language_model import LanguageModel
 
 COMMON = {
@@ -73,7 +73,7 @@ def make(family: str, dtype: torch.dtype) -> tuple[LanguageModel, Any]:
     twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
     twin.load_state_dict(reference.state_dict())
     model = LanguageModel(twin, None, name=family)
-    assert model.fused is not None, decoder.misfit(twin)
+    assert model.fused is not None, fit.misfit(twin)
     return model, reference
 
 

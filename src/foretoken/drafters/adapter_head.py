@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.models.adapter import Adapter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
@@ -29,7 +30,9 @@ class AdapterHead:
 
     def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
         self._target = target
-        self._fused = target.fused.with_adapter(adapter, target.max_length) if target.fused is not None else None
+        self._fused: FusedDecoder | None = None
+        if target.fused is not None:
+            self._fused = FusedDecoder(adapter.layout(target.fused.head, target.dtype, target.max_length))
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from foretoken.core.errors import ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.protocols import Plan
+from foretoken.models.fused.layout import Block, Head, Layout, Projection
 
 CONFIG, WEIGHTS = "adapter.json", "adapter.safetensors"
 
@@ -114,10 +115,46 @@ class Adapter(nn.Module):
 
     def rotary_tables(self, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [length, head_dim / 2]."""
+        return self._rotary_at(torch.arange(length, device=device))
+
+    def _rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         half = self.config.head_dim // 2
-        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-        angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * rates
+        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=positions_T.device) / half)
+        angles = positions_T.to(torch.float64)[:, None] * rates
         return angles.cos().float(), angles.sin().float()
+
+    def layout(self, head: Head, dtype: torch.dtype, max_length: int) -> Layout:
+        """This adapter and the target's head as a decoder of one layer without MLP; every forward of it is entered.
+
+        Args:
+            head: the target's, packed.
+            dtype: of the target.
+            max_length: positions that a row may have.
+        """
+        config = self.config
+        block = Block(
+            q=Projection(self.q_proj.weight),
+            k=Projection(self.k_proj.weight),
+            v=Projection(self.v_proj.weight),
+            out=Projection(self.o_proj.weight),
+            attention_norm_D=self.norm_in.weight,
+        )
+        return Layout(
+            dtype=dtype,
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=0,
+            norm_eps=config.norm_eps,
+            scaling=config.head_dim**-0.5,
+            num_blocks=1,
+            blocks=(block,),
+            rotary=self._rotary_at,
+            max_length=max_length,
+            final_norm_D=self.norm_out.weight,
+            head=head,
+        )
 
     def save(self, folder: Path) -> None:
         """Write ``adapter.json`` and ``adapter.safetensors`` (bf16); each replaces a whole file or none."""
