@@ -55,23 +55,41 @@ static inline __attribute__((always_inline)) void NAME(narrow)(void *to, vf x) {
 #endif
 }
 
+/* One unit of MR rows and NT tiles: wk is NT * 16 outputs' weights, each used by all rows. */
+#define UNIT_OF_BLOCK(K)                                                                                              \
+    do {                                                                                                              \
+        vu wk[4];                                                                                                     \
+        UNROLL for (int t = 0; t < NT; t++) wk[t] = *(const vu *)(w + t * w_stride + (K) * 16);                       \
+        UNROLL for (int m = 0; m < MR; m++) {                                                                         \
+            const uint32_t xk = x[m * x_stride + (K)];                                                                \
+            UNROLL for (int t = 0; t < NT; t++) acc[m][t] = NAME(mac)(acc[m][t], wk[t], xk);                          \
+        }                                                                                                             \
+    } while (0)
+
 /* MR rows times NT tiles of 16 outputs.
  * w: packed weight [tile][K units][16]; x: rows of `units` units, `x_stride` units apart; out: floats.
- * only: `units` of them to sum over, ascending; NULL: the first ones. */
+ * only: `units` of them to sum over, ascending; NULL: the first ones.
+ * next: the tiles that will be read after these. Weights stream from memory several tiles at a time, which is more than
+ * processors foresee by themselves; without being told they wait at every page and at the beginning of every tile. */
 static inline __attribute__((always_inline)) void NAME(block)(const int MR, const int NT, const uint32_t *w, long w_stride,
                                                               const uint32_t *x, long x_stride, const int32_t *only,
-                                                              long units, float *out, long out_stride,
-                                                              const float *bias, int add) {
+                                                              long units, const uint32_t *next, float *out,
+                                                              long out_stride, const float *bias, int add) {
     vf acc[12][4]; /* MR x NT of them are used, and live in registers: every loop over them is unrolled */
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int t = 0; t < NT; t++) acc[m][t] = (vf){0};
-    for (long i = 0; i < units; i++) {
-        const long k = only ? only[i] : i;
-        vu wk[4];
-        UNROLL for (int t = 0; t < NT; t++) wk[t] = *(const vu *)(w + t * w_stride + k * 16);
-        UNROLL for (int m = 0; m < MR; m++) {
-            const uint32_t xk = x[m * x_stride + k];
-            UNROLL for (int t = 0; t < NT; t++) acc[m][t] = NAME(mac)(acc[m][t], wk[t], xk);
+    if (only) {
+        for (long i = 0; i < units; i++) UNIT_OF_BLOCK(only[i]);
+    } else {
+        const long ahead = units < UNITS_AHEAD ? units : UNITS_AHEAD;
+        long k = 0;
+        for (; k < units - ahead; k++) {
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(w + t * w_stride + (k + ahead) * 16);
+            UNIT_OF_BLOCK(k);
+        }
+        for (long from = k; k < units; k++) {
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride + (k - from) * 16);
+            UNIT_OF_BLOCK(k);
         }
     }
     UNROLL for (int m = 0; m < MR; m++)
@@ -82,36 +100,43 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
             *to = add ? *to + y : y;
         }
 }
+#undef UNIT_OF_BLOCK
 
 #define BLOCK_CASE(MR)                                                                                                \
     case MR: {                                                                                                        \
         const int wide = MR <= 6 ? 4 : 2;                                                                             \
         for (; t + wide <= last; t += wide)                                                                           \
             NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                \
-                        out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
+                        w + (t + 2 * wide <= last ? t + wide : after) * w_stride, out + r * out_stride + t * 16,      \
+                        out_stride, bias ? bias + t * 16 : 0, add);                                                   \
         for (; t < last; t++)                                                                                         \
             NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                   \
-                        out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
+                        w + (t + 1 < last ? t + 1 : after) * w_stride, out + r * out_stride + t * 16, out_stride,     \
+                        bias ? bias + t * 16 : 0, add);                                                               \
         break;                                                                                                        \
     }
 
 /* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1, summed over some units or all.
- * A few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. */
+ * A few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. Rows are
+ * taken up to 12 at once, in blocks of nearly one size: 13 are 7 and 6. */
 static inline __attribute__((always_inline)) void NAME(product_over)(const uint32_t *w, long w_stride, long first,
                                                                      long last_tile, const uint32_t *x, long x_stride,
                                                                      const int32_t *only, long units, long rows,
                                                                      float *out, long out_stride, const float *bias,
                                                                      int add) {
-    const long group = rows <= 12 ? last_tile - first : 4;
+    const long group = rows <= 12 ? last_tile - first : 4, blocks = (rows + 11) / 12;
     for (long begin = first; begin < last_tile; begin += group) {
         const long last = begin + group < last_tile ? begin + group : last_tile;
-        for (long r = 0; r < rows; r += 12) {
-            const long left = rows - r < 12 ? rows - r : 12;
+        for (long i = 0, r = 0; i < blocks; i++) {
+            const long count = rows / blocks + (i < rows % blocks);
+            /* the same tiles again, for the rows that are left, or the next ones; at the end, those that are there */
+            const long after = i + 1 < blocks || last + 4 > last_tile ? begin : last;
             long t = begin;
-            switch (left) {
+            switch (count) {
                 BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6)
                 BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)
             }
+            r += count;
         }
     }
 }

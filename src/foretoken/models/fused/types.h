@@ -2,6 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define ABI 5
+#define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 #define UNROLL _Pragma("GCC unroll 12")
 
 typedef float vf __attribute__((vector_size(64)));
