@@ -87,6 +87,18 @@ static inline __attribute__((always_inline)) vf NAME(weigh)(vf acc, const float 
     return acc;
 }
 
+/* Bring the tiled keys of a slot up to date with its whole committed tiles; returns how many columns they are. */
+static long NAME(store)(const Job *job, const Layer *layer, const Segment *s, long g, const char *keys) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long D = m->head_dim, units = D / UNIT, place = (long)s->slot * m->kv_heads + g, whole = s->committed / 16;
+    int32_t *known = call->known[layer->index] + place;
+    uint32_t *tiles = (uint32_t *)call->tiled[layer->index] + place * ((call->capacity + 15) / 16) * 16 * units;
+    for (; *known < whole; ++*known)
+        transpose16((const uint32_t *)(keys + *known * 16 * D * (4 / UNIT)), units, 16, tiles + *known * 16 * units);
+    return whole * 16;
+}
+
 /* Write one group's new keys and values, and attend with its query heads over one segment.
  *
  * The runs of columns that the group looks at are laid end to end: from here on a column is its place in that line. What
@@ -121,20 +133,31 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
     for (long i = 0; i < num_runs; i++) columns += runs[i].to - runs[i].from;
     const long first = columns - R, prefix = first - s->tail, padded = (columns + 15) / 16 * 16;
 
-    /* Keys of 16 columns side by side, [column / 16][unit][16]: one product then scores 16 columns. */
+    /* Keys of 16 columns side by side, [column / 16][unit][16]: one product then scores 16 columns. Of committed rows
+     * they are kept; the others are laid out now, in their places in the line. */
+    const long stored = NAME(store)(job, layer, s, g, keys), tiles_held = (call->capacity + 15) / 16;
+    const uint32_t *store = (const uint32_t *)call->tiled[layer->index] + ((long)s->slot * m->kv_heads + g) * tiles_held * 16 * units;
     uint32_t *side = scratch->part[1].data;
-    for (long i = 0, to = begin; i < num_runs; i++)
-        for (long c = runs[i].from; c < runs[i].to; c += 16, to += 16)
+    for (long i = 0, to = begin; i < num_runs; to += runs[i].to - runs[i].from, i++)
+        for (long c = runs[i].from > stored ? runs[i].from : stored; c < runs[i].to; c += 16)
             transpose16((const uint32_t *)(keys + c * D * element), units, runs[i].to - c < 16 ? runs[i].to - c : 16,
-                        side + to * units);
+                        side + (to + c - runs[i].from) * units);
 
     float *scores = scratch->part[2].data;
     for (long base = 0; base < R * n; base += 12) {
         const long rows = R * n - base < 12 ? R * n - base : 12;
         /* In a chain nobody in this block sees beyond its last row. */
         const long seen_end = s->seen ? columns : first + (base + rows - 1) / n + 1;
-        const long tiles = (seen_end + 15) / 16;
-        NAME(product)(side, units * 16, begin / 16, tiles, q + base * units, units, units, rows, scores, padded, 0, 0);
+        for (long i = 0, to = begin; i < num_runs && to < seen_end; to += runs[i].to - runs[i].from, i++) {
+            Run run = runs[i];
+            if (run.to > run.from + seen_end - to) run.to = run.from + seen_end - to;
+            const long middle = stored < run.from ? run.from : stored < run.to ? stored : run.to;
+            const long from_store = (middle - run.from) / 16, from_side = (run.to - middle + 15) / 16;
+            const uint32_t *x = q + base * units;
+            NAME(product)(store + run.from * units, units * 16, 0, from_store, x, units, units, rows, scores + to, padded, 0, 0);
+            NAME(product)(side + (to + middle - run.from) * units, units * 16, 0, from_side, x, units, units, rows,
+                          scores + to + middle - run.from, padded, 0, 0);
+        }
         long lows[12], lengths[12]; /* the columns that a row sees; of a tree's row, after its path is compacted */
         float inverse[12];
         long shared_from = begin, shared_to = columns; /* the columns that all rows of the block see */

@@ -31,7 +31,7 @@ _FLAGS = (
     "-Wno-psabi",
     "-pthread",
 )
-_ABI = 5
+_ABI = 6
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ def declared(found: ctypes.CDLL) -> ctypes.CDLL | None:
     found.foretoken_team_free.restype = None
     found.foretoken_forward.argtypes = [ctypes.c_void_p] * 3
     found.foretoken_linear.argtypes = [ctypes.c_void_p] * 2
+    found.foretoken_move.argtypes = [ctypes.c_void_p]
+    found.foretoken_move.restype = None
     for function in (found.foretoken_forward, found.foretoken_linear):
         function.restype = ctypes.c_int64
     return found

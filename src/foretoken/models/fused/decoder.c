@@ -151,6 +151,20 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     return !ready;
 }
 
+/* Keep a branch of a draft: its rows become neighbours, ascending, so that none is written before it has been read. */
+void foretoken_move(const Move *move) {
+    for (int64_t layer = 0; layer < move->num_layers; layer++)
+        for (int64_t g = 0; g < move->kv_heads; g++) {
+            const size_t bytes = move->row_bytes, at = (move->slot * move->kv_heads + g) * move->capacity * bytes;
+            char *keys = (char *)move->keys[layer] + at, *values = (char *)move->values[layer] + at;
+            for (int64_t i = 0; i < move->count; i++) {
+                if (move->from[i] == move->to + i) continue;
+                memcpy(keys + (move->to + i) * bytes, keys + move->from[i] * bytes, bytes);
+                memcpy(values + (move->to + i) * bytes, values + move->from[i] * bytes, bytes);
+            }
+        }
+}
+
 /* One linear layer over packed weights, for code that drives layers itself; returns as foretoken_forward does. */
 int64_t foretoken_linear(Team *team, const Linear *y) {
     Job job = {.linear = y};

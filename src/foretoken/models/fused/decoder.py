@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ from foretoken.models.cache import KVCache
 from foretoken.models.fused import build, checks, structs, team
 from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection
 from foretoken.models.fused.packing import UNITS, tiled
+from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
+from foretoken.models.fused.shelf import Shelf
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
@@ -45,14 +48,6 @@ class _NativeBlocks(NamedTuple):
 
     native: structs.Blocks
     memory: tuple[object, ...]
-
-
-class _Addresses(NamedTuple):
-    """Of a cache's buffers, by layer."""
-
-    cache: tuple[int, int]  # which one, and how often it was reallocated
-    keys: Any
-    values: Any
 
 
 class FusedDecoder:
@@ -79,7 +74,8 @@ class FusedDecoder:
         self.vocab_size = self.head.vocab_size
         embedding = None if layout.embedding_VD is None else layout.embedding_VD.detach().contiguous()
         self._keep += [embedding, layers, self.head]
-        self._addresses: _Addresses | None = None
+        self._rooms: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
+        self._shelf = Shelf()
         self._sizes = checks.Sizes(
             num_layers=layout.num_blocks,
             width=layout.width,
@@ -126,9 +122,10 @@ class FusedDecoder:
         for native, segment in zip(segments, batch.segments, strict=True):
             native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
             native.start, native.rows = segment.start, segment.num_rows
+            native.committed = min(segment.prefix, cache.lengths[segment.slot]) if attends else 0
             if segment.seen is not None:
                 native.seen = segment.seen.data_ptr()
-        addresses = self._cache_addresses(cache) if attends else None
+        room = self._room(cache) if attends else None
         blocks, attention = None, ctypes.c_double(0)
         if plan.blocks is not None:
             for native, keep in zip(segments, plan.blocks.keep, strict=True):
@@ -137,7 +134,7 @@ class FusedDecoder:
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         tables = self._rotary.up_to(max(batch.positions) + 1 if attends else 0)
         num_wanted = len(wanted)
-        logits_MV = torch.empty(num_wanted, self._model.logits_stride)
+        logits_MV = self._shelf.take(num_wanted, self._model.logits_stride)
         best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
         ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
         thresholds = array("f", plan.thresholds or ())
@@ -159,8 +156,10 @@ class FusedDecoder:
             sin=tables.sin_Nh.data_ptr(),
             segments=segments,
             blocks=None if blocks is None else ctypes.pointer(blocks.native),
-            keys=None if addresses is None else ctypes.addressof(addresses.keys),
-            values=None if addresses is None else ctypes.addressof(addresses.values),
+            keys=None if room is None else ctypes.addressof(room.keys),
+            values=None if room is None else ctypes.addressof(room.values),
+            tiled=None if room is None else ctypes.addressof(room.tiled),
+            known=None if room is None else ctypes.addressof(room.known),
             logits=logits_MV.data_ptr(),
             best=best.buffer_info()[0],
             peaks=peaks.buffer_info()[0],
@@ -213,18 +212,16 @@ class FusedDecoder:
         )
         return _NativeBlocks(native, (pointers, chosen, means))
 
-    def _cache_addresses(self, cache: KVCache) -> _Addresses:
-        """Of the layers' buffers; taken again when the cache has grown."""
-        found = self._addresses  # once: another thread may put another cache's there meanwhile
-        if found is not None and found.cache == (cache.serial, cache.generation):
+    def _room(self, cache: KVCache) -> Room:
+        """The cache's memory; looked up again when the cache has grown."""
+        found = self._rooms.get(cache)
+        if found is not None and found.serves(cache):
             return found
         model = self._model
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
         pairs = [cache.buffers(layer, row, row) for layer in range(model.num_layers)]
         checks.check_buffers(self._sizes, cache, pairs)
-        kind = structs.P * len(pairs)
-        keys, values = (kind(*(pair[side].data_ptr() for pair in pairs)) for side in (0, 1))
-        found = self._addresses = _Addresses((cache.serial, cache.generation), keys, values)
+        found = self._rooms[cache] = Room(self._library, cache, pairs)
         return found
 
     # ------------------------------------------------------------------ packing

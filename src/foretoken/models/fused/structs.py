@@ -34,7 +34,7 @@ class Model(ctypes.Structure):
 class Segment(ctypes.Structure):
     """The rows of one request."""
 
-    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "keep")), ("seen", P)]
+    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "committed", "keep")), ("seen", P)]
 
 
 class Blocks(ctypes.Structure):
@@ -55,7 +55,7 @@ class Call(ctypes.Structure):
         *((name, P) for name in ("tokens", "positions", "wanted", "cos", "sin")),
         ("segments", ctypes.POINTER(Segment)),
         ("blocks", ctypes.POINTER(Blocks)),
-        *((name, P) for name in ("keys", "values", "logits", "best", "peaks")),
+        *((name, P) for name in ("keys", "values", "tiled", "known", "logits", "best", "peaks")),
         ("top", _I),
         *((name, P) for name in ("top_ids", "top_shares")),
         *((name, _I) for name in ("first", "last")),
@@ -64,6 +64,15 @@ class Call(ctypes.Structure):
         *((name, P) for name in ("taps", "tap_rows", "tapped")),
         ("thresholds", P),
         ("attention_seconds", ctypes.POINTER(ctypes.c_double)),
+    ]
+
+
+class Move(ctypes.Structure):
+    """Rows of one slot to move together, in every layer."""
+
+    _fields_ = [
+        *((name, _I) for name in ("num_layers", "slot", "kv_heads", "capacity", "row_bytes", "to", "count")),
+        *((name, P) for name in ("keys", "values", "from_rows")),
     ]
 
 

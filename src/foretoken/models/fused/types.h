@@ -1,7 +1,7 @@
 /* What the caller hands over; mirrored field by field in structs.py. */
 
 #define MAX_HEAD_DIM 512
-#define ABI 5
+#define ABI 6
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 #define UNROLL _Pragma("GCC unroll 12")
 
@@ -34,6 +34,7 @@ typedef struct {
 
 typedef struct {
     int64_t slot, prefix, tail, start, rows;
+    int64_t committed;   /* rows of the slot that never change but are only forgotten; at most `prefix` */
     int64_t keep;        /* blocks of the prefix to keep in a layer, over all key/value heads; 0: dense attention */
     const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
 } Segment;
@@ -54,6 +55,9 @@ typedef struct {
     const Segment *segments;
     const Blocks *blocks; /* or NULL: all attention is dense */
     void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim] */
+    void *const *tiled;                /* per layer [slot][kv head][tiles][unit][16], tiles = capacity / 16 rounded up:
+                                          the committed keys once more, those of 16 rows side by side */
+    int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are written */
     float *logits;                     /* [num_wanted][logits_stride] */
     int32_t *best;                     /* [num_wanted] */
     float *peaks;                      /* [num_wanted] */
@@ -70,6 +74,14 @@ typedef struct {
     const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
     double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
 } Call;
+
+/* Rows of one slot to move together, in every layer. */
+typedef struct {
+    int64_t num_layers, slot, kv_heads, capacity, row_bytes;
+    int64_t to, count; /* rows to .. to + count - 1 */
+    void *const *keys, *const *values;
+    const int64_t *from; /* [count], increasing, from[i] >= to + i */
+} Move;
 
 /* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
 typedef struct {
