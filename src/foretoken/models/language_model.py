@@ -19,7 +19,7 @@ from foretoken.models import anatomy, attention, probe
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.feed_forward import swapped
-from foretoken.models.fused import decoder
+from foretoken.models.fused import decoder, trial
 from foretoken.models.native import NativePlan
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.span import Span, within
@@ -102,9 +102,8 @@ class LanguageModel:
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
-        if decoder.misfit(model) is None:
-            self.fused = decoder.FusedDecoder.of(model, self.max_length)
-        elif can_prepack(self.dtype, self.device):
+        self.fused = trial.adopt(model, self.max_length, lambda batch, plan: self.forward(batch, plan).logits_MV)
+        if self.fused is None and can_prepack(self.dtype, self.device):
             prepack(model)
 
     @property

@@ -29,6 +29,8 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
@@ -134,10 +136,46 @@ class Adapter(LearnedPart, nn.Module):
 
     def rotary_tables(self, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [length, head_dim / 2]."""
+        return self._rotary_at(torch.arange(length, device=device))
+
+    def _rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         half = self.config.head_dim // 2
-        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-        angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * rates
+        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=positions_T.device) / half)
+        angles = positions_T.to(torch.float64)[:, None] * rates
         return angles.cos().float(), angles.sin().float()
+
+    def layout(self, head: Head, dtype: torch.dtype, max_length: int) -> Layout:
+        """This adapter and the target's head as a decoder of one layer without MLP; every forward of it is entered.
+
+        Args:
+            head: the target's, packed.
+            dtype: of the target.
+            max_length: positions that a row may have.
+        """
+        config = self.config
+        block = Block(
+            q=Projection(self.q_proj.weight),
+            k=Projection(self.k_proj.weight),
+            v=Projection(self.v_proj.weight),
+            out=Projection(self.o_proj.weight),
+            attention_norm_D=self.norm_in.weight,
+        )
+        return Layout(
+            dtype=dtype,
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=0,
+            norm_eps=config.norm_eps,
+            scaling=config.head_dim**-0.5,
+            num_blocks=1,
+            blocks=(block,),
+            rotary=self._rotary_at,
+            max_length=max_length,
+            final_norm_D=self.norm_out.weight,
+            head=head,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights, bf16."""
@@ -211,7 +249,9 @@ class AdapterHead:
 
     def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
         self._target = target
-        self._fused = target.fused.with_adapter(adapter, target.max_length) if target.fused is not None else None
+        self._fused: FusedDecoder | None = None
+        if target.fused is not None:
+            self._fused = FusedDecoder(adapter.layout(target.fused.head, target.dtype, target.max_length))
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()
