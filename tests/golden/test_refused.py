@@ -20,6 +20,15 @@ SMALL = {**LLAMA, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 4}
 OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 INTERFACE = "does not go through the library's attention interface"
 
+TUNED = {
+    **SMALL,
+    "num_local_experts": 2,
+    "intermediate_size_mlp": 64,
+    "layer_types": ["full_attention"] * 4,
+    "no_rope_layers": [1, 1, 1, 0],
+    "attn_temperature_tuning": True,
+}
+
 REFUSED: dict[str, tuple[Family, str]] = {
     # position biases on the scores, from tables of their own
     "bloom": (Family("bloom", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 4}), INTERFACE),
@@ -49,6 +58,19 @@ REFUSED: dict[str, tuple[Family, str]] = {
             "llama4_text", {**SMALL, "attention_chunk_size": 5, "num_local_experts": 2, "intermediate_size_mlp": 64}
         ),
         "layer 0 is of type 'chunked_attention'",
+    ),
+    # scores whose temperature depends on the row's number in the batch
+    "llama4_text_tuned": (
+        Family("llama4_text", {**TUNED, "floor_scale": 8192, "max_position_embeddings": 2**15}),
+        "around position 8190 it counts the rows of the batch",
+    ),
+    "llama4_text_tuned_late": (
+        Family("llama4_text", {**TUNED, "floor_scale": 2**14, "max_position_embeddings": 2**15}),
+        "around position 32764 it counts the rows of the batch",
+    ),
+    "llama4_text_tuned_early": (
+        Family("llama4_text", {**TUNED, "floor_scale": 16}),
+        "around position 124 it counts the rows of the batch",
     ),
     "gemma3_both_ways": (
         Family("gemma3_text", {**FAMILIES["gemma3_text"].options, "use_bidirectional_attention": True}),

@@ -6,6 +6,7 @@ linear layers are packed (models/prepack.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,17 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchitecture
+from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
-from foretoken.models import anatomy, attention, probe
+from foretoken.models import anatomy, attention, probe, trial
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
 from foretoken.models.native import NativePlan
+from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.span import Span, within
 from foretoken.models.work import sizes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,10 @@ class Output:
         return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
 
 
+class Mispacked(ModelError):
+    """Packed weights do not compute what the model computes; it has to be loaded again, to run unpacked."""
+
+
 class LanguageModel:
     """One checkpoint, ready to compute.
 
@@ -74,12 +82,16 @@ class LanguageModel:
         tokenizer: its tokenizer.
         name: what the user called it, for messages.
         max_length: longest sequence to serve; None takes the model's limit.
+        packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
     Raises:
+        Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
         UnsupportedArchitecture: a layer does not call the attention interface, or attends in a way we do not know.
         ConfigError: ``max_length`` exceeds the model's positions.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str, max_length: int | None = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str, max_length: int | None = None, packed: bool = True
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
@@ -101,11 +113,9 @@ class LanguageModel:
         self.layers_loaded = self.layer_rows = self.scored_rows = 0
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
-        self._probe()
-        if decoder.misfit(model) is None:
-            self.fused = decoder.FusedDecoder.of(model, self.max_length)
-        elif can_prepack(self.dtype, self.device):
-            prepack(model)
+        window = self._probe()
+        if packed:
+            self._pack(window)
 
     @property
     def flops(self) -> float:
@@ -174,11 +184,43 @@ class LanguageModel:
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
         return self.forward(batch, _NO_ATTENTION, top=top, span=span)
 
-    def _probe(self) -> None:
-        """Refuse here, and not mid-run, what a packed batch would compute wrongly."""
+    def _pack(self, window: int | None) -> None:
+        """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself.
+
+        Args:
+            window: the smallest sliding window of any layer.
+        """
+        if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
+            return
+        odd = why_not_its_weights(self.model)
+        if odd is not None:
+            log.warning("model '%s' is computed layer by layer, which is slower: %s", self.name, odd)
+        native = odd is None and decoder.misfit(self.model) is None
+        reach = min(self.max_length, window or self.max_length) if native else self.max_length
+        expected_MV = trial.read(self._logits, reach)
+        if native:
+            self.fused = decoder.FusedDecoder.of(self.model, self.max_length)
+            found_MV = trial.read(self._logits, reach, KVCache(self.num_layers, 1, self.max_length))
+            self._compare("the native decoder", found_MV, expected_MV)
+        elif can_prepack(self.dtype, self.device):
+            prepack(self.model)
+        self._compare("packed weights", trial.read(self._logits, reach), expected_MV)
+
+    def _logits(self, batch: PackedBatch, plan: Plan) -> Tensor:
+        return self.forward(batch, plan).logits_MV
+
+    def _compare(self, what: str, found_MV: Tensor, expected_MV: Tensor) -> None:
+        difference = trial.difference(found_MV, expected_MV, self.dtype)
+        if difference is not None:
+            raise Mispacked(f"{what} and the model's own layers do not agree: {difference}")
+
+    def _probe(self) -> int | None:
+        """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest sliding window."""
         kind = type(self.model).__name__
         try:
-            probe.check(lambda batch, roll: self.forward(batch, roll).logits_MV, self.num_layers)
+            window = probe.check(self._logits, self.num_layers)
+            trial.check_positions(self.model, self.max_length, self.device)
+            return window
         except ForetokenError as error:
             raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) is not supported: {error}") from error
         except Exception as error:

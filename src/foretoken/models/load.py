@@ -19,7 +19,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention
-from foretoken.models.language_model import LanguageModel
+from foretoken.models.language_model import LanguageModel, Mispacked
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -44,9 +46,17 @@ def load(
     config = _config(source, name)
     _check_purpose(config, name)
     kind = _dtype(dtype, config)
-    model = _weights(source, name, config, kind, attn_implementation=attention.NAME)
     tokenizer = _tokenizer(source, name)
-    return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
+
+    def build(*, packed: bool) -> LanguageModel:
+        model = _weights(source, name, config, kind, attn_implementation=attention.NAME)
+        return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length, packed=packed)
+
+    try:
+        return build(packed=True)
+    except Mispacked as error:
+        log.warning("model '%s' runs unpacked, which is slower: %s", name, error)
+    return build(packed=False)
 
 
 def load_as_is(name: str | Path, *, device: str = "auto") -> tuple[Any, Any]:

@@ -46,6 +46,7 @@ class RollCall:
         self.num_layers = num_layers
         self.twins = twins
         self.layers: set[int] = set()
+        self.window: int | None = None  # the smallest that was announced
         self.masks: dict[int, tuple[Tensor, _MaskFunction]] = {}  # by identity; the tensor is kept alive with it
 
     def attend(
@@ -65,6 +66,8 @@ class RollCall:
         if layer in self.layers:
             raise UnsupportedArchitecture(f"layer {layer} attends more than once in a step")
         self.layers.add(layer)
+        if window is not None:
+            self.window = min(window, self.window or window)
         if self.twins is not None:
             first, second = self.twins
             for rows_XTD in (q_HTD, k_GTD, v_GTD):
@@ -103,12 +106,14 @@ def _is_causal(allowed: _MaskFunction, edges: Sequence[int], window: int | None,
 _watching: ContextVar[RollCall | None] = ContextVar("watching", default=None)
 
 
-def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int) -> None:
+def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int) -> int | None:
     """Run the two probes.
 
     Args:
         forward: computes the wanted rows' logits of a batch.
         num_layers: layers of the model.
+    Returns:
+        the smallest sliding window of any layer; None if there is none.
     Raises:
         UnsupportedArchitecture: the reason; whatever the model itself raises passes through.
     """
@@ -132,6 +137,7 @@ def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int) -
     logits_MV = forward(batch, RollCall(num_layers, twins=(0, 2)))
     if not same(logits_MV[0], logits_MV[2]):
         raise UnsupportedArchitecture("rows of a packed batch mix outside attention")
+    return roll.window
 
 
 def same(a: Tensor, b: Tensor) -> bool:
