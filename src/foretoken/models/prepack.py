@@ -59,7 +59,7 @@ def prepack(model: nn.Module) -> int:
     with torch.no_grad():
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
-                if why_not_plain(child) is None:
+                if isinstance(child, nn.Linear) and why_not_plain(child) is None:
                     setattr(parent, name, PackedLinear(child))
                     count += 1
     return count
