@@ -18,7 +18,7 @@ from foretoken.engine import compose
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
-from foretoken.engine.text import TextStream
+from foretoken.engine.text import TextStream, text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 
@@ -147,7 +147,7 @@ class LLM:
         self._params_for([prompt], params)
         (request,) = self._requests(prompt, params, 0)
         if request.text is None:
-            request.text = TextStream(self.tokenizer)
+            request.text = TextStream(self.tokenizer, prompt=request.tokens)
         return self._stream(request)
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -246,7 +246,7 @@ class LLM:
         for number in range(params.n):
             seed = base if number == 0 else mix64(base + number) >> 1
             laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device)
-            text = TextStream(self.tokenizer, params.stop_strings) if params.stop_strings else None
+            text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
             requests.append(
                 Request(
                     request_id=self._next_id,
@@ -330,7 +330,7 @@ class LLM:
             ids = request.output_ids
             if request.finish_reason == "stop":
                 ids = ids[:-1]
-            text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = text_of(self.tokenizer, ids, request.tokens[: request.num_prompt])
         else:
             if request.finished:
                 request.text.close()
