@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,17 +11,20 @@ from typing import Any
 
 import torch
 
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
+from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
 from foretoken.engine.text import TextStream, text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, str]]
@@ -41,6 +45,10 @@ class LLM:
         max_num_seqs: requests that run at once, at most.
         max_rows_per_step: rows (tokens) of one forward, at most: prompts are fed in chunks of what is left.
         seed: fixes the seeds of requests that bring none; None draws fresh ones.
+        generation_config: "auto": requests without params take what the checkpoint's ``generation_config.json`` asks
+            for (``default_params``), as vLLM's and transformers' do; "none": they are greedy. Requests with params
+            are as these say. One warning says what is asked for.
+        trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -58,7 +66,11 @@ class LLM:
         max_num_seqs: int = 16,
         max_rows_per_step: int = 512,
         seed: int | None = None,
+        generation_config: str = "auto",
+        trust_remote_code: bool = False,
     ) -> None:
+        if generation_config not in CHOICES:
+            raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
         for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
@@ -66,13 +78,23 @@ class LLM:
             if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
                 raise ConfigError(f"threads={threads!r} must be an integer, at least 1; leave it out for torch's")
             torch.set_num_threads(threads)
-        target = load(model, dtype=dtype, device=device, max_length=max_model_len)
-        self._set_up(target, speculative_config, max_num_seqs, max_rows_per_step, seed)
+        target = load(model, dtype=dtype, device=device, max_length=max_model_len, trust_remote_code=trust_remote_code)
+        defaults = SamplingParams()
+        if generation_config == "auto":
+            defaults = _checkpoint_defaults(target)
+        self._set_up(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
 
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
         twin = LLM.__new__(LLM)
-        twin._set_up(self.target, speculative_config, self.max_num_seqs, self.max_rows_per_step, self._seed)
+        twin._set_up(
+            self.target,
+            speculative_config,
+            self.max_num_seqs,
+            self.max_rows_per_step,
+            self._seed,
+            self.default_params,
+        )
         return twin
 
     def _set_up(
@@ -82,8 +104,10 @@ class LLM:
         max_num_seqs: int,
         max_rows_per_step: int,
         seed: int | None,
+        default_params: SamplingParams | None = None,
     ) -> None:
         self.target = target
+        self.default_params = default_params or SamplingParams()
         self.tokenizer = target.tokenizer
         self.max_num_seqs = max_num_seqs
         self.max_rows_per_step = max_rows_per_step
@@ -113,7 +137,7 @@ class LLM:
 
         Args:
             prompts: one prompt or several; each a string, ``{"prompt": str}`` or ``{"prompt_token_ids": [int]}``.
-            params: one for all, or one per prompt; None takes the defaults.
+            params: one for all, or one per prompt; None takes ``default_params``.
             progress: called with each output as it finishes.
         Returns:
             one output per prompt, in order. A request that fails while running has finish_reason "error" and its
@@ -141,7 +165,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request."""
-        params = params or SamplingParams()
+        params = params or self.default_params
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         self._params_for([prompt], params)
@@ -186,7 +210,7 @@ class LLM:
 
     def _params_for(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            every = [params or SamplingParams()] * len(prompts)
+            every = [params or self.default_params] * len(prompts)
         elif isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
             raise ConfigError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
         else:
@@ -344,6 +368,19 @@ class LLM:
             request.logprobs,
             self.recipe.promise_for(request.params),
         )
+
+
+def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
+    """The params that the checkpoint asks for; a warning says what they are."""
+    found = CheckpointDefaults.of(getattr(target.model, "generation_config", None), target.name)
+    if found.in_words:
+        log.warning(
+            "generation_config.json of model '%s' %s: requests without SamplingParams follow it as far as it is "
+            "supported, others say everything themselves; LLM(generation_config='none') leaves it out",
+            target.name,
+            found.in_words,
+        )
+    return found.params
 
 
 def _as_list(prompts: Any) -> list[Any]:
