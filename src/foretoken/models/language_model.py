@@ -82,6 +82,7 @@ class LanguageModel:
         tokenizer: its tokenizer.
         name: what the user called it, for messages.
         max_length: longest sequence to serve; None takes the model's limit.
+        trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
         packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
     Raises:
         Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
@@ -90,11 +91,19 @@ class LanguageModel:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, name: str, max_length: int | None = None, packed: bool = True
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        max_length: int | None = None,
+        packed: bool = True,
+        trusted: bool = False,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.trusted = trusted
         self.source = str(getattr(model.config, "_name_or_path", "") or name)  # folder or hub id
         self.config = model.config
         text = model.config.get_text_config(decoder=True)

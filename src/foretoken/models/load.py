@@ -57,7 +57,14 @@ def load(
 
     def build(*, packed: bool) -> LanguageModel:
         model = files.weights(kind, attn_implementation=attention.NAME)
-        return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length, packed=packed)
+        return LanguageModel(
+            model.to(place).eval(),
+            tokenizer,
+            name=str(name),
+            max_length=max_length,
+            packed=packed,
+            trusted=trust_remote_code,
+        )
 
     try:
         return build(packed=True)
