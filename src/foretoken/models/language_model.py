@@ -6,6 +6,7 @@ linear layers are packed (models/prepack.py).
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -227,16 +228,28 @@ class LanguageModel:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest sliding window."""
         kind = type(self.model).__name__
         try:
-            window = probe.check(self._logits, self.num_layers)
+            window = probe.check(self._logits, self.num_layers, self.max_length)
             trial.check_positions(self.model, self.max_length, self.device)
             return window
         except ForetokenError as error:
-            raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) is not supported: {error}") from error
+            raise UnsupportedArchitecture(
+                f"model '{self.name}' ({kind}) is not supported: {error}{_counting(self.model)}"
+            ) from error
         except Exception as error:
             # hundreds of families raise whatever they like when they are given a batch they did not expect
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) cannot be run as a packed batch: {str(error).strip()[:300]}"
             ) from error
+
+
+def _counting(model: Any) -> str:
+    """What lies behind the failure of a model that cannot be told its positions; empty if it can be."""
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        return ""
+    return (
+        "; its forward takes no 'position_ids': it counts positions by itself, as the decoders of encoder-decoder "
+        "models do, and rows of several requests or of a tree cannot be told theirs"
+    )
 
 
 class _NoAttention:
