@@ -15,12 +15,20 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention, lora
 from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.text_part import text_part
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +66,7 @@ def load(
     def build(*, packed: bool) -> LanguageModel:
         model = files.weights(kind, attn_implementation=attention.NAME)
         return LanguageModel(
-            model.to(place).eval(),
+            text_part(model.to(place).eval()),
             tokenizer,
             name=str(name),
             max_length=max_length,
@@ -102,8 +110,11 @@ def place_of(device: str) -> torch.device:
 
 def _dtype(dtype: str, config: Any) -> torch.dtype:
     if dtype == "auto":
-        found = getattr(config, "dtype", None)
-        return found if isinstance(found, torch.dtype) else torch.float32
+        for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
+            found = getattr(part, "dtype", None)
+            if isinstance(found, torch.dtype):
+                return found
+        return torch.float32
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
@@ -135,9 +146,8 @@ def _check_purpose(config: Any, name: str | Path) -> None:
         raise UnsupportedArchitecture(
             f"model '{name}' ({kind}) is an encoder-decoder: only causal models are supported"
         )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (
-        getattr(config, "auto_map", None) or {}
-    ):
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {}):
         raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not a causal language model of transformers")
     built = list(getattr(config, "architectures", None) or ())
     if built and all(each.endswith(("Classification", "QuestionAnswering", "MaskedLM")) for each in built):
@@ -172,6 +182,13 @@ class _Files:
             config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
         return cls(name, source, config, correction, trusted)
 
+    @property
+    def kind(self) -> Any:
+        """The library's door to the model: a causal one, or one that reads images beside text."""
+        reads_images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        causal = type(self.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        return AutoModelForImageTextToText if reads_images and not causal else AutoModelForCausalLM
+
     def tokenizer(self) -> Any:
         """The correction's own tokenizer where it brings one."""
         own = None if self.correction is None else Path(self.correction.source)
@@ -184,7 +201,7 @@ class _Files:
         name, model_type = self.name, self.config.model_type
         try:
             with _quiet():
-                model, report = AutoModelForCausalLM.from_pretrained(
+                model, report = self.kind.from_pretrained(
                     self.source,
                     dtype=dtype,
                     trust_remote_code=self.trusted,
