@@ -101,8 +101,8 @@ def _work(folder: Path, options: argparse.Namespace) -> int:
     import foretoken
     from foretoken.core.tree import TokenTree
     from foretoken.models.batch import PackedBatch
+    from foretoken.models.dense import DensePlan
     from foretoken.models.load import load
-    from foretoken.plans.dense import DensePlan
 
     torch.set_num_threads(options.threads)
     model = load(str(folder), dtype=options.dtype)

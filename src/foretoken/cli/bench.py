@@ -21,6 +21,7 @@ from foretoken.cli.options import (
     JsonFile,
     Model,
     Threads,
+    TrustRemoteCode,
     Verbose,
     check_model_name,
     check_placement,
@@ -102,6 +103,7 @@ def bench(
         bool, typer.Option("--raw", "--no-chat", help="No chat template.", rich_help_panel=_MEASURE)
     ] = False,
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     json: JsonFile = None,
@@ -153,6 +155,7 @@ def bench(
         device=device,
         threads=threads,
         max_num_seqs=batch_size,
+        trust_remote_code=trust_remote_code,
     )
     engines = {rows[0].label: llm}
     for row in rows[1:]:

@@ -16,7 +16,17 @@ import typer
 from foretoken.bench.shapes import SHAPES, write_random_model
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
 from foretoken.cli.console import emit, finite, note, progress_bar, quiet_transformers
-from foretoken.cli.options import Device, Dtype, JsonFile, Model, Threads, Verbose, check_model_name, check_placement
+from foretoken.cli.options import (
+    Device,
+    Dtype,
+    JsonFile,
+    Model,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+)
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import check_writable, write_whole
@@ -73,6 +83,7 @@ def verify(
         ),
     ] = "text",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     json: JsonFile = None,
@@ -120,7 +131,7 @@ def verify(
     if threads is not None:
         torch.set_num_threads(threads)
     with ExitStack() as stack:
-        target = _load(model, dtype, device, max(contexts) + max(counts), stack)
+        target = _load(model, dtype, device, max(contexts) + max(counts), stack, trusted=trust_remote_code)
         makers: dict[str, Any] = {}
         for label, each in settings.items():
             given = settings_of(SparseVerification.settings_key, dict(each))
@@ -193,13 +204,13 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack) -> LanguageModel:
+def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack, *, trusted: bool) -> LanguageModel:
     """The target; a random one is written to a folder that lives as long as the stack."""
     from foretoken.models.load import load
 
     if not model.startswith(SHAPE):
         check_model_name(model)
-        return load(model, dtype=dtype, device=device)
+        return load(model, dtype=dtype, device=device, trust_remote_code=trusted)
     name = model.removeprefix(SHAPE)
     if name not in SHAPES:
         raise ConfigError(f"--model: unknown shape '{name}': {nearest(name, SHAPES)}")

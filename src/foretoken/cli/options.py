@@ -37,6 +37,14 @@ Dtype = Annotated[
     typer.Option("--dtype", help="auto (as stored), float32, bfloat16 or float16.", rich_help_panel=_MODEL),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that comes with a checkpoint; it is refused otherwise.",
+        rich_help_panel=_MODEL,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads; default: torch's own choice.", rich_help_panel=_MODEL),

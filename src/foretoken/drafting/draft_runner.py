@@ -75,7 +75,11 @@ class DraftRunner(Drafter, ABC):
 
     def __init__(self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1) -> None:
         dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
-        self.model = load(model, dtype=dtype, device=str(target.device)) if isinstance(model, str) else model
+        self.model = (
+            load(model, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
+            if isinstance(model, str)
+            else model
+        )
         reason = check_same_vocabulary(target, self.model)
         if reason is not None:
             raise MismatchError(

@@ -9,23 +9,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
-from foretoken.models import attention
-from foretoken.models.language_model import LanguageModel
+from foretoken.models import attention, lora
+from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.text_part import text_part
 
+log = logging.getLogger(__name__)
+
+_NO_FOLDER = "no adapters"  # where the library finds none: they are merged here, so that no two ways apply them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load(
-    name: str | Path, *, dtype: str = "auto", device: str = "auto", max_length: int | None = None
+    name: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Load a causal language model and its tokenizer for inference.
 
@@ -34,32 +51,46 @@ def load(
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
+        trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
     Raises:
         ConfigError: unknown dtype or device, or a length beyond the model's.
         ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
-    source = source_of(name)
-    config = _config(source, name)
-    _check_purpose(config, name)
-    kind = _dtype(dtype, config)
-    model = _weights(source, name, config, kind, attn_implementation=attention.NAME)
-    tokenizer = _tokenizer(source, name)
-    return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
+    files = _Files.of(name, trust_remote_code)
+    _check_purpose(files.config, name)
+    kind = _dtype(dtype, files.config)
+    tokenizer = files.tokenizer()
+
+    def build(*, packed: bool) -> LanguageModel:
+        model = files.weights(kind, attn_implementation=attention.NAME)
+        return LanguageModel(
+            text_part(model.to(place).eval()),
+            tokenizer,
+            name=str(name),
+            max_length=max_length,
+            packed=packed,
+            trusted=trust_remote_code,
+        )
+
+    try:
+        return build(packed=True)
+    except Mispacked as error:
+        log.warning("model '%s' runs unpacked, which is slower: %s", name, error)
+    return build(packed=False)
 
 
-def load_as_is(name: str | Path, *, device: str = "auto") -> tuple[Any, Any]:
+def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: bool = False) -> tuple[Any, Any]:
     """A causal model of transformers as the library computes it, in the checkpoint's dtype, and its tokenizer.
 
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
     place = place_of(device)
-    source = source_of(name)
-    config = _config(source, name)
-    model = _weights(source, name, config, _dtype("auto", config))
-    return model.to(place).eval(), _tokenizer(source, name)
+    files = _Files.of(name, trust_remote_code)
+    model = files.weights(_dtype("auto", files.config))
+    return model.to(place).eval(), files.tokenizer()
 
 
 def load_config(name: str | Path) -> Any:
@@ -68,7 +99,7 @@ def load_config(name: str | Path) -> Any:
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    return _config(source_of(name), name)
+    return _Files.of(name, trusted=False).config
 
 
 def place_of(device: str) -> torch.device:
@@ -88,8 +119,11 @@ def place_of(device: str) -> torch.device:
 
 def _dtype(dtype: str, config: Any) -> torch.dtype:
     if dtype == "auto":
-        found = getattr(config, "dtype", None)
-        return found if isinstance(found, torch.dtype) else torch.float32
+        for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
+            found = getattr(part, "dtype", None)
+            if isinstance(found, torch.dtype):
+                return found
+        return torch.float32
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
@@ -102,7 +136,7 @@ def source_of(name: str | Path) -> str:
         return str(zoo.path(text.removeprefix("zoo:")))
     folder = Path(text).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / file).is_file() for file in ("config.json", lora.CONFIG)):
             raise ModelError(
                 f"model '{text}' is a folder without config.json: point to a saved Hugging Face checkpoint"
             )
@@ -114,15 +148,6 @@ def source_of(name: str | Path) -> str:
     return text
 
 
-def _config(source: str, name: str | Path) -> Any:
-    try:
-        with _quiet():
-            return AutoConfig.from_pretrained(source)
-    except Exception as error:
-        # a damaged config fails wherever the library first stumbles over it; the remedy is the same
-        raise ModelError(f"model '{name}': its config cannot be read: {_reason(error)}") from error
-
-
 def _check_purpose(config: Any, name: str | Path) -> None:
     """Refuse what is no causal language model before any weight is read."""
     kind = config.model_type
@@ -130,36 +155,86 @@ def _check_purpose(config: Any, name: str | Path) -> None:
         raise UnsupportedArchitecture(
             f"model '{name}' ({kind}) is an encoder-decoder: only causal models are supported"
         )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (
-        getattr(config, "auto_map", None) or {}
-    ):
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {}):
         raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not a causal language model of transformers")
     built = list(getattr(config, "architectures", None) or ())
     if built and all(each.endswith(("Classification", "QuestionAnswering", "MaskedLM")) for each in built):
         raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")
 
 
-def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype, **options: Any) -> Any:
-    try:
-        with _quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype=dtype,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                **options,
-            )
-    except Exception as error:
-        if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table
-            raise UnsupportedArchitecture(
-                f"model '{name}' ({config.model_type}) is not supported: "
-                "its attention does not go through the library's attention interface"
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where a checkpoint's parts are read from.
+
+    Attributes:
+        name: what the user called it, for messages.
+        source: the folder or hub id of config and weights.
+        config: as transformers reads it.
+        correction: what is merged into the weights; None: they are whole.
+        trusted: whether the checkpoint's own code may run.
+    """
+
+    name: str | Path
+    source: str
+    config: Any
+    correction: lora.Correction | None
+    trusted: bool
+
+    @classmethod
+    def of(cls, name: str | Path, trusted: bool) -> _Files:
+        source = source_of(name)
+        correction = lora.correction_of(source, name)
+        if correction is not None:
+            source = correction.base
+        with _reported(f"model '{name}': its config cannot be read", name):
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
+        return cls(name, source, config, correction, trusted)
+
+    @property
+    def kind(self) -> Any:
+        """The library's door to the model: a causal one, or one that reads images beside text."""
+        reads_images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        causal = type(self.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        return AutoModelForImageTextToText if reads_images and not causal else AutoModelForCausalLM
+
+    def tokenizer(self) -> Any:
+        """The correction's own tokenizer where it brings one."""
+        own = None if self.correction is None else Path(self.correction.source)
+        source = str(own) if own is not None and (own / "tokenizer_config.json").is_file() else self.source
+        with _reported(f"model '{self.name}': its tokenizer cannot be loaded", self.name):
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=self.trusted)
+
+    def weights(self, dtype: torch.dtype, **options: Any) -> Any:
+        """A model of transformers, all of whose weights were found."""
+        name, model_type = self.name, self.config.model_type
+        try:
+            with _quiet():
+                model, report = self.kind.from_pretrained(
+                    self.source,
+                    dtype=dtype,
+                    trust_remote_code=self.trusted,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
+                    adapter_kwargs={"subfolder": _NO_FOLDER},
+                    **options,
+                )
+        except Exception as error:
+            if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table
+                raise UnsupportedArchitecture(
+                    f"model '{name}' ({model_type}) is not supported: "
+                    "its attention does not go through the library's attention interface"
+                ) from error
+            # sizes from a config that does not fit fail anywhere in hundreds of families; the remedy is the same
+            raise ModelError(
+                f"model '{name}': its weights cannot be loaded ({_reason(error)}); "
+                "the checkpoint may be incomplete or damaged: fetch or save it again"
             ) from error
-        # sizes from a config that does not fit fail anywhere in hundreds of families; the remedy is the same
-        raise ModelError(
-            f"model '{name}': its weights cannot be loaded ({_reason(error)}); "
-            "the checkpoint may be incomplete or damaged: fetch or save it again"
-        ) from error
+        _check_whole(report, name)
+        return model if self.correction is None else lora.merge(model, self.correction, name)
+
+
+def _check_whole(report: Any, name: str | Path) -> None:
     odd = sorted(report["mismatched_keys"], key=str)
     if odd:
         key, found, expected = odd[0]
@@ -173,16 +248,22 @@ def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype, **o
             f"model '{name}': weights are missing from the checkpoint ('{missing[0]}', {len(missing)} in all); "
             "it would answer at random"
         )
-    return model
 
 
-def _tokenizer(source: str, name: str | Path) -> Any:
+@contextmanager
+def _reported(problem: str, name: str | Path) -> Iterator[None]:
+    """Turn whatever the library raises for a file that it cannot use into one line with the remedy."""
     try:
         with _quiet():
-            return AutoTokenizer.from_pretrained(source)
+            yield
     except Exception as error:
-        # tokenizers raises bare Exception for damaged files; whatever it is, the remedy is the same
-        raise ModelError(f"model '{name}': its tokenizer cannot be loaded: {_reason(error)}") from error
+        # a damaged file fails wherever the library first stumbles over it; the remedy is the same
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise ModelError(
+                f"model '{name}' brings Python code of its own, which is not run unasked: read it, then give "
+                "trust_remote_code=True (--trust-remote-code on the command line)"
+            ) from error
+        raise ModelError(f"{problem}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

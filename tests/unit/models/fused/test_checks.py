@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from foretoken.plans.dense import DensePlan
 from tests.helpers.zoo_llms import target
 
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span

@@ -93,7 +93,7 @@ FORK = """
     torch.set_num_threads(2)
     from foretoken.models.batch import PackedBatch
     from foretoken.models.load import load
-    from foretoken.plans.dense import DensePlan
+    from foretoken.models.dense import DensePlan
 
     model = load("zoo:draft", dtype="float32")
 

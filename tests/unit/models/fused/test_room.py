@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from foretoken.plans.dense import DensePlan
 from tests.helpers.golden import BRANCH, PARENTS, Session, random_tree, tokens_of
 from tests.helpers.zoo_llms import target
 
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build
 from foretoken.models.fused.shelf import Shelf
 from foretoken.models.span import Span
