@@ -36,7 +36,6 @@ from transformers.utils import logging as transformers_logging
 from versions import Quiet, command, versions
 
 from foretoken import LLM, SamplingParams
-from foretoken.bench.shapes import SHAPES, write_random_model
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.files import check_writable, write_whole
@@ -46,6 +45,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.step import Engine
 from foretoken.models.load import load
+from foretoken.models.shapes import SHAPES, write_random_model
 
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)

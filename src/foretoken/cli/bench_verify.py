@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.bench.shapes import SHAPES, write_random_model
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
 from foretoken.cli.console import emit, finite, note, progress_bar, quiet_transformers
 from foretoken.cli.options import (
@@ -30,11 +29,12 @@ from foretoken.cli.options import (
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import check_writable, write_whole
+from foretoken.models.shapes import PREFIX as SHAPE
+from foretoken.models.shapes import SHAPES, write_random_model
 
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
 
-SHAPE = "shape:"
 _PLANS = ("dense", "sparse")
 _KEY = "verification."
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")

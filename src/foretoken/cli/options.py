@@ -21,7 +21,9 @@ _OUTPUT = "Output"
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--model", "-m", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel=_MODEL
+    ),
 ]
 DraftModel = Annotated[
     str | None,
@@ -53,7 +55,10 @@ MaxNumSeqs = Annotated[
     int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
 ]
 Target = Annotated[
-    str, typer.Option("--target", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel="Models")
+    str,
+    typer.Option(
+        "--target", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel="Models"
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -13,7 +13,8 @@ from foretoken.core.errors import ConfigError, nearest
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
-_DEFAULT_DRAFTS = {"zoo:base": "zoo:draft"}
+DEFAULT_DRAFT = "zoo:draft"
+_HAS_DEFAULT_DRAFT = re.compile(r"zoo:base|grown:(zoo:)?base:.*")  # a grown model has its original's texts
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
@@ -69,9 +70,9 @@ def speculative_config(
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
     if wants_draft and not config.get("model"):
-        if target not in _DEFAULT_DRAFTS:
+        if not _HAS_DEFAULT_DRAFT.fullmatch(target):
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
-        config["model"] = _DEFAULT_DRAFTS[target]
+        config["model"] = DEFAULT_DRAFT
     return config
 
 

@@ -19,6 +19,8 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from foretoken.core.files import cache_folder
+
 _HERE = Path(__file__).parent
 _SOURCES = sorted(each.name for each in _HERE.iterdir() if each.suffix in (".c", ".h"))
 _FLAGS = (
@@ -89,7 +91,7 @@ def _built(compiler: list[str]) -> Path:
     for name in _SOURCES:
         key.update((_HERE / name).read_bytes())
     key.update("\0".join([version, _processor(), *_FLAGS]).encode())
-    folder = _cache_folder()
+    folder = cache_folder()
     target = folder / f"decoder-{key.hexdigest()[:20]}.so"
     if target.exists():
         return target
@@ -110,15 +112,3 @@ def _processor() -> str:
     except OSError:
         pass
     return f"{platform.machine()} {platform.processor()}"
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "foretoken"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="foretoken-"))  # ours alone: nobody else can have put a library there
