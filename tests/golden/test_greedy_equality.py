@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foretoken import catalog, zoo
+from foretoken import testing as stubs
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from helpers import drafters as stubs
 from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, truth, with_config, with_drafter
 
 LENGTH = 40
