@@ -18,7 +18,7 @@ from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, read_prompts
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.sampling import SamplingParams
 
-SUITES = ("exits", "rules", "self_speculation", "sprinter")
+SUITES = ("exits", "judge", "rules", "self_speculation", "sprinter")
 
 
 @dataclass(frozen=True)

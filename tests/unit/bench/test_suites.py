@@ -6,14 +6,17 @@ import gzip
 import json
 import pkgutil
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
-from foretoken import catalog
-from foretoken.bench import suites
+from foretoken import catalog, zoo
+from foretoken.bench import accuracy, suites
 from foretoken.bench.harness import Method, Plan, measure
 from foretoken.bench.suite import SUITES, Column, Section, find_suite
+from foretoken.bench.suites.judge import WrongFact, digits
 from foretoken.bench.suites.rules import SCHEMES
 from foretoken.bench.suites.self_speculation import LONGEST, PASSED_OVER, SETS, held_out
 from foretoken.bench.suites.sprinter import Rates, Step
@@ -24,6 +27,8 @@ from foretoken.cli.settings import parse_methods
 from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
+from foretoken.tasks.evaluate import Answer
+from foretoken.tasks.example import Example
 
 
 def test_every_file_is_listed_under_its_own_name():
@@ -154,3 +159,46 @@ def test_the_closed_form_of_sprinter_is_that_of_its_geometric_law():
     endless = sum(goes_on**drafted * (1 - goes_on) * (drafted + 1) for drafted in range(200))  # stops, and is refused
     assert Rates(0.5, 0.0, 1.0).tokens_per_call(None) == pytest.approx(endless)
     assert rates.tokens_per_call(1) < rates.tokens_per_call(4) < rates.tokens_per_call(None)
+
+
+# ---------------------------------------------------------------------- accuracy, and drafts that a judge has to bear
+
+
+def report(*answers: tuple[bool, str | None]):
+    made = tuple(
+        Answer(
+            Example(id=str(i), prompt="?", answer="", response="", category=""),
+            "",
+            (i,),
+            "stop",
+            {} if error else {"correct": float(good)},
+            0.0,
+            error,
+        )
+        for i, (good, error) in enumerate(answers)
+    )
+    return SimpleNamespace(answers=made, metrics=Metrics(num_tokens=6, num_steps=3), distortion=0.5)
+
+
+def test_accuracy_is_compared_question_by_question_and_failures_are_left_out_and_counted():
+    own = {"t": report((True, None), (False, None), (True, "no"))}
+    reference = {"t": report((True, None), (True, None), (True, None))}
+    (row,) = accuracy.rows_of("x", own, reference)  # type: ignore[arg-type]
+    assert (row["questions"], row["failed"], row["lost"], row["won"]) == (2, 1, 1, 0)
+    assert row["accuracy"] == 0.5
+    assert row["minus_reference"][0] == -0.5
+    assert (row["tokens_per_step"], row["distortion"]) == (2.0, 0.5)
+    (none,) = accuracy.rows_of("x", {"t": report((True, "no"))}, {"t": report((True, None))})  # type: ignore[arg-type]
+    assert (none["questions"], none["failed"], none["accuracy"]) == (0, 1, None)
+    assert [column.cell(none) for column in accuracy.COLUMNS][2:4] == ["–", "–"]
+
+
+def test_a_wrong_fact_is_one_wrong_token_a_digit_where_there_is_one():
+    tokenizer = AutoTokenizer.from_pretrained(zoo.path("base"))
+    ten = digits(tokenizer)
+    drafter = WrongFact({}, tokenizer)
+    for tokens in ([900, ten[3], 901], [900, 901, 902]):
+        wrong = drafter.spoilt((), 0, list(tokens))
+        (place,) = [place for place in range(3) if wrong[place] != tokens[place]]
+        assert (wrong[place] in ten) == (tokens[1] in ten)
+        assert place == 1 or tokens[1] == 901

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -106,15 +107,16 @@ def _measure(rule: str, top_p: float, requests: int, options: Setting) -> dict[s
     maker = LawMaker(params, [], options.vocab)
     cases = [_case(rule, seed, maker, options) for seed in range(requests)]
 
+    def process(tree: TokenTree, logits_MV: Tensor, rows: range) -> Tensor:
+        return maker.process(logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1))
+
     def laws() -> list[Laws]:
         return [
             Laws(
                 logits_MV,
                 greedy=False,
                 positions=(9, *(9 + depth for depth in draft.tree.depths)),
-                process=lambda rows, x=logits_MV, tree=draft.tree: maker.process(
-                    x[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
-                ),
+                process=partial(process, draft.tree, logits_MV),
             )
             for draft, logits_MV in cases
         ]
@@ -147,7 +149,9 @@ def _case(rule: str, seed: int, maker: LawMaker, options: Setting) -> tuple[Draf
     base_V = 3.0 * torch.randn(options.vocab, generator=generator)
     tokens: list[int] = []
     parents: list[int] = []
-    q_rows, row_of, frontier = [], [], [-1]
+    q_rows: list[Tensor] = []
+    row_of: list[int] = []
+    frontier = [-1]
     kind = SCHEMES[rule]
     while len(tokens) < options.nodes:
         parent = frontier.pop(0)
