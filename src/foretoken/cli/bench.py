@@ -193,10 +193,13 @@ def bench(
         return _INTERRUPTED
 
     results = _finish(records, rows, engines, params)
-    facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)
     sections: list[Section] = []
     if named is not None and named.study is not None and not records.interrupted:
-        sections = named.study(Run(engines, rows, prompts, params, chat))
+        try:
+            sections = named.study(Run(engines, rows, prompts, params, chat))
+        except KeyboardInterrupt:  # what was measured before it is not lost
+            records.interrupted = True
+    facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)
     _print_tables(results, facts, () if named is None else named.columns, sections)
     if json is not None:
         record = {"provenance": facts, "results": results}
