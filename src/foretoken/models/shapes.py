@@ -26,7 +26,11 @@ def folder(name: str) -> Path:
     short = name.removeprefix(PREFIX)
     if short not in SHAPES:
         raise ConfigError(f"unknown shape '{short}': {nearest(short, SHAPES)}")
-    return folder_made_once(f"shapes/{short}", lambda place: write_random_model(short, place, "bfloat16"))
+
+    def make(place: Path) -> None:
+        write_random_model(short, place, "bfloat16")
+
+    return folder_made_once(f"shapes/{short}", make)
 
 
 def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 4096) -> int:

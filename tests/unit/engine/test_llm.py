@@ -11,12 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from foretoken import testing as stubs
 from foretoken import zoo
+from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import Output
-from helpers import drafters as stubs
+from helpers.drafters import Crashing
 from helpers.zoo_llms import (
     PROMPTS,
     assert_idle,
@@ -584,7 +587,7 @@ def test_a_crashing_drafter_ends_one_request_only(when, inner, caplog):
         return tuple(context.tokens[: context.num_prompt]) == tuple(prompt_ids(PROMPTS[2])) and len(context.tokens) > 30
 
     drafter = stubs.Oracle(truth()) if inner == "oracle" else with_config(DRAFT).recipe.drafter
-    record = stubs.Recorder(stubs.Crashing(drafter, culprit, when=when))
+    record = stubs.Recorder(Crashing(drafter, culprit, when=when))
     llm = with_drafter(record, num_nodes=4)
     outputs = llm.generate(PROMPTS, plan(40))
     assert outputs[2].finish_reason == "error"
@@ -626,9 +629,9 @@ def test_a_drafter_that_breaks_its_budget_is_caught(fault):
         def propose(self, contexts, budgets):
             drafts = super().propose(contexts, budgets)
             wrong = {
-                "too many": lambda: stubs.Draft(stubs.TokenTree([5] * 4000)),
-                "negative": lambda: stubs.Draft(stubs.TokenTree([-1])),
-                "beyond the vocabulary": lambda: stubs.Draft(stubs.TokenTree([VOCAB])),
+                "too many": lambda: Draft(TokenTree([5] * 4000)),
+                "negative": lambda: Draft(TokenTree([-1])),
+                "beyond the vocabulary": lambda: Draft(TokenTree([VOCAB])),
             }
             for index, context in enumerate(contexts):
                 if context.request_id == 1:

@@ -23,8 +23,8 @@ from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.models import anatomy
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
+from foretoken.testing import Random, Recorder
 from foretoken.verifiers.greedy import GreedyVerifier
-from helpers.drafters import Random, Recorder
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
 from helpers.zoo_llms import ids, with_config
