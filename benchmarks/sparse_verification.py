@@ -161,7 +161,11 @@ class _Behind:
     def verify(self, settings: dict[str, Any] | None) -> tuple[Tensor, float | None]:
         """Logits of every verified position, float32 [N, V], and different experts a layer and step."""
         target, cache, options = self._target, self._cache, self._options
-        make = (
+        if settings is None:
+            make: Any = DensePlan
+        else:
+            given = settings_of(SparseVerification.settings_key, dict(settings))
+            make = SparseVerification.arranged(given, target)
             DensePlan
             if settings is None
             else SparseVerification.arranged(settings_of(SparseVerification.settings_key, dict(settings)), target)
