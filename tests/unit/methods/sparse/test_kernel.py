@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs the package triton (extra 'dev', Linux)"
 )
 
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[3]
 PATHS = os.pathsep.join([str(_TESTS), str(_TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 
