@@ -50,10 +50,14 @@ def fingerprint(folder: Path) -> str:
 
 def fingerprint_of(source: str) -> str:
     """The fingerprint of a checkpoint that has been loaded: a folder, or a hub id of which there is a local copy."""
+    return fingerprint(folder_of(source))
+
+
+def folder_of(source: str) -> Path:
+    """Where the files of a checkpoint that has been loaded are: its folder, or the hub's local copy."""
     from transformers.utils import cached_file
 
-    folder = Path(source) if Path(source).is_dir() else Path(cached_file(source, "config.json")).parent
-    return fingerprint(folder)
+    return Path(source) if Path(source).is_dir() else Path(cached_file(source, "config.json")).parent
 
 
 def _canonical(config: dict[str, Any]) -> bytes:

@@ -9,16 +9,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+)
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention
+from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.language_model import LanguageModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -49,17 +59,69 @@ def load(
     return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
 
 
-def load_as_is(name: str | Path, *, device: str = "auto") -> tuple[Any, Any]:
-    """A causal model of transformers as the library computes it, in the checkpoint's dtype, and its tokenizer.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as the library computes it, for learning from.
+
+    Attributes:
+        name: what the user called it.
+        source: the folder or hub id that it was loaded from.
+        model: of transformers, in eval mode.
+        tokenizer: its own.
+    """
+
+    name: str
+    source: str
+    model: Any
+    tokenizer: Any
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where its files are; for a hub id, in the hub's cache."""
+        return folder_of(self.source)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells it from other checkpoints."""
+        return fingerprint(self.folder)
+
+
+def load_as_is(name: str | Path, *, device: str = "auto") -> Checkpoint:
+    """A model as the library computes it, any architecture of it, in the checkpoint's dtype, and its tokenizer.
 
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
     place = place_of(device)
+    model = load_network(name).to(place)
+    return Checkpoint(str(name), source_of(name), model, load_tokenizer(name))
+
+
+def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
+    """The model of transformers alone, causal or masked, in eval mode on the CPU.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
     source = source_of(name)
     config = _config(source, name)
-    model = _weights(source, name, config, _dtype("auto", config))
-    return model.to(place).eval(), _tokenizer(source, name)
+    return _weights(source, name, config, _dtype(dtype, config), kind=auto_class(config)).eval()
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """A checkpoint's tokenizer.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    return _tokenizer(source_of(name), name)
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes the model of a configuration: causal where there is one, else masked."""
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForMaskedLM if masked and not causal else AutoModelForCausalLM
 
 
 def load_config(name: str | Path) -> Any:
@@ -139,10 +201,12 @@ def _check_purpose(config: Any, name: str | Path) -> None:
         raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")
 
 
-def _weights(source: str, name: str | Path, config: Any, dtype: torch.dtype, **options: Any) -> Any:
+def _weights(
+    source: str, name: str | Path, config: Any, dtype: torch.dtype, *, kind: Any = AutoModelForCausalLM, **options: Any
+) -> Any:
     try:
         with _quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 source,
                 dtype=dtype,
                 output_loading_info=True,
