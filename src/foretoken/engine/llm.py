@@ -145,7 +145,7 @@ class LLM:
     @property
     def is_chat_model(self) -> bool:
         """Whether the tokenizer brings a chat template."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
+        return bool(self.tokenizer.chat_template)
 
     def generate(
         self,
