@@ -47,17 +47,24 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise ForetokenError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def cache_folder() -> Path:
-    """The user's cache folder of ours; a fresh temporary one where that cannot be written."""
+def own_cache_folder() -> Path | None:
+    """The user's cache folder of ours, which nobody else can look into; None where it cannot be had."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "foretoken"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+            folder.chmod(0o700)
+            if os.access(folder, os.W_OK):
+                return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="foretoken-"))  # ours alone: nobody else can have put anything there
+    return None
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of ours; a fresh temporary one where that cannot be had."""
+    return own_cache_folder() or Path(tempfile.mkdtemp(prefix="foretoken-"))
 
 
 def folder_made_once(name: str, write: Callable[[Path], None]) -> Path:

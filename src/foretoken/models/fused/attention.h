@@ -3,7 +3,7 @@ static void NAME(rms_norm)(const float *x, const float *gain, long n, float eps,
     vf sum = {0};
     for (long i = 0; i < n; i += 16) {
         vf v = *(const vf_unaligned *)(x + i);
-        sum += v * v;
+        sum = fused(v, v, sum);
     }
     const float scale = 1.0f / sqrtf(horizontal_sum(sum) / (float)n + eps);
     for (long i = 0; i < n; i += 16)
@@ -19,7 +19,7 @@ static void NAME(rotate)(const Model *m, const float *x, const float *gain, cons
         vf sum = {0};
         for (long i = 0; i < D; i += 16) {
             vf v = *(const vf_unaligned *)(x + i);
-            sum += v * v;
+            sum = fused(v, v, sum);
         }
         scale = 1.0f / sqrtf(horizontal_sum(sum) / (float)D + (float)m->eps);
     }
@@ -83,7 +83,7 @@ static long NAME(look)(const Job *job, const Layer *layer, const Segment *s, lon
 /* acc += weights[c] * value of column c, for the columns from .. to - 1 */
 static inline __attribute__((always_inline)) vf NAME(weigh)(vf acc, const float *weights, long from, long to,
                                                             const char *values, long D) {
-    for (long c = from; c < to; c++) acc += weights[c] * NAME(widen)(values + c * D * (4 / UNIT));
+    for (long c = from; c < to; c++) acc = fused(all(weights[c]), NAME(widen)(values + c * D * (4 / UNIT)), acc);
     return acc;
 }
 
@@ -200,7 +200,7 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
     case MR:                                                                                                          \
         for (long c = run.from; c < run.to; c++) {                                                                    \
             const vf vc = NAME(widen)(v + c * D * element);                                                           \
-            UNROLL for (int i = 0; i < MR; i++) acc[i] += line[i * padded + c] * vc;                                  \
+            UNROLL for (int i = 0; i < MR; i++) acc[i] = fused(all(line[i * padded + c]), vc, acc[i]);                \
         }                                                                                                             \
         break;
                 VALUE_CASE(1) VALUE_CASE(2) VALUE_CASE(3) VALUE_CASE(4) VALUE_CASE(5) VALUE_CASE(6)
@@ -214,7 +214,8 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
                     long c = prefix;
                     for (long j = 0; j < s->tail + R; j++)
                         if (seen[j]) {
-                            if (c >= lows[i]) acc[i] += scores[i * padded + c] * NAME(widen)(v + (s->prefix + j) * D * element);
+                            const vf value = NAME(widen)(v + (s->prefix + j) * D * element);
+                            if (c >= lows[i]) acc[i] = fused(all(scores[i * padded + c]), value, acc[i]);
                             c++;
                         }
                 } else {

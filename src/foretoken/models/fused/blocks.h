@@ -48,7 +48,8 @@ static float kth_largest(float *x, long n, long k) {
 static void score_blocks(const Blocks *b, const float *q, const float *means, long D, long num_blocks, float *scores) {
     for (long n = 0; n < num_blocks; n++) {
         vf sum = {0};
-        for (long d = 0; d < D; d += 16) sum += *(const vf_unaligned *)(q + d) * *(const vf_unaligned *)(means + n * D + d);
+        for (long d = 0; d < D; d += 16) 
+            sum = fused(*(const vf_unaligned *)(q + d), *(const vf_unaligned *)(means + n * D + d), sum);
         const float score = horizontal_sum(sum);
         scores[n] = score == score ? score : -INFINITY; /* NaN: a broken model */
         if (n < b->sinks || n >= num_blocks - b->locals) scores[n] = INFINITY;

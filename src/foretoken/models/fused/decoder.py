@@ -56,10 +56,17 @@ class FusedDecoder:
     Args:
         layout: what to compute; its blocks are read and packed one after the other.
         taken: told each block's index and packed weights as soon as they are packed.
+        library: compiled decoder.c; None: the machine's one.
     """
 
-    def __init__(self, layout: Layout, taken: Callable[[int, PackedBlock], None] | None = None) -> None:
-        found = build.library()
+    def __init__(
+        self,
+        layout: Layout,
+        taken: Callable[[int, PackedBlock], None] | None = None,
+        *,
+        library: ctypes.CDLL | None = None,
+    ) -> None:
+        found = library or build.library()
         assert found is not None, "fit.misfit says whether there is a compiled decoder"
         self._library = found
         self._keep: list[Any] = []  # what the native side reads

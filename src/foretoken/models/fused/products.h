@@ -23,12 +23,11 @@ static inline __attribute__((always_inline)) vf NAME(mac)(vf acc, vu w, uint32_t
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
 #else
     union { uint32_t u; float f; } low = {x << 16}, high = {x & 0xffff0000u};
-    acc += (vf)(w << 16) * low.f;
-    return acc + (vf)(w & 0xffff0000u) * high.f;
+    return fused((vf)(w & 0xffff0000u), all(high.f), fused((vf)(w << 16), all(low.f), acc));
 #endif
 #else
     union { uint32_t u; float f; } value = {x};
-    return acc + (vf)w * value.f;
+    return fused((vf)w, all(value.f), acc);
 #endif
 }
 
@@ -75,20 +74,16 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
                                                               const uint32_t *x, long x_stride, const int32_t *only,
                                                               long units, const uint32_t *next, float *out,
                                                               long out_stride, const float *bias, int add) {
-    vf acc[12][4]; /* MR x NT of them are used, and live in registers: every loop over them is unrolled */
+    vf acc[MOST_ROWS][4]; /* MR x NT of them are used, and live in registers: every loop over them is unrolled */
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int t = 0; t < NT; t++) acc[m][t] = (vf){0};
     if (only) {
         for (long i = 0; i < units; i++) UNIT_OF_BLOCK(only[i]);
     } else {
         const long ahead = units < UNITS_AHEAD ? units : UNITS_AHEAD;
-        long k = 0;
-        for (; k < units - ahead; k++) {
-            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(w + t * w_stride + (k + ahead) * 16);
-            UNIT_OF_BLOCK(k);
-        }
-        for (long from = k; k < units; k++) {
-            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride + (k - from) * 16);
+        for (long k = 0; k < units; k++) {
+            const uint32_t *soon = k + ahead < units ? w + (k + ahead) * 16 : next + (k + ahead - units) * 16;
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(soon + t * w_stride);
             UNIT_OF_BLOCK(k);
         }
     }
@@ -104,7 +99,7 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
 
 #define BLOCK_CASE(MR)                                                                                                \
     case MR: {                                                                                                        \
-        const int wide = MR <= 6 ? 4 : 2;                                                                             \
+        const int wide = TILES_FOR(MR);                                                                               \
         for (; t + wide <= last; t += wide)                                                                           \
             NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                \
                         w + (t + 2 * wide <= last ? t + wide : after) * w_stride, out + r * out_stride + t * 16,      \
@@ -118,13 +113,14 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
 
 /* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1, summed over some units or all.
  * A few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. Rows are
- * taken up to 12 at once, in blocks of nearly one size: 13 are 7 and 6. */
+ * taken up to MOST_ROWS at once, in blocks of nearly one size: 13 are 7 and 6. */
 static inline __attribute__((always_inline)) void NAME(product_over)(const uint32_t *w, long w_stride, long first,
                                                                      long last_tile, const uint32_t *x, long x_stride,
                                                                      const int32_t *only, long units, long rows,
                                                                      float *out, long out_stride, const float *bias,
                                                                      int add) {
-    const long group = rows <= 12 ? last_tile - first : 4, blocks = (rows + 11) / 12;
+    const long group = rows <= MOST_ROWS ? last_tile - first : 4;
+    const long blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     for (long begin = first; begin < last_tile; begin += group) {
         const long last = begin + group < last_tile ? begin + group : last_tile;
         for (long i = 0, r = 0; i < blocks; i++) {
@@ -133,8 +129,11 @@ static inline __attribute__((always_inline)) void NAME(product_over)(const uint3
             const long after = i + 1 < blocks || last + 4 > last_tile ? begin : last;
             long t = begin;
             switch (count) {
-                BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6)
-                BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)
+                BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4)
+#if MOST_ROWS > 4
+                BLOCK_CASE(5) BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8)
+                BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)
+#endif
             }
             r += count;
         }

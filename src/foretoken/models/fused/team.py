@@ -9,6 +9,7 @@ threads at its first forward; they are not copied by a fork, and a child starts 
 
 from __future__ import annotations
 
+import ctypes
 from contextvars import ContextVar, Token
 from functools import lru_cache
 from typing import Any
@@ -23,9 +24,7 @@ _current: ContextVar[Team | None] = ContextVar("team", default=None)
 class _Handle:
     """A native team, freed with the last reference: a forward that is under way holds one."""
 
-    def __init__(self) -> None:
-        library = build.library()
-        assert library is not None
+    def __init__(self, library: ctypes.CDLL) -> None:
         self._free = library.foretoken_team_free
         self.address: int | None = library.foretoken_team_new()
         if not self.address:
@@ -42,15 +41,20 @@ class Team:
 
     Args:
         threads: the calling thread included; None: as many as torch uses, asked at every forward.
+        library: whose functions it will run; None: the machine's one.
     Raises:
         ValueError: fewer than one thread.
+        RuntimeError: no compiled decoder.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, library: ctypes.CDLL | None = None) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads={threads}: a team has one thread at least, the caller")
         self._threads = threads
-        self._handle: _Handle | None = _Handle()
+        library = library or build.library()
+        if library is None:
+            raise RuntimeError("there is no compiled decoder on this machine that a team could work for")
+        self._handle: _Handle | None = _Handle(library)
         self._before: list[Token[Team | None]] = []
 
     @property

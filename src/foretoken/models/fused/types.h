@@ -3,6 +3,14 @@
 #define MAX_HEAD_DIM 512
 #define ABI 6
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
+/* Of a product, rows and tiles whose sums are in registers together: 32 of 16 floats, or 16 of 8. */
+#ifdef __AVX512F__
+#define MOST_ROWS 12
+#define TILES_FOR(MR) ((MR) <= 6 ? 4 : 2)
+#else
+#define MOST_ROWS 4
+#define TILES_FOR(MR) ((MR) <= 1 ? 4 : (MR) <= 3 ? 2 : 1)
+#endif
 #define UNROLL _Pragma("GCC unroll 12")
 
 typedef float vf __attribute__((vector_size(64)));

@@ -1,5 +1,27 @@
 /* Arithmetic over vectors of 16 floats that does not depend on the element type of the model. */
 
+/* a * b + c. Which products are rounded before the addition is written here and nowhere left to the compiler, which is
+ * told to contract nothing: bits are equal only where operations are. */
+static inline __attribute__((always_inline)) vf fused(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(__AVX__)
+    union { vf whole; __m256 half[2]; } x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
+    return z.whole;
+#elif defined(__aarch64__)
+    union { vf whole; float32x4_t part[4]; } x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
+    return z.whole;
+#else
+    return a * b + c;
+#endif
+}
+
+static inline __attribute__((always_inline)) vf all(float x) {
+    return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
 static inline float horizontal_sum(vf x) {
     float sum = 0;
     for (int i = 0; i < 16; i++) sum += x[i];
@@ -17,14 +39,14 @@ static inline __attribute__((always_inline)) vf exponential(vf x) {
     const vf y = (vf)((vi)x & ~(too_small | is_nan));
     const vi too_large = y > 88.0f;
     const vf z = (vf)(((vi)y & ~too_large) | (too_large & (vi)((vf){0} + 88.0f)));
-    const vf n = (z * 1.44269504088896341f + 12582912.0f) - 12582912.0f; /* round to nearest */
-    const vf r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
-    vf p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    const vf n = fused(z, all(1.44269504088896341f), all(12582912.0f)) - 12582912.0f; /* round to nearest */
+    const vf r = fused(n, all(2.12194440e-4f), fused(n, all(-0.693359375f), z));
+    vf p = fused(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
+    p = fused(p, r, all(8.3334519073e-3f));
+    p = fused(p, r, all(4.1665795894e-2f));
+    p = fused(p, r, all(1.6666665459e-1f));
+    p = fused(p, r, all(5.0000001201e-1f));
+    p = fused(p * r, r, r) + 1.0f;
     const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
     const vf e = (vf)((vi)(p * (vf)exponent) & ~too_small);
     return (vf)(((vi)e & ~is_nan) | ((vi)x & is_nan));

@@ -1,0 +1,137 @@
+"""Whether a freshly built library keeps its one promise: a row's bits depend on nothing but its own past.
+
+A tiny random decoder reads the same rows one by one, 13 together, and as a tree, with one thread and with two. All must
+agree bit for bit, with a window and with norms of queries and keys, too. It takes a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from foretoken.core.tree import TokenTree
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.layout import Block, Layout, Projection
+from foretoken.models.fused.team import Team
+from foretoken.models.native import NativePlan
+from foretoken.models.span import Span
+
+_WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
+_NUM_BLOCKS = 2
+_TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(33))
+_PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
+
+
+def failure(library: ctypes.CDLL) -> str | None:
+    """What is wrong with a library; None if nothing is."""
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = FusedDecoder(_layout(dtype), library=library)
+        alone = _rows(decoder, library, threads=1, step=1)
+        if not alone.isfinite().all():
+            return f"{dtype}: logits are not finite"
+        for threads in (1, 2):
+            if not torch.equal(_rows(decoder, library, threads=threads, step=13), alone):
+                return f"{dtype}: 13 rows on {threads} threads differ from single ones"
+        tree = _tree(decoder, library)
+        for node in range(-1, len(_PARENTS)):
+            if not torch.equal(tree[node + 1], _path(decoder, library, node)):
+                return f"{dtype}: a tree's row differs from its own path"
+    return None
+
+
+def _layout(dtype: torch.dtype) -> Layout:
+    generator = torch.Generator().manual_seed(0)
+
+    def weight(outputs: int, inner: int) -> Projection:
+        return Projection((torch.randn(outputs, inner, generator=generator) * 1.5 / inner**0.5).to(dtype))
+
+    def gain(count: int) -> Tensor:
+        return 1 + 0.2 * torch.randn(count, generator=generator)
+
+    def rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions_N[:, None].double() * 100.0 ** (-torch.arange(_HEAD_DIM // 2) / (_HEAD_DIM // 2))
+        return angles.cos().float(), angles.sin().float()
+
+    blocks = [
+        Block(
+            q=weight(_HEADS * _HEAD_DIM, _WIDTH),
+            k=weight(_KV_HEADS * _HEAD_DIM, _WIDTH),
+            v=weight(_KV_HEADS * _HEAD_DIM, _WIDTH),
+            out=weight(_WIDTH, _HEADS * _HEAD_DIM),
+            attention_norm_D=gain(_WIDTH),
+            q_norm_d=gain(_HEAD_DIM) if index else None,
+            k_norm_d=gain(_HEAD_DIM) if index else None,
+            window=5 if index else 0,
+            gate=weight(_MLP, _WIDTH),
+            up=weight(_MLP, _WIDTH),
+            down=weight(_WIDTH, _MLP),
+            mlp_norm_D=gain(_WIDTH),
+        )
+        for index in range(_NUM_BLOCKS)
+    ]
+    return Layout(
+        dtype=dtype,
+        width=_WIDTH,
+        heads=_HEADS,
+        kv_heads=_KV_HEADS,
+        head_dim=_HEAD_DIM,
+        mlp_width=_MLP,
+        norm_eps=1e-6,
+        scaling=_HEAD_DIM**-0.5,
+        num_blocks=_NUM_BLOCKS,
+        blocks=blocks,
+        rotary=rotary,
+        max_length=64,
+        final_norm_D=gain(_WIDTH),
+        head=weight(_VOCAB, _WIDTH),
+        embedding_VD=torch.randn(_VOCAB, _WIDTH, generator=generator).to(dtype),
+    )
+
+
+def _rows(decoder: FusedDecoder, library: ctypes.CDLL, *, threads: int, step: int) -> Tensor:
+    return _after(decoder, library, _TOKENS, threads=threads, step=step)[0]
+
+
+def _path(decoder: FusedDecoder, library: ctypes.CDLL, node: int) -> Tensor:
+    tokens = _tree_tokens()
+    path = [tokens.tokens[each] for each in tokens.path_to(node)] if node >= 0 else []
+    return _after(decoder, library, (*_TOKENS, 3, *path), threads=1, step=1)[0][-1]
+
+
+def _tree_tokens() -> TokenTree:
+    return TokenTree([(5 + 3 * each) % _VOCAB for each in range(len(_PARENTS))], _PARENTS)
+
+
+def _tree(decoder: FusedDecoder, library: ctypes.CDLL) -> Tensor:
+    _, cache = _after(decoder, library, _TOKENS, threads=1, step=13)
+    batch = PackedBatch()
+    batch.add_tree(0, len(_TOKENS), 3, _tree_tokens())
+    return _forward(decoder, library, cache, batch, threads=2)
+
+
+def _after(
+    decoder: FusedDecoder, library: ctypes.CDLL, tokens: tuple[int, ...], *, threads: int, step: int
+) -> tuple[Tensor, KVCache]:
+    cache = KVCache(_NUM_BLOCKS, 1, 64)
+    cache.acquire()
+    found = []
+    for begin in range(0, len(tokens), step):
+        batch = PackedBatch()
+        chunk = tokens[begin : begin + step]
+        batch.add_chunk(0, begin, chunk, wanted=len(chunk))
+        found.append(_forward(decoder, library, cache, batch, threads=threads))
+        cache.commit(0, range(len(chunk)))
+    return torch.cat(found), cache
+
+
+def _forward(
+    decoder: FusedDecoder, library: ctypes.CDLL, cache: KVCache, batch: PackedBatch, *, threads: int
+) -> Tensor:
+    with Team(threads, library=library) as team:
+        found = decoder.forward(batch, NativePlan(cache), Span(0, _NUM_BLOCKS), top=0).logits_MV.clone()
+    team.close()
+    return found

@@ -1,0 +1,214 @@
+/* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
+ * blocks, open gates, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as
+ * single rows on one thread. */
+
+#include "decoder.c"
+
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WIDTH = 64, HEADS = 4, GROUPS = 2, HEAD_DIM = 32, MLP = 96, VOCAB = 48, LAYERS = 2, CAPACITY = 88, ROWS = 80 };
+
+static uint64_t state = 1;
+
+static float noise(void) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (float)(state >> 40) / (1 << 23) - 1.0f;
+}
+
+static void *filled(long count, int bf16, float scale, float offset) {
+    void *to = aligned_alloc(64, (count * 4 + 63) / 64 * 64);
+    for (long i = 0; i < count; i++) {
+        union { float f; uint32_t u; } x = {offset + scale * noise()};
+        if (bf16)
+            ((uint16_t *)to)[i] = (uint16_t)(x.u >> 16);
+        else
+            ((float *)to)[i] = x.f;
+    }
+    return to;
+}
+
+typedef struct {
+    Model model;
+    Layer layers[LAYERS];
+    float *cos, *sin;
+    void *owned[64];
+    int num_owned;
+} Decoder;
+
+typedef struct {
+    void *keys[LAYERS], *values[LAYERS], *tiled[LAYERS];
+    int32_t *known[LAYERS];
+} Cache;
+
+static void *own(Decoder *d, void *memory) { return d->owned[d->num_owned++] = memory; }
+
+static void build(Decoder *d, int bf16) {
+    const long qkv = (HEADS + 2 * GROUPS) * HEAD_DIM;
+    *d = (Decoder){0};
+    for (int l = 0; l < LAYERS; l++)
+        d->layers[l] = (Layer){
+            .qkv = own(d, filled(qkv * WIDTH, bf16, 0.2f, 0)),
+            .out = own(d, filled((long)HEADS * HEAD_DIM * WIDTH, bf16, 0.1f, 0)),
+            .gate_up = own(d, filled(2 * MLP * WIDTH, bf16, 0.2f, 0)),
+            .down = own(d, filled(MLP * WIDTH, bf16, 0.1f, 0)),
+            .qkv_bias = own(d, filled(qkv, 0, 0.1f, 0)),
+            .attention_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
+            .mlp_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
+            .q_norm = l ? own(d, filled(HEAD_DIM, 0, 0.2f, 1)) : 0,
+            .k_norm = l ? own(d, filled(HEAD_DIM, 0, 0.2f, 1)) : 0,
+            .window = l ? 7 : 0,
+            .index = l,
+        };
+    d->cos = own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0));
+    d->sin = own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0));
+    d->model = (Model){
+        .bf16 = bf16, .num_layers = LAYERS, .width = WIDTH, .heads = HEADS, .kv_heads = GROUPS, .head_dim = HEAD_DIM,
+        .rot_dim = HEAD_DIM, .vocab = VOCAB - 3, .qkv_stride = qkv, .gate_up_stride = 2 * MLP,
+        .ffn_units = bf16 ? MLP / 2 : MLP, .logits_stride = VOCAB, .eps = 1e-6, .scaling = 0.2, .layers = d->layers,
+        .embedding = own(d, filled(VOCAB * WIDTH, bf16, 1, 0)), .head = own(d, filled(VOCAB * WIDTH, bf16, 0.3f, 0)),
+        .final_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
+    };
+}
+
+static Cache new_cache(void) {
+    Cache c;
+    for (int l = 0; l < LAYERS; l++) {
+        c.keys[l] = malloc(GROUPS * CAPACITY * HEAD_DIM * 4);
+        c.values[l] = malloc(GROUPS * CAPACITY * HEAD_DIM * 4);
+        c.tiled[l] = aligned_alloc(64, GROUPS * ((CAPACITY + 15) / 16) * 16 * HEAD_DIM * 4);
+        c.known[l] = calloc(GROUPS, sizeof(int32_t));
+    }
+    return c;
+}
+
+static void free_cache(Cache *c) {
+    for (int l = 0; l < LAYERS; l++) free(c->keys[l]), free(c->values[l]), free(c->tiled[l]), free(c->known[l]);
+}
+
+/* Logits of `rows` rows behind `prefix`; seen, positions: of a tree, or NULL. */
+static void forward(Team *team, const Decoder *d, Cache *c, int threads, long prefix, long rows, const int32_t *tokens,
+                    const uint8_t *seen, const int32_t *depths, const Blocks *blocks, const float *thresholds, float *logits) {
+    int32_t *positions = malloc(rows * 4), *wanted = malloc(rows * 4), *best = malloc(rows * 4), *ids = malloc(rows * 8);
+    float *peaks = malloc(rows * 4), *shares = malloc(rows * 8), *tapped = malloc(rows * WIDTH * 4);
+    for (long r = 0; r < rows; r++) positions[r] = (int32_t)(prefix + (depths ? depths[r] : r)), wanted[r] = (int32_t)r;
+    const int64_t taps[1] = {1};
+    const Segment segment = {.prefix = prefix, .rows = rows, .committed = prefix, .seen = seen,
+                             .keep = blocks ? GROUPS * (prefix / blocks->size) : 0};
+    const Call call = {
+        .num_rows = rows, .num_segments = 1, .num_wanted = rows, .capacity = CAPACITY, .threads = threads, .tokens = tokens,
+        .positions = positions, .wanted = wanted, .cos = d->cos, .sin = d->sin, .segments = &segment,
+        .blocks = segment.keep ? blocks : 0, .keys = c->keys, .values = c->values, .tiled = c->tiled, .known = c->known,
+        .logits = logits, .best = best, .peaks = peaks, .top = 2, .top_ids = ids, .top_shares = shares, .last = LAYERS,
+        .num_taps = 1, .num_tap_rows = rows, .taps = taps, .tap_rows = wanted, .tapped = tapped, .thresholds = thresholds,
+    };
+    if (foretoken_forward(team, &d->model, &call)) exit(3);
+    free(positions), free(wanted), free(best), free(ids), free(peaks), free(shares), free(tapped);
+}
+
+static void must_equal(const float *a, const float *b, long count, const char *what) {
+    if (memcmp(a, b, count * sizeof(float))) {
+        fprintf(stderr, "%s: bits differ\n", what);
+        exit(2);
+    }
+}
+
+typedef struct {
+    const Decoder *decoder;
+    const float *expected;
+    const int32_t *tokens;
+} Task;
+
+/* Chunks of 13 on a team of one's own. */
+static void *chunks(void *argument) {
+    const Task *task = argument;
+    float *logits = malloc(ROWS * VOCAB * 4), thresholds[ROWS] = {0};
+    int32_t chosen[GROUPS * (1 + ROWS / 16)];
+    float *means = calloc(GROUPS * (ROWS / 16) * HEAD_DIM, 4);
+    const float *of_layers[LAYERS] = {means, 0};
+    Team *team = foretoken_team_new();
+    for (int way = 0; way < 3; way++) { /* dense; with every gate open; with every block kept */
+        const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .across_heads = 1, .capacity = ROWS / 16,
+                               .most = ROWS / 16, .means = of_layers, .chosen = chosen};
+        Cache cache = new_cache();
+        for (long begin = 0; begin < ROWS; begin += 13) {
+            const long rows = ROWS - begin < 13 ? ROWS - begin : 13;
+            forward(team, task->decoder, &cache, 3, begin, rows, task->tokens + begin, 0, 0, way == 2 ? &blocks : 0,
+                    way == 1 ? thresholds : 0, logits + begin * VOCAB);
+        }
+        must_equal(logits, task->expected, ROWS * VOCAB, way == 0 ? "chunks" : way == 1 ? "gates" : "blocks");
+        free_cache(&cache);
+    }
+    foretoken_team_free(team);
+    free(logits), free(means);
+    return 0;
+}
+
+/* A root with two chains: 0 -> 1 -> 3 -> 5, 0 -> 2 -> 4; the first is that of single rows, and is committed. */
+static void tree(const Decoder *d, const int32_t *tokens, const float *expected) {
+    enum { PREFIX = 37, NODES = 6 };
+    const int32_t depths[NODES] = {0, 1, 1, 2, 2, 3}, parents[NODES] = {-1, 0, 0, 1, 2, 3};
+    int32_t drafted[NODES];
+    uint8_t seen[NODES * NODES] = {0};
+    float *logits = malloc(ROWS * VOCAB * 4);
+    for (int i = 0; i < NODES; i++) {
+        drafted[i] = i == 2 || i == 4 ? 1 : tokens[PREFIX + depths[i]];
+        for (int j = i; j >= 0; j = parents[j]) seen[i * NODES + j] = 1;
+    }
+    Team *team = foretoken_team_new();
+    Cache cache = new_cache();
+    forward(team, d, &cache, 2, 0, PREFIX, tokens, 0, 0, 0, 0, logits);
+    forward(team, d, &cache, 2, PREFIX, NODES, drafted, seen, depths, 0, 0, logits);
+    const int64_t from[3] = {PREFIX + 1, PREFIX + 3, PREFIX + 5};
+    for (int i = 0; i < 3; i++)
+        must_equal(logits + (from[i] - PREFIX) * VOCAB, expected + (PREFIX + 1 + i) * VOCAB, VOCAB, "tree");
+    const Move move = {.num_layers = LAYERS, .kv_heads = GROUPS, .capacity = CAPACITY,
+                       .row_bytes = HEAD_DIM * (d->model.bf16 ? 2 : 4), .to = PREFIX + 1, .count = 3,
+                       .keys = cache.keys, .values = cache.values, .from = from};
+    foretoken_move(&move);
+    const long begin = PREFIX + 4;
+    forward(team, d, &cache, 2, begin, ROWS - begin, tokens + begin, 0, 0, 0, 0, logits);
+    must_equal(logits, expected + begin * VOCAB, (ROWS - begin) * VOCAB, "after the branch");
+    free_cache(&cache);
+    foretoken_team_free(team);
+    free(logits);
+}
+
+int main(int count, char **arguments) {
+    int32_t tokens[ROWS];
+    float *expected = malloc(ROWS * VOCAB * 4);
+    for (int i = 0; i < ROWS; i++) tokens[i] = (7 + 11 * i) % VOCAB;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        Decoder decoder;
+        build(&decoder, bf16);
+        Team *team = foretoken_team_new();
+        Cache cache = new_cache();
+        for (int i = 0; i < ROWS; i++) forward(team, &decoder, &cache, 1, i, 1, tokens + i, 0, 0, 0, 0, expected + i * VOCAB);
+        Task task = {&decoder, expected, tokens};
+        pthread_t other;
+        pthread_create(&other, 0, chunks, &task); /* two teams, one model */
+        chunks(&task);
+        pthread_join(other, 0);
+        tree(&decoder, tokens, expected);
+        if (count < 2 || strcmp(arguments[1], "nofork")) {
+            float again[VOCAB];
+            forward(team, &decoder, &cache, 3, ROWS, 1, tokens, 0, 0, 0, 0, again);
+            const pid_t child = fork();
+            if (!child) {
+                float found[VOCAB];
+                forward(team, &decoder, &cache, 3, ROWS, 1, tokens, 0, 0, 0, 0, found);
+                must_equal(found, again, VOCAB, "in a child");
+                _exit(0);
+            }
+            int status = 0;
+            if (waitpid(child, &status, 0) != child || status) return 4;
+        }
+        foretoken_team_free(team);
+        free_cache(&cache);
+        for (int i = 0; i < decoder.num_owned; i++) free(decoder.owned[i]);
+    }
+    free(expected);
+    puts("fine");
+    return 0;
+}

@@ -1,0 +1,189 @@
+"""The compiled decoder: built once, by one process, where nobody else can write, and tried before it is used."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from foretoken.models.fused import build, selftest
+
+COMPILER = build.compiler_command()
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of this source that is quick to compile."""
+    assert COMPILER is not None
+    target = tmp_path_factory.mktemp("compiled") / "decoder.so"
+    flags = [flag for flag in build._FLAGS if flag != "-O3"]
+    source = Path(build.__file__).with_name("decoder.c")
+    command = [*COMPILER, *flags, "-O1", "-shared", str(source), "-lm", "-o", str(target)]
+    subprocess.run(command, check=True, capture_output=True)
+    return target
+
+
+class Machine:
+    """A cache folder of its own, and a compiler that keeps a record, as ccache does."""
+
+    def __init__(self, folder: Path, compiled: Path) -> None:
+        self.cache = folder / "cache" / "foretoken"
+        self.record = folder / "record"
+        self.compiler = folder / "cc"
+        self.compiler.write_text(
+            "#!/bin/sh\n"
+            'case "$*" in *--version*) echo "recording 1.0"; exit 0;; esac\n'
+            f'echo built >> "{self.record}"; sleep 0.5\n'
+            'while [ "$1" != -o ]; do shift; done\n'
+            f'cp "{compiled}" "$2"\n'
+        )
+        self.compiler.chmod(0o755)
+
+    def library(self) -> object:
+        return build.found_or_built([str(self.compiler)])
+
+    @property
+    def num_built(self) -> int:
+        return len(self.record.read_text().splitlines()) if self.record.exists() else 0
+
+    @property
+    def kept(self) -> Path:
+        (found,) = self.cache.glob("decoder-*.so")
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Machine(tmp_path, compiled)
+
+
+def test_it_is_built_once_and_nobody_else_can_write_it(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        machine.library()
+        machine.library()
+    assert machine.num_built == 1
+    assert caplog.text.count("compiling the fused CPU decoder") == 1
+    assert machine.cache.stat().st_mode & 0o777 == 0o700
+    assert machine.kept.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in machine.cache.iterdir()) == sorted(["build.lock", machine.kept.name])
+
+
+def test_one_builds_and_the_others_wait(machine: Machine) -> None:
+    found: list[object] = []
+    builders = [threading.Thread(target=lambda: found.append(machine.library())) for _ in range(4)]
+    for each in builders:
+        each.start()
+    for each in builders:
+        each.join()
+    assert (len(found), machine.num_built) == (4, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a library", None])
+def test_a_damaged_library_is_built_again(machine: Machine, content: bytes | None) -> None:
+    machine.library()
+    whole = machine.kept.read_bytes()
+    damaged = whole[: len(whole) // 2] if content is None else content
+    replacement = machine.cache / "replacement"  # a new file: this process has the old one in use
+    replacement.write_bytes(damaged)
+    replacement.chmod(0o600)
+    replacement.replace(machine.kept)
+    machine.library()
+    assert machine.num_built == 2
+    assert machine.kept.read_bytes() == whole
+
+
+def test_a_library_that_others_can_write_is_not_loaded(machine: Machine) -> None:
+    machine.library()
+    machine.kept.chmod(0o666)
+    machine.library()
+    assert machine.num_built == 2
+    assert machine.kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_is_not_loaded(machine: Machine, tmp_path: Path) -> None:
+    machine.library()
+    elsewhere = tmp_path / "planted.so"
+    shutil.move(machine.kept, elsewhere)
+    link = machine.cache / f"decoder-{build._key([str(machine.compiler)])}.so"
+    link.symlink_to(elsewhere)
+    machine.library()
+    assert machine.num_built == 2
+    assert not machine.kept.is_symlink()
+
+
+def test_what_an_interrupted_build_left_is_removed(machine: Machine) -> None:
+    left = machine.cache / f"{build._SCRATCH}abc"
+    left.mkdir(parents=True)
+    (left / "decoder.so").write_bytes(b"half")
+    machine.library()
+    assert not left.exists()
+
+
+def test_without_a_folder_nothing_is_left_behind(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    machine.library()
+    assert list(temporary.iterdir()) == []
+
+
+def test_flags_are_part_of_the_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [str(machine.compiler)]
+    before = build._key(command)
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-mtune=generic"))
+    assert build._key(command) != before
+    assert build._key([*command, "-m64"]) != build._key(command)
+
+
+def test_contraction_is_not_left_to_the_compiler() -> None:
+    assert "-ffp-contract=off" in build._FLAGS
+
+
+def test_without_a_compiler_one_line_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert build.library.__wrapped__() is None
+    (said,) = caplog.records
+    assert "no C compiler was found" in said.message
+
+
+def test_a_library_that_fails_its_self_test_is_not_used(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that adds seven rows up in another way, as a compiler may that was allowed to."""
+    assert COMPILER is not None
+    source = tmp_path / "source"
+    shutil.copytree(Path(build.__file__).parent, source)
+    products = source / "products.h"
+    text = products.read_text()
+    spoilt = text.replace("vf y = acc[m][t];", "vf y = MR == 7 ? acc[m][t] * 1.0000001f : acc[m][t];")
+    assert spoilt != text
+    products.write_text(spoilt)
+    flags = [flag for flag in build._FLAGS if flag != "-O3"]
+    library = tmp_path / "spoilt.so"
+    command = [*COMPILER, *flags, "-O1", "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
+    other = Machine(tmp_path, library)
+    monkeypatch.setenv("CC", str(other.compiler))
+    with caplog.at_level(logging.WARNING):
+        assert build.library.__wrapped__() is None
+    assert "fails its self-test" in caplog.text
+    assert "13 rows on 1 threads differ from single ones" in caplog.text
+    assert not list(other.cache.glob("decoder-*"))
+
+
+def test_other_tuning_flags_give_the_same_bits_to_every_row(compiled: Path) -> None:
+    assert selftest.failure(build._loaded(compiled)) is None
