@@ -70,12 +70,22 @@ class AdapterConfig(LearnedConfig):
     def for_target(cls, config: Any, exit_layer: int, target: str, fingerprint: str) -> AdapterConfig:
         """The adapter that fits a model of transformers.
 
+        Where layers differ from each other, it is like the layer below it. Its rotary frequencies are those of the
+        target's base: a scaling for long contexts (linear, llama3, yarn) is not taken over.
+
         Args:
             config: the target's configuration.
         """
         text = config.get_text_config(decoder=True)
+        below = max(0, exit_layer - 1)
+        layers = getattr(text, "per_layer_config", None)  # of families whose layers have heads of several sizes
+        if layers:
+            text = layers[below]
         heads = text.num_attention_heads
         rope = getattr(text, "rope_parameters", None) or {}
+        kinds = getattr(text, "layer_types", None) or ()
+        if below < len(kinds):
+            rope = rope.get(kinds[below], rope)  # one table for each type of layer, or one for all
         return cls(
             exit_layer=exit_layer,
             width=text.hidden_size,
@@ -83,7 +93,7 @@ class AdapterConfig(LearnedConfig):
             kv_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
             rope_theta=float(rope.get("rope_theta", 10000.0)),
-            norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
+            norm_eps=float(getattr(text, "rms_norm_eps", None) or getattr(text, "layer_norm_eps", None) or 1e-6),
             target=target,
             target_fingerprint=fingerprint,
         )

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.kangaroo import exit_choice
-from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig, AdapterHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.load import load
 from helpers.adapters import OracleHead
 from helpers.golden import LayerPlan, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import save_model
+from helpers.tiny_models import FAMILIES, save_model
 from helpers.zoo_llms import target
 
 
@@ -302,3 +303,21 @@ def test_tokens_of_a_text_do_not_matter_to_the_adapter() -> None:
         batch.add_chunk(0, 0, tokens, wanted=5)
         found.append(head.forward(batch, cache, f_TD, top=0).logits_MV.clone())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "exit_layer", "expected"),
+    [
+        ("cohere2_moe", {"layer_norm_eps": 1e-4, "num_key_value_heads": 2}, 1, {"norm_eps": 1e-4, "kv_heads": 2}),
+        ("gemma4_text", FAMILIES["gemma4_text"].options, 1, {"head_dim": 16, "rope_theta": 1e4}),
+        ("gemma4_text", FAMILIES["gemma4_text"].options, 2, {"head_dim": 24, "rope_theta": 1e6}),
+        ("gemma3_text", FAMILIES["gemma3_text"].options, 2, {"head_dim": 16, "rope_theta": 1e6}),
+    ],
+    ids=str,
+)
+def test_layers_that_differ_give_the_adapter_of_the_layer_below(
+    model_type: str, options: dict[str, Any], exit_layer: int, expected: dict[str, float]
+) -> None:
+    config = AutoConfig.for_model(model_type, **options)
+    found = AdapterConfig.for_target(config, exit_layer, "a target", "0" * 64)
+    assert {name: getattr(found, name) for name in expected} == expected
