@@ -18,7 +18,7 @@ from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, read_prompts
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.sampling import SamplingParams
 
-SUITES = ("exits", "judge", "rules", "self_speculation", "sprinter")
+SUITES = ("exits", "judge", "rules", "self_speculation", "sparse", "sprinter")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Run:
         prompts: of the run.
         params: of the run.
         chat: whether prompts go through the chat template.
+        data: the folder of the corpora; None where nobody named it.
     """
 
     engines: Mapping[str, Any]
@@ -75,6 +76,7 @@ class Run:
     prompts: Sequence[Prompt]
     params: SamplingParams
     chat: bool
+    data: Path | None = None
 
 
 def bundled_prompts(data: Path | None) -> list[Prompt]:

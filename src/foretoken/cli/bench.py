@@ -199,7 +199,7 @@ def bench(
     sections: list[Section] = []
     if named is not None and named.study is not None and not records.interrupted:
         try:
-            sections = named.study(Run(engines, rows, prompts, params, chat))
+            sections = named.study(Run(engines, rows, prompts, params, chat, data))
         except KeyboardInterrupt:  # what was measured before it is not lost
             records.interrupted = True
     facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)
