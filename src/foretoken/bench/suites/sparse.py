@@ -31,13 +31,13 @@ from foretoken.bench import accuracy
 from foretoken.bench.harness import Method
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.tree import TokenTree
-from foretoken.methods.sparse import config as verification
+from foretoken.engine.compose import settings_of
 from foretoken.methods.sparse.calibrate import blocks_of
-from foretoken.methods.sparse.moe import SparseExperts
+from foretoken.methods.sparse.feed_forward import SparseExperts
 from foretoken.methods.sparse.plan import SparsePlan, SparseVerification
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.models.dense import DensePlan, DensePlans
 from foretoken.models.feed_forward import routed_experts
 from foretoken.models.language_model import LanguageModel
 
@@ -117,7 +117,8 @@ class _Behind:
         target, cache, context = self._target, self._cache, self._context
         make: Callable[[KVCache, PackedBatch], Any] = DensePlan
         if settings is not None:
-            make = SparseVerification(verification.take(dict(settings)), target)
+            given = settings_of(SparseVerification.settings_key, dict(settings))
+            make = SparseVerification.arranged(given, target) or DensePlans()
         slot = cache.fork(self._prompt)
         logits, experts = [], []
         end = context + TOKENS
