@@ -31,7 +31,7 @@ from foretoken.bench import accuracy
 from foretoken.bench.harness import Method
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.tree import TokenTree
-from foretoken.engine.compose import settings_of
+from foretoken.engine import compose
 from foretoken.methods.sparse.calibrate import blocks_of
 from foretoken.methods.sparse.feed_forward import SparseExperts
 from foretoken.methods.sparse.plan import SparsePlan, SparseVerification
@@ -117,7 +117,7 @@ class _Behind:
         target, cache, context = self._target, self._cache, self._context
         make: Callable[[KVCache, PackedBatch], Any] = DensePlan
         if settings is not None:
-            given = settings_of(SparseVerification.settings_key, dict(settings))
+            given = compose.settings_of(SparseVerification.settings_key, dict(settings))
             make = SparseVerification.arranged(given, target) or DensePlans()
         slot = cache.fork(self._prompt)
         logits, experts = [], []
