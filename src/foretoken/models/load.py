@@ -109,12 +109,13 @@ def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """A checkpoint's tokenizer.
+    """A checkpoint's tokenizer, or one that lies in a folder of its own.
 
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    return _tokenizer(source_of(name), name)
+    folder = Path(name).expanduser()
+    return _tokenizer(str(folder) if folder.is_dir() else source_of(name), name)
 
 
 def auto_class(config: Any) -> Any:

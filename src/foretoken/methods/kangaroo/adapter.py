@@ -29,6 +29,7 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.fused.decoder import AttentionLayer
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
@@ -139,6 +140,25 @@ class Adapter(LearnedPart, nn.Module):
         angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * rates
         return angles.cos().float(), angles.sin().float()
 
+    def as_layer(self, length: int) -> AttentionLayer:
+        """The adapter as the fused decoder takes it, for positions below ``length``."""
+        cos_Td, sin_Td = self.rotary_tables(length)
+        with torch.no_grad():
+            qkv_OD = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
+        config = self.config
+        return AttentionLayer(
+            qkv_OD,
+            self.o_proj.weight,
+            self.norm_in.weight,
+            self.norm_out.weight,
+            cos_Td,
+            sin_Td,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """All weights, bf16."""
         return {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
@@ -211,7 +231,7 @@ class AdapterHead:
 
     def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
         self._target = target
-        self._fused = target.fused.with_adapter(adapter, target.max_length) if target.fused is not None else None
+        self._fused = None if target.fused is None else target.fused.with_layer(adapter.as_layer(target.max_length))
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()

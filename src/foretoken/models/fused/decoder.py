@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from foretoken.models.cache import KVCache
 from foretoken.models.fused import build
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
-
-if TYPE_CHECKING:
-    from foretoken.methods.kangaroo.adapter import Adapter
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence at hand
@@ -142,8 +139,31 @@ class _NativeBlocks(NamedTuple):
     memory: tuple[object, ...]
 
 
+@dataclass(frozen=True)
+class AttentionLayer:
+    """An attention layer without MLP that turns hidden states into what a model's head reads.
+
+    Attributes:
+        qkv_OD, out_DI: the projections; queries, keys and values one under another.
+        norm_in_D, norm_out_D: weights of the norms before it and behind the sum with what came in.
+        cos_Td, sin_Td: rotary tables, float32 [T, head_dim / 2].
+        heads, kv_heads, head_dim, norm_eps: its shape.
+    """
+
+    qkv_OD: Tensor
+    out_DI: Tensor
+    norm_in_D: Tensor
+    norm_out_D: Tensor
+    cos_Td: Tensor
+    sin_Td: Tensor
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+
 class FusedDecoder:
-    """Native twin of a Hugging Face decoder, or of an adapter that feeds its head; made by :meth:`of`.
+    """Native twin of a Hugging Face decoder, or of one attention layer that feeds its head; made by :meth:`of`.
 
     Args:
         bf16: whether weights, keys and values are bfloat16; float32 otherwise.
@@ -207,41 +227,39 @@ class FusedDecoder:
         )
         return self
 
-    def with_adapter(self, adapter: Adapter, max_length: int) -> FusedDecoder:
-        """An adapter and this model's head as a decoder of one layer without MLP; every forward of it is entered."""
-        bf16, config = bool(self._model.bf16), adapter.config
+    def with_layer(self, layer: AttentionLayer) -> FusedDecoder:
+        """A layer and this model's head as a decoder of one layer without MLP; every forward of it is entered."""
+        bf16 = bool(self._model.bf16)
         twin = FusedDecoder(bf16)
         dtype = torch.bfloat16 if bf16 else torch.float32
-        cos, sin = adapter.rotary_tables(max_length)
         layers = (_Layer * 1)()
         with torch.no_grad():
-            qkv = torch.cat([adapter.q_proj.weight, adapter.k_proj.weight, adapter.v_proj.weight]).to(dtype)
-            layers[0].qkv = twin._packed(qkv).data_ptr()
-            layers[0].out = twin._packed(adapter.o_proj.weight.to(dtype)).data_ptr()
-            layers[0].attention_norm = twin._floats(adapter.norm_in.weight)
+            layers[0].qkv = twin._packed(layer.qkv_OD.to(dtype)).data_ptr()
+            layers[0].out = twin._packed(layer.out_DI.to(dtype)).data_ptr()
+            layers[0].attention_norm = twin._floats(layer.norm_in_D)
         twin._keep += [self, layers]
         twin.vocab_size = self.vocab_size
         twin._model = _Model(
             bf16=int(bf16),
             num_layers=1,
-            width=config.width,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            rot_dim=config.head_dim,
+            width=len(layer.norm_in_D),
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            rot_dim=layer.head_dim,
             vocab=self.vocab_size,
-            qkv_stride=(config.heads + 2 * config.kv_heads) * config.head_dim,
+            qkv_stride=len(layer.qkv_OD),
             gate_up_stride=32,  # no MLP: the least that can be allocated
             ffn_units=32,
             logits_stride=self._model.logits_stride,
-            eps=config.norm_eps,
-            scaling=config.head_dim**-0.5,
+            eps=layer.norm_eps,
+            scaling=layer.head_dim**-0.5,
             layers=layers,
             embedding=None,
             head=self._model.head,
-            final_norm=twin._floats(adapter.norm_out.weight),
-            cos=twin._floats(cos),
-            sin=twin._floats(sin),
+            final_norm=twin._floats(layer.norm_out_D),
+            cos=twin._floats(layer.cos_Td),
+            sin=twin._floats(layer.sin_Td),
         )
         return twin
 
