@@ -65,12 +65,6 @@ class Decoder:
         return batch, DensePlan(cache, batch)
 
 
-def new_request(llm: LLM, ids: Sequence[int], params: SamplingParams) -> Request:
-    """A request as ``llm.generate`` makes it, not queued yet."""
-    (request,) = llm._requests({"prompt_token_ids": list(ids)}, params, 0)
-    return request
-
-
 @dataclass
 class Step:
     """One engine step.

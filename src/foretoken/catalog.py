@@ -27,9 +27,6 @@ class Entry:
         promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
-        head: of a verifier that has learned something: "module:Class" of that, with ``load(folder)`` and
-            ``check_target(target)``. The verifier is made of its Config (whose field ``head`` is a folder; None: one
-            of the entry's name beside the target's weights), of the head, and of the target's special tokens.
     """
 
     name: str
@@ -40,18 +37,14 @@ class Entry:
     promise: str
     needs: str = "nothing"
     weights: str = "none"
-    head: str = ""
 
     def load(self) -> Any:
         """Import and return the class."""
-        return _imported(self.target)
-
-    def load_head(self) -> Any:
-        """Import and return the class of its head."""
-        return _imported(self.head)
+        return imported(self.target)
 
 
-def _imported(place: str) -> Any:
+def imported(place: str) -> Any:
+    """What "module:NAME" names."""
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -259,7 +252,6 @@ _TABLE = (
         promise="approximate",
         needs="a head for the target (option 'head')",
         weights="a head for the target (foretoken train judge); bundled for zoo:base",
-        head="foretoken.methods.judge.head:JudgeHead",
     ),
     Entry(
         name="sprinter",

@@ -12,13 +12,35 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from helpers import golden
+from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model
+from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, load_eager, randomise, save_model
 
 LLAMA = dict(FAMILIES["llama"].options)
 SMALL = {**LLAMA, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 4}
 OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 INTERFACE = "does not go through the library's attention interface"
+
+TUNED = {
+    **SMALL,
+    "num_local_experts": 2,
+    "intermediate_size_mlp": 64,
+    "layer_types": ["full_attention"] * 4,
+    "no_rope_layers": [1, 1, 1, 0],
+    "attn_temperature_tuning": True,
+}
+
+PAIR = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 64,
+    "max_position_embeddings": 128,
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 64 for side in ("encoder", "decoder")},
+}
+COUNTS = "its forward takes no 'position_ids': it counts positions by itself"
+PHIMOE = Family("phimoe", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64})
 
 REFUSED: dict[str, tuple[Family, str]] = {
     # position biases on the scores, from tables of their own
@@ -50,10 +72,29 @@ REFUSED: dict[str, tuple[Family, str]] = {
         ),
         "layer 0 is of type 'chunked_attention'",
     ),
+    # scores whose temperature depends on the row's number in the batch
+    "llama4_text_tuned": (
+        Family("llama4_text", {**TUNED, "floor_scale": 8192, "max_position_embeddings": 2**15}),
+        "around position 8190 it counts the rows of the batch",
+    ),
+    "llama4_text_tuned_late": (
+        Family("llama4_text", {**TUNED, "floor_scale": 2**14, "max_position_embeddings": 2**15}),
+        "around position 32764 it counts the rows of the batch",
+    ),
+    "llama4_text_tuned_early": (
+        Family("llama4_text", {**TUNED, "floor_scale": 16}),
+        "around position 124 it counts the rows of the batch",
+    ),
     "gemma3_both_ways": (
         Family("gemma3_text", {**FAMILIES["gemma3_text"].options, "use_bidirectional_attention": True}),
         "attention mask is not causal",
     ),
+    "phimoe": (PHIMOE, "is not causal beyond 64 positions: serve no more, with max_model_len=64"),
+    # positions that nobody can give
+    "bart": (Family("bart", PAIR), COUNTS),
+    "bart_uneven": (Family("bart", {**PAIR, "encoder_layers": 3}), COUNTS),
+    "trocr": (Family("trocr", PAIR), COUNTS),
+    "pegasus": (Family("pegasus", PAIR), COUNTS),
     "bert_encoder": (Family("bert", {**LLAMA, "num_hidden_layers": 2}), "attention mask is not causal"),
     "doge": (Family("doge", {**SMALL, "num_hidden_layers": 2}), "builds an attention mask of its own"),
     # more than one attention per layer
@@ -103,6 +144,14 @@ def test_family_is_refused(name: str, tmp_path: Path) -> None:
     assert family.model_type.split("_")[0].replace("-", "") in message.lower().replace(str(tmp_path).lower(), "")
 
 
+@pytest.mark.parametrize(("window", "length"), [(64, 64), (64, 20), (128, None), (4096, None)], ids=str)
+def test_a_window_that_is_never_reached_does_not_matter(window: int, length: int | None, tmp_path: Path) -> None:
+    """PhiMoE's masks have a window that its layers do not announce; its checkpoints set it to their context."""
+    save_model(PHIMOE, tmp_path, sliding_window=window)
+    model = load(tmp_path, device="cpu", max_length=length)
+    assert golden.worst(Session(model), load_eager(tmp_path), "chain", VOCAB_SIZE) < 6e-5
+
+
 def library_model(**options: Any) -> Any:
     config = AutoConfig.for_model("llama", **{**LLAMA, **options})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="foretoken")
@@ -141,7 +190,7 @@ def test_positions_of_its_own_are_refused() -> None:
 
 def test_a_window_that_layers_do_not_announce_is_refused() -> None:
     """A mask with a window of 4096 beside layers that pass none: right for the first 4096 tokens, then silently not."""
-    model = library_model()
+    model = library_model(max_position_embeddings=8192)
     model.config.sliding_window = 4096
     module = __import__(type(model).__module__, fromlist=["create_causal_mask"])
     from transformers.masking_utils import create_sliding_window_causal_mask

@@ -181,8 +181,8 @@ def test_different_experts_are_counted():
         verify(found, make)
         counts[beta] = plan.num_experts
     assert 1 <= counts[99.0] < counts[0.0] <= 8
-    llm = LLM.__new__(LLM)
-    llm._set_up(found, {"verification": {"moe": 3, "calibration": calibrated("mixtral", 99.0)}}, 4, 64, 0)
+    settings = {"verification": {"moe": 3, "calibration": calibrated("mixtral", 99.0)}}
+    llm = LLM.from_target(found, speculative_config=settings, max_num_seqs=4, max_rows_per_step=64, seed=0)
     prompts = [{"prompt_token_ids": PROMPT}, {"prompt_token_ids": PROMPT[2:]}]
     for output in llm.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True)):
         assert output.error is None

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
-from foretoken.core.draft import NO_DRAFT, Begun, Draft, Sampled
+from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
@@ -109,7 +109,7 @@ class _Dropping:
 
     def _drop(self, draft: Draft) -> Draft:
         law = draft.law
-        if not len(draft) or not isinstance(law, Sampled) or draft.begun is None:
+        if not len(draft) or not isinstance(law, Sampled) or draft.resume is None:
             return draft
         count = len(draft) - 1
         q_V = law.q_at(count)
@@ -122,7 +122,7 @@ class _Dropping:
             tree=TokenTree(draft.tree.tokens[:-1]),
             law=Sampled(law.q_KV[:-1], law.row_of[:-1]),
             confidence=draft.confidence[:-1],
-            begun=Begun(draft.begun.depth, draft.begun.hidden_TD[:-1]),
+            resume=ResumePoint(draft.resume.depth, draft.resume.hidden_TD[:-1]),
         )
 
 

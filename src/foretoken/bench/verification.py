@@ -181,12 +181,12 @@ def _timed(model: LanguageModel, cache: KVCache, batch: PackedBatch, make: PlanM
     return perf_counter() - began, plan.attention_seconds
 
 
-class _Clocked:
+class _Clocked(Plan):
     """A plan whose attention is timed, whichever way it is computed."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.attention_seconds = 0.0
-        self.swaps = getattr(plan, "swaps", {})
+        self.swaps = plan.swaps
         self.native: NativePlan | None = None if plan.native is None else replace(plan.native, clock=self)
         self._plan = plan
         self._device = device

@@ -20,6 +20,7 @@ from foretoken.cli.options import (
     JsonFile,
     Target,
     Threads,
+    TrustRemoteCode,
     Verbose,
     check_model_name,
     check_placement,
@@ -90,6 +91,7 @@ def acceptance(
     ] = 0,
     raw: Annotated[bool, typer.Option("--raw", "--no-chat", help="No chat template.", rich_help_panel=_GRID)] = False,
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     json: JsonFile = None,
@@ -132,7 +134,15 @@ def acceptance(
     path = suite or BUNDLED_SUITE
     prompts = limit_per_category(read_prompts(path), limit)
 
-    llm = load_model(target, {"method": "none"}, verbose=verbose, dtype=dtype, device=device, threads=threads)
+    llm = load_model(
+        target,
+        {"method": "none"},
+        verbose=verbose,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
     from foretoken.analysis.acceptance.observe import load_draft, observe
     from foretoken.analysis.acceptance.study import study
 

@@ -20,6 +20,7 @@ from foretoken.cli.options import (
     JsonFile,
     Target,
     Threads,
+    TrustRemoteCode,
     Verbose,
     answer_length_option,
     check_model_name,
@@ -136,6 +137,7 @@ def tradeoff(
     ] = 1,
     seed: Annotated[int, seed_option(_MEASURE)] = 0,
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     json: JsonFile = None,
@@ -170,13 +172,13 @@ def tradeoff(
 
       foretoken analyze tradeoff --target ./big --draft ./small --task json
     """
-    from foretoken.analysis.tradeoff.points import DEFAULT_RULES, make_points
+    from foretoken.analysis.tradeoff.points import default_rules, make_points
 
     temperatures = parse_numbers(temperature, "--temperature", float)
     exact = _exact_config(method, parse_settings(sets or []), target, draft)
     alone = exact["model"] if exact["method"] == "draft_model" else None
     points = make_points(
-        DEFAULT_RULES if rules is None else _parse_rules(rules),
+        default_rules() if rules is None else _parse_rules(rules),
         parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
@@ -200,7 +202,13 @@ def tradeoff(
     for value in temperatures:
         replace(params[tasks[0].name], temperature=value)  # its own check
 
-    placement: dict[str, Any] = {"dtype": dtype, "device": device, "threads": threads, "max_num_seqs": batch_size}
+    placement: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "threads": threads,
+        "max_num_seqs": batch_size,
+        "trust_remote_code": trust_remote_code,
+    }
     llm = load_model(target, {"method": "none"}, verbose=verbose, **placement)
     engines = _engines(llm, points, exact, alone, strict=rules is not None, verbose=verbose, placement=placement)
     every = _questions(engines, tasks, replace(setting, count=lambda text: num_tokens(llm, text)), limit, params)

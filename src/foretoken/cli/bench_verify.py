@@ -13,18 +13,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.bench.shapes import SHAPES, write_random_model
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
 from foretoken.cli.console import emit, finite, note, progress_bar, quiet_transformers
-from foretoken.cli.options import Device, Dtype, JsonFile, Model, Threads, Verbose, check_model_name, check_placement
+from foretoken.cli.options import (
+    Device,
+    Dtype,
+    JsonFile,
+    Model,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+)
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import check_writable, write_whole
+from foretoken.models.shapes import PREFIX as SHAPE
+from foretoken.models.shapes import SHAPES, write_random_model
 
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
 
-SHAPE = "shape:"
 _PLANS = ("dense", "sparse")
 _KEY = "verification."
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")
@@ -73,6 +83,7 @@ def verify(
         ),
     ] = "text",
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     json: JsonFile = None,
@@ -112,20 +123,19 @@ def verify(
     from foretoken.bench.forward_cost import AttentionShapes
     from foretoken.bench.verification import Prefix, measure
     from foretoken.core.provenance import provenance
-    from foretoken.methods.sparse import config as verification
-    from foretoken.methods.sparse.attention import SparseAttention
+    from foretoken.engine.compose import settings_of
     from foretoken.methods.sparse.plan import SparseVerification
-    from foretoken.models.dense import DensePlan
+    from foretoken.models.dense import DensePlans
 
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
-    configs = {label: verification.take(dict(each)) for label, each in settings.items()}
     with ExitStack() as stack:
-        target = _load(model, dtype, device, max(contexts) + max(counts), stack)
+        target = _load(model, dtype, device, max(contexts) + max(counts), stack, trusted=trust_remote_code)
         makers: dict[str, Any] = {}
-        for label, config in configs.items():
-            makers[label] = SparseVerification(config, target) if config.sparse else DensePlan
+        for label, each in settings.items():
+            given = settings_of(SparseVerification.settings_key, dict(each))
+            makers[label] = SparseVerification.arranged(given, target) or DensePlans()
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
         with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:
             timings = measure(prefix, makers, contexts=contexts, rows=counts, repeats=repeats, progress=progress)
@@ -133,8 +143,8 @@ def verify(
 
     results = []
     for timing in timings:
-        attention = getattr(makers[timing.plan], "attention", None)
-        sparse = attention if isinstance(attention, SparseAttention) else None
+        maker = makers[timing.plan]
+        sparse = maker.blocks if isinstance(maker, SparseVerification) else None
         cost = shapes.cost(timing.context, timing.rows, sparse)
         results.append(
             {
@@ -194,13 +204,13 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack) -> LanguageModel:
+def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack, *, trusted: bool) -> LanguageModel:
     """The target; a random one is written to a folder that lives as long as the stack."""
     from foretoken.models.load import load
 
     if not model.startswith(SHAPE):
         check_model_name(model)
-        return load(model, dtype=dtype, device=device)
+        return load(model, dtype=dtype, device=device, trust_remote_code=trusted)
     name = model.removeprefix(SHAPE)
     if name not in SHAPES:
         raise ConfigError(f"--model: unknown shape '{name}': {nearest(name, SHAPES)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretoken.cli.console import emit_json, note, quiet_transformers
-from foretoken.cli.options import Device, Dtype, Threads, Verbose, check_model_name, check_placement
+from foretoken.cli.options import Device, Dtype, Threads, TrustRemoteCode, Verbose, check_model_name, check_placement
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
 
@@ -47,6 +47,7 @@ def sparse(
         typer.Option("--block", min=2, help="Tokens of one context.", show_default="2048, or what the model holds"),
     ] = None,
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
@@ -85,7 +86,7 @@ def sparse(
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
-    target = load(model, dtype=dtype, device=device)
+    target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if out is None:
         out = default_path(target)
         if not out.parent.is_dir():

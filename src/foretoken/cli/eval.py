@@ -21,6 +21,7 @@ from foretoken.cli.options import (
     Model,
     Settings,
     Threads,
+    TrustRemoteCode,
     Verbose,
     answer_length_option,
     check_model_name,
@@ -84,6 +85,7 @@ def eval_command(
     temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     seed: Annotated[int, seed_option(_SAMPLING)] = 0,
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
@@ -156,7 +158,14 @@ def eval_command(
     others = None if against is None else _read_outputs(against)
 
     llm = load_model(
-        model, config, verbose=verbose, dtype=dtype, device=device, threads=threads, max_num_seqs=max_num_seqs
+        model,
+        config,
+        verbose=verbose,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=max_num_seqs,
+        trust_remote_code=trust_remote_code,
     )
     setting = Setting(data=data, context=prompt_length, count=lambda text: num_tokens(llm, text))
     results: list[_Result] = []

@@ -18,6 +18,7 @@ from foretoken.cli.options import (
     Model,
     Settings,
     Threads,
+    TrustRemoteCode,
     Verbose,
     check_model_name,
     check_placement,
@@ -132,6 +133,7 @@ def generate(
         typer.Option("--json", help="One JSON object a prompt on stdout, and nothing else.", rich_help_panel=_FACE),
     ] = False,
     dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
@@ -185,7 +187,14 @@ def generate(
     # everything that can be wrong with the input is found before the model is loaded
     records = _gather_prompts(prompt, prompts)
     llm = load_model(
-        model, config, verbose=verbose, dtype=dtype, device=device, threads=threads, max_num_seqs=max_num_seqs
+        model,
+        config,
+        verbose=verbose,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=max_num_seqs,
+        trust_remote_code=trust_remote_code,
     )
     try:
         if system is not None and not llm.is_chat_model:

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import NO_DRAFT, Begun, Coupled, Draft, Law, PointMass, Sampled, Tabulated
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, GreedyLaws, Law, PointMass, ResumePoint, Sampled, Tabulated
 from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.siblings import draw_siblings
@@ -21,13 +21,13 @@ from foretoken.models.language_model import Output
 
 
 @dataclass(slots=True)
-class Growing:
+class DraftBuilder:
     """One request's draft.
 
     Attributes:
         confidence, reach: of each node: that it stands given its parent does, and that its whole path does.
         row_of: index into ``q_rows`` of each node.
-        soft_rows: of each node of a chain at temperature 0, if the budget asks: the law that it is the argmax of.
+        greedy_rows: of each node of a chain at temperature 0, if the budget asks: the law that it is the argmax of.
         frontier: nodes to expand next; ROOT at first.
     """
 
@@ -40,7 +40,7 @@ class Growing:
     confidence: list[float] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
     q_rows: list[Tensor] = field(default_factory=list)
-    soft_rows: list[Tensor] = field(default_factory=list)
+    greedy_rows: list[Tensor] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     chain: bool = True
 
@@ -97,7 +97,7 @@ class Growing:
             share = output.top_shares[row * (len(output.top_shares) // len(output.best))]
             if share != share:
                 raise no_law(name)
-            self.soften(output, row)
+            self.keep_greedy_law(output, row)
             return self.add(output.best[row], parent, share, 0)
         q_V = torch.softmax(self.process(output.logits_MV[row : row + 1])[0].float(), dim=-1)
         (token,) = draw_siblings(Sampled, q_V, 1, self.context.streams)
@@ -155,12 +155,12 @@ class Growing:
             fresh.append(self.add(token, parent, q, 0))
         self.frontier = [node for node in fresh if self.has_room(node)]
 
-    def soften(self, output: Output, row: int) -> None:
+    def keep_greedy_law(self, output: Output, row: int) -> None:
         """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""
-        if self.budget.soft:
-            self.soft_rows.append(torch.softmax(output.logits_MV[row].float(), dim=-1))
+        if self.budget.evidence is GreedyLaws:
+            self.greedy_rows.append(torch.softmax(output.logits_MV[row].float(), dim=-1))
 
-    def finish(self, kind: type[Law], begun: Begun | None = None) -> Draft:
+    def finish(self, kind: type[Law], resume: ResumePoint | None = None) -> Draft:
         """The draft. Without rows of q it is a point mass, whatever ``kind`` says."""
         if not self.tokens:
             return NO_DRAFT
@@ -168,10 +168,10 @@ class Growing:
         confidence = tuple(min(1.0, max(1e-6, value)) for value in self.confidence)
         if not self.q_rows:
             law = Coupled() if kind is Coupled and not self.context.params.greedy else PointMass()
-            soft_NV = torch.stack(self.soft_rows) if self.soft_rows else None
-            return Draft(tree, law, confidence, begun, soft_NV=soft_NV)
+            evidence = GreedyLaws(torch.stack(self.greedy_rows)) if self.greedy_rows else None
+            return Draft(tree, law, confidence, resume, evidence)
         tabulated = cast(type[Tabulated], kind)
-        return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of)), confidence, begun)
+        return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of)), confidence, resume)
 
 
 def no_law(name: str) -> RequestError:

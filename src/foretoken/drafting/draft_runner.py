@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
 from foretoken.core.errors import MismatchError
-from foretoken.core.protocols import Budget, Context, Outcome
-from foretoken.drafting.draft_builder import Growing
+from foretoken.core.needs import Declared, Offers
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
@@ -51,13 +52,13 @@ class State:
 
 
 @dataclass(slots=True)
-class ModelGrowing(Growing):
+class RunnerBuilder(DraftBuilder):
     """A draft while it grows, and where its request stands in the draft's cache."""
 
     state: State = field(kw_only=True)
 
 
-class SecondModel(ABC):
+class DraftRunner(Drafter, ABC):
     """A draft model and its cache. Drafters give :meth:`_expand` and :meth:`_finish`.
 
     Args:
@@ -68,12 +69,17 @@ class SecondModel(ABC):
         MismatchError: the draft has another vocabulary.
     """
 
-    softens = True  # its chains can carry soft_NV
+    declared = Declared(draft_model=True)
+    offers = Offers(evidence=(GreedyLaws,))
     span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
 
     def __init__(self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1) -> None:
         dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
-        self.model = load(model, dtype=dtype, device=str(target.device)) if isinstance(model, str) else model
+        self.model = (
+            load(model, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
+            if isinstance(model, str)
+            else model
+        )
         reason = check_same_vocabulary(target, self.model)
         if reason is not None:
             raise MismatchError(
@@ -102,7 +108,7 @@ class SecondModel(ABC):
             depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
             if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
                 bounded = replace(budget, max_depth=depth)
-                growing.append(ModelGrowing(context, bounded, state=self._state(context)))
+                growing.append(RunnerBuilder(context, bounded, state=self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:
             with torch.inference_mode():
@@ -145,7 +151,7 @@ class SecondModel(ABC):
             self.cache.rollback(state.slot, len(context.tokens) - 1)
         return state
 
-    def _read(self, drafts: Sequence[ModelGrowing]) -> None:
+    def _read(self, drafts: Sequence[RunnerBuilder]) -> None:
         """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
         for draft in drafts:
             tokens, slot = draft.context.tokens, draft.state.slot
@@ -153,7 +159,7 @@ class SecondModel(ABC):
             whole = max(0, len(tokens) - begin - 1) // CHUNK_ROWS * CHUNK_ROWS  # the rest is read with the root
             prefill(self.model, self.cache, slot, tokens[begin : begin + whole])
 
-    def _forward_roots(self, drafts: Sequence[ModelGrowing]) -> list[Rows]:
+    def _forward_roots(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
         """Read up to and including the root; one row per draft."""
         batch = PackedBatch()
         for draft in drafts:
@@ -168,7 +174,7 @@ class SecondModel(ABC):
             self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
         return [Rows(output, row, row + 1) for row in range(len(drafts))]
 
-    def _forward_level(self, drafts: Sequence[ModelGrowing]) -> list[Rows]:
+    def _forward_level(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
         """Read the frontier of every draft behind the nodes already read; a row per frontier node."""
         batch = PackedBatch()
         rows = []
@@ -194,7 +200,7 @@ class SecondModel(ABC):
         output = self._forward(batch)
         return [Rows(output, start, stop) for start, stop in rows]
 
-    def _seen(self, draft: ModelGrowing, node: int) -> list[int]:
+    def _seen(self, draft: RunnerBuilder, node: int) -> list[int]:
         """Tail rows that a node about to be read may attend to: its ancestors'."""
         return [draft.state.row_of[each] for each in draft.ancestors(node)]
 
@@ -212,15 +218,15 @@ class SecondModel(ABC):
 
     # ------------------------------------------------------------------ growing
 
-    def _wants_first(self, draft: ModelGrowing) -> bool:
+    def _wants_first(self, draft: RunnerBuilder) -> bool:
         """Whether drafting pays at all, before anything is spent; the draft's confidence is not known yet."""
-        patience = draft.budget.patience
-        return patience is None or patience.worthwhile(1.0, 1.0, 0)
+        stop_rule = draft.budget.stop_rule
+        return stop_rule is None or stop_rule.worthwhile(1.0, 1.0, 0)
 
     @abstractmethod
-    def _expand(self, drafts: Sequence[ModelGrowing], rows: Sequence[Rows]) -> list[ModelGrowing]:
+    def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         """Give the frontier of each draft its children; returns the drafts that go on."""
 
     @abstractmethod
-    def _finish(self, draft: ModelGrowing) -> Draft:
+    def _finish(self, draft: RunnerBuilder) -> Draft:
         """What is proposed; drafters add the law."""

@@ -1,8 +1,8 @@
 """The target's first layers, run over drafts while they grow: what self-speculation drafts with.
 
 A draft's rows go into the target's own cache behind the committed prefix, the root first and then the nodes in order.
-Verification goes on from there (``Draft.begun``), so no layer runs twice over a row; a rejected row is dropped with the
-rest of the tail.
+Verification goes on from there (``Draft.resume``), so no layer runs twice over a row; a rejected row is
+dropped with the rest of the tail.
 
     target cache, layers < e    prefix | root n0 n1 n2      written here
                   layers >= e   prefix |                    written by verification
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import Begun
+from foretoken.core.draft import ResumePoint
 from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.core.tree import ROOT
-from foretoken.drafting.draft_builder import Growing
+from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.models import anatomy
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -33,7 +33,7 @@ from foretoken.models.span import Span
 
 
 @dataclass(slots=True)
-class ShallowGrowing(Growing):
+class EarlyExitBuilder(DraftBuilder):
     """A draft, and what the target's first layers have made of it.
 
     Attributes:
@@ -54,12 +54,12 @@ class ShallowGrowing(Growing):
         pieces = [each[depth] for each in self.kept]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def begun(self, depth: int) -> Begun:
+    def resume_point(self, depth: int) -> ResumePoint:
         """What verification goes on from."""
-        return Begun(depth, self.hidden(depth))
+        return ResumePoint(depth, self.hidden(depth))
 
 
-class Shallow:
+class EarlyExit:
     """The first layers of one target over its engine's cache.
 
     Args:
@@ -77,7 +77,7 @@ class Shallow:
         """Take the engine's cache of the target."""
         self.cache = cache
 
-    def read(self, drafts: Sequence[ShallowGrowing], depth: int, taps: tuple[int, ...], *, scored: bool) -> Output:
+    def read(self, drafts: Sequence[EarlyExitBuilder], depth: int, taps: tuple[int, ...], *, scored: bool) -> Output:
         """Read what is unread of every draft through layers [0, depth), in one forward; taps are kept in the drafts.
 
         Args:
@@ -100,7 +100,7 @@ class Shallow:
             draft.num_read = 1 + len(draft.tokens)
         return output
 
-    def _pack(self, batch: PackedBatch, draft: ShallowGrowing, cache: KVCache, scored: bool) -> None:
+    def _pack(self, batch: PackedBatch, draft: EarlyExitBuilder, cache: KVCache, scored: bool) -> None:
         slot = draft.context.slot
         prefix, read = cache.lengths[slot], draft.num_read
         if not read:

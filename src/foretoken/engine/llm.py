@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,17 +11,20 @@ from typing import Any
 
 import torch
 
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
+from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
-from foretoken.engine.text import TextStream
+from foretoken.engine.text import TextStream, text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, str]]
@@ -41,6 +45,10 @@ class LLM:
         max_num_seqs: requests that run at once, at most.
         max_rows_per_step: rows (tokens) of one forward, at most: prompts are fed in chunks of what is left.
         seed: fixes the seeds of requests that bring none; None draws fresh ones.
+        generation_config: "auto": requests without params take what the checkpoint's ``generation_config.json`` asks
+            for (``default_params``), as vLLM's and transformers' do; "none": they are greedy. Requests with params
+            are as these say. One warning says what is asked for.
+        trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -58,32 +66,69 @@ class LLM:
         max_num_seqs: int = 16,
         max_rows_per_step: int = 512,
         seed: int | None = None,
+        generation_config: str = "auto",
+        trust_remote_code: bool = False,
     ) -> None:
-        for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
+        _check_limits(max_num_seqs, max_rows_per_step)
+        if generation_config not in CHOICES:
+            raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
         if threads is not None:
             if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
                 raise ConfigError(f"threads={threads!r} must be an integer, at least 1; leave it out for torch's")
             torch.set_num_threads(threads)
-        target = load(model, dtype=dtype, device=device, max_length=max_model_len)
-        self._set_up(target, speculative_config, max_num_seqs, max_rows_per_step, seed)
+        target = load(model, dtype=dtype, device=device, max_length=max_model_len, trust_remote_code=trust_remote_code)
+        defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
+        self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+
+    @classmethod
+    def from_target(
+        cls,
+        target: LanguageModel,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        max_num_seqs: int = 16,
+        max_rows_per_step: int = 512,
+        seed: int | None = None,
+        default_params: SamplingParams | None = None,
+    ) -> LLM:
+        """A recipe over a target that is loaded already: weights are shared, the cache is its own.
+
+        Args:
+            target: as ``foretoken.models.load.load`` gives it, or the ``target`` of another ``LLM``.
+            speculative_config, max_num_seqs, max_rows_per_step, seed: as for the class.
+            default_params: of requests that bring none; None: greedy, as ``SamplingParams()`` has it.
+        Raises:
+            ConfigError: an option is unknown or out of range.
+            ModelError: a draft model or a learned part cannot be had, or does not fit the target.
+        """
+        _check_limits(max_num_seqs, max_rows_per_step)
+        llm = cls.__new__(cls)
+        defaults = default_params or SamplingParams()
+        llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+        return llm
 
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
-        twin = LLM.__new__(LLM)
-        twin._set_up(self.target, speculative_config, self.max_num_seqs, self.max_rows_per_step, self._seed)
-        return twin
+        return LLM.from_target(
+            self.target,
+            speculative_config=speculative_config,
+            max_num_seqs=self.max_num_seqs,
+            max_rows_per_step=self.max_rows_per_step,
+            seed=self._seed,
+            default_params=self.default_params,
+        )
 
-    def _set_up(
+    def _build(
         self,
         target: LanguageModel,
         speculative_config: Mapping[str, Any] | None,
         max_num_seqs: int,
         max_rows_per_step: int,
         seed: int | None,
+        default_params: SamplingParams | None = None,
     ) -> None:
         self.target = target
+        self.default_params = default_params or SamplingParams()
         self.tokenizer = target.tokenizer
         self.max_num_seqs = max_num_seqs
         self.max_rows_per_step = max_rows_per_step
@@ -113,7 +158,7 @@ class LLM:
 
         Args:
             prompts: one prompt or several; each a string, ``{"prompt": str}`` or ``{"prompt_token_ids": [int]}``.
-            params: one for all, or one per prompt; None takes the defaults.
+            params: one for all, or one per prompt; None takes ``default_params``.
             progress: called with each output as it finishes.
         Returns:
             one output per prompt, in order. A request that fails while running has finish_reason "error" and its
@@ -141,13 +186,12 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request."""
-        params = params or SamplingParams()
+        params = params or self.default_params
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
-        self._params_for([prompt], params)
-        (request,) = self._requests(prompt, params, 0)
+        (request,) = self.new_requests(prompt, params)
         if request.text is None:
-            request.text = TextStream(self.tokenizer)
+            request.text = TextStream(self.tokenizer, prompt=request.tokens)
         return self._stream(request)
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
@@ -177,6 +221,22 @@ class LLM:
             raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
         return {"prompt_token_ids": list(ids)}
 
+    def new_requests(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Request]:
+        """The requests that :meth:`generate` would make of one prompt, not queued yet.
+
+        For tests and measurements that drive ``llm.engine`` themselves: ``engine.add(request)``, then
+        ``engine.step()`` until ``request.finished``.
+
+        Returns:
+            ``params.n`` requests.
+        Raises:
+            InputError: the prompt is empty, too long or of the wrong kind.
+            ConfigError: params do not fit the recipe.
+        """
+        params = params or SamplingParams()
+        self._params_for([prompt], params)
+        return self._requests(prompt, params, 0)
+
     def close(self) -> None:
         """Cancel whatever runs."""
         for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
@@ -186,7 +246,7 @@ class LLM:
 
     def _params_for(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            every = [params or SamplingParams()] * len(prompts)
+            every = [params or self.default_params] * len(prompts)
         elif isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
             raise ConfigError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
         else:
@@ -246,7 +306,7 @@ class LLM:
         for number in range(params.n):
             seed = base if number == 0 else mix64(base + number) >> 1
             laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device)
-            text = TextStream(self.tokenizer, params.stop_strings) if params.stop_strings else None
+            text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
             requests.append(
                 Request(
                     request_id=self._next_id,
@@ -330,7 +390,7 @@ class LLM:
             ids = request.output_ids
             if request.finish_reason == "stop":
                 ids = ids[:-1]
-            text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = text_of(self.tokenizer, ids, request.tokens[: request.num_prompt])
         else:
             if request.finished:
                 request.text.close()
@@ -344,6 +404,25 @@ class LLM:
             request.logprobs,
             self.recipe.promise_for(request.params),
         )
+
+
+def _check_limits(max_num_seqs: int, max_rows_per_step: int) -> None:
+    for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
+
+
+def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
+    """The params that the checkpoint asks for; a warning says what they are."""
+    found = CheckpointDefaults.of(getattr(target.model, "generation_config", None), target.name)
+    if found.in_words:
+        log.warning(
+            "generation_config.json of model '%s' %s: requests without SamplingParams follow it as far as it is "
+            "supported, others say everything themselves; LLM(generation_config='none') leaves it out",
+            target.name,
+            found.in_words,
+        )
+    return found.params
 
 
 def _as_list(prompts: Any) -> list[Any]:

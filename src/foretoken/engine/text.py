@@ -2,6 +2,9 @@
 
 A token need not be whole characters, and a stop string may straddle tokens; so text is released only once it can no
 longer change: incomplete characters wait, and the longest end that could begin a stop string waits.
+
+A completion continues its prompt: tokenizers of SentencePiece's kind drop the space in front of the first token that
+they decode, so the last tokens of the prompt are decoded with it, and their own text is taken away again.
 """
 
 from __future__ import annotations
@@ -12,20 +15,45 @@ from typing import Any
 _BROKEN = "\ufffd"  # what an incomplete multi-byte character decodes to
 
 
+_CONTEXT = 8  # tokens of a prompt to look back at, until one of them is text
+
+
+def text_of(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
+    """The text of a completion, as it continues its prompt."""
+    context = _context(tokenizer, prompt)
+    before = _decode(tokenizer, context)
+    return _decode(tokenizer, [*context, *ids])[len(before) :]
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _context(tokenizer: Any, prompt: Sequence[int]) -> list[int]:
+    """The fewest last tokens of a prompt that have text; none where that text is an incomplete character."""
+    for count in range(1, min(_CONTEXT, len(prompt)) + 1):
+        text = _decode(tokenizer, prompt[-count:])
+        if text:
+            return [] if text.endswith(_BROKEN) else list(prompt[-count:])
+    return []
+
+
 class TextStream:
     """The text of one request's output.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
         stop: strings that end the text; not included in it.
+        prompt: token ids that the output continues.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._ids: list[int] = []
+        self._ids = _context(tokenizer, prompt)
         self._read_from = 0  # start of the window that is decoded again
-        self._read_to = 0  # tokens before this one are already in the text
+        self._read_to = len(self._ids)  # tokens before this one are already in the text
         self._text = ""
         self._released = 0
 
@@ -64,10 +92,7 @@ class TextStream:
         return fresh
 
     def _decode(self, start: int, end: int) -> str:
-        text: str = self._tokenizer.decode(
-            self._ids[start:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        return _decode(self._tokenizer, self._ids[start:end])
 
     def _cut(self, fresh: int) -> bool:
         """Look for the earliest stop string that ends within the last ``fresh`` characters."""

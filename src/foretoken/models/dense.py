@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.core.protocols import Plan, PlanMaker
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.native import NativePlan
@@ -39,7 +40,7 @@ class Scoring(NamedTuple):
     sinks_H: Tensor | None = None
 
 
-class DensePlan:
+class DensePlan(Plan):
     """One step's attention. Masks are built once per step and window, and shared by all layers.
 
     Args:
@@ -178,3 +179,10 @@ def _allowed(segment: Segment, window: int | None, device: torch.device) -> Tens
     if window is not None and length > window:
         allowed &= positions[-num_rows:, None] - positions[None, :] < window
     return allowed
+
+
+class DensePlans(PlanMaker):
+    """Makes the dense plan of every step: nothing is left out, and the verifier's promise stands."""
+
+    def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
+        return DensePlan(cache, batch)

@@ -8,7 +8,8 @@ The fingerprint is the SHA-256 over
 
 So it takes a moment for a model of any size, and a file saved again with the same content keeps it. A change of the
 weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It tells models
-apart; it is no protection against forgery. The tokenizer is not part of it.
+apart; it is no protection against forgery. The tokenizer is not part of it. A LoRA folder's fingerprint begins with the
+whole of its own files and goes on with the base model's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PIECES = 64
 PIECE = 1 << 16  # bytes
 
 _PASSING = ("_name_or_path", "transformers_version")  # fields of a config that say nothing about the model
+_LORA = "adapter_config.json"
 _LAYOUTS = (  # in the order in which the library looks for weights
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -38,12 +40,17 @@ def fingerprint(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
+        if (folder / _LORA).is_file():
+            for path in (folder / _LORA, *sorted(folder.glob("adapter_model.*"))):
+                digest.update(path.read_bytes())
+            if not (folder / "config.json").is_file():
+                folder = folder_of(json.loads((folder / _LORA).read_bytes())["base_model_name_or_path"])
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         digest.update(_canonical(config))
         for path in _weight_files(folder):
             digest.update(f"\n{path.name} {path.stat().st_size}\n".encode())
             _sample(path, digest)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder}: no fingerprint can be taken: {error}") from None
     return digest.hexdigest()
 
@@ -57,7 +64,10 @@ def folder_of(source: str) -> Path:
     """Where the files of a checkpoint that has been loaded are: its folder, or the hub's local copy."""
     from transformers.utils import cached_file
 
-    return Path(source) if Path(source).is_dir() else Path(cached_file(source, "config.json")).parent
+    if Path(source).is_dir():
+        return Path(source)
+    found = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
+    return Path(found or cached_file(source, _LORA)).parent
 
 
 def _canonical(config: dict[str, Any]) -> bytes:

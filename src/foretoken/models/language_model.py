@@ -6,6 +6,8 @@ linear layers are packed (models/prepack.py).
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,17 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchitecture
+from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
-from foretoken.models import anatomy, attention, probe
+from foretoken.models import anatomy, attention, probe, trial
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
+from foretoken.models.fused import trial as fused_trial
+from foretoken.models.fused.fit import fits_by_name
 from foretoken.models.native import NativePlan
+from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.span import Span, within
 from foretoken.models.work import sizes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,10 @@ class Output:
         return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
 
 
+class Mispacked(ModelError):
+    """Packed weights do not compute what the model computes; it has to be loaded again, to run unpacked."""
+
+
 class LanguageModel:
     """One checkpoint, ready to compute.
 
@@ -74,15 +85,28 @@ class LanguageModel:
         tokenizer: its tokenizer.
         name: what the user called it, for messages.
         max_length: longest sequence to serve; None takes the model's limit.
+        trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
+        packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
     Raises:
+        Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
         UnsupportedArchitecture: a layer does not call the attention interface, or attends in a way we do not know.
         ConfigError: ``max_length`` exceeds the model's positions.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str, max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        max_length: int | None = None,
+        packed: bool = True,
+        trusted: bool = False,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.trusted = trusted
         self.source = str(getattr(model.config, "_name_or_path", "") or name)  # folder or hub id
         self.config = model.config
         text = model.config.get_text_config(decoder=True)
@@ -102,10 +126,8 @@ class LanguageModel:
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
-        if decoder.misfit(model) is None:
-            self.fused = decoder.FusedDecoder.of(model, self.max_length)
-        elif can_prepack(self.dtype, self.device):
-            prepack(model)
+        if packed:
+            self._pack()
 
     @property
     def flops(self) -> float:
@@ -145,8 +167,7 @@ class LanguageModel:
         if self.fused is not None and plan.native is not None:
             ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
             return Output.ranked(ranked)
-        swaps = getattr(plan, "swaps", None) or {}
-        with torch.inference_mode(), attention.following(plan), swapped(swaps):
+        with torch.inference_mode(), attention.following(plan), swapped(plan.swaps):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {
                 "input_ids": batch.ids_1T(self.device),
@@ -174,13 +195,39 @@ class LanguageModel:
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
         return self.forward(batch, _NO_ATTENTION, top=top, span=span)
 
+    def _pack(self) -> None:
+        """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
+        if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
+            return
+        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits)
+        if self.fused is not None:
+            return
+        odd = why_not_its_weights(self.model)
+        if odd is not None and not fits_by_name(self.model):
+            log.warning("model '%s' is computed layer by layer, which is slower: %s", self.name, odd)
+        if can_prepack(self.dtype, self.device):
+            expected_MV = trial.read(self._logits, self.max_length)
+            prepack(self.model)
+            self._compare("packed weights", trial.read(self._logits, self.max_length), expected_MV)
+
+    def _logits(self, batch: PackedBatch, plan: Plan) -> Tensor:
+        return self.forward(batch, plan).logits_MV
+
+    def _compare(self, what: str, found_MV: Tensor, expected_MV: Tensor) -> None:
+        difference = trial.difference(found_MV, expected_MV, self.dtype)
+        if difference is not None:
+            raise Mispacked(f"{what} and the model's own layers do not agree: {difference}")
+
     def _probe(self) -> None:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly."""
         kind = type(self.model).__name__
         try:
-            probe.check(lambda batch, roll: self.forward(batch, roll).logits_MV, self.num_layers)
+            probe.check(self._logits, self.num_layers, self.max_length)
+            trial.check_positions(self.model, self.max_length, self.device)
         except ForetokenError as error:
-            raise UnsupportedArchitecture(f"model '{self.name}' ({kind}) is not supported: {error}") from error
+            raise UnsupportedArchitecture(
+                f"model '{self.name}' ({kind}) is not supported: {error}{_counting(self.model)}"
+            ) from error
         except Exception as error:
             # hundreds of families raise whatever they like when they are given a batch they did not expect
             raise UnsupportedArchitecture(
@@ -188,7 +235,17 @@ class LanguageModel:
             ) from error
 
 
-class _NoAttention:
+def _counting(model: Any) -> str:
+    """What lies behind the failure of a model that cannot be told its positions; empty if it can be."""
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        return ""
+    return (
+        "; its forward takes no 'position_ids': it counts positions by itself, as the decoders of encoder-decoder "
+        "models do, and rows of several requests or of a tree cannot be told theirs"
+    )
+
+
+class _NoAttention(Plan):
     """The plan of a forward that runs no layer."""
 
     native = NativePlan(KVCache(0, 1, 1))

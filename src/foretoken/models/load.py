@@ -1,6 +1,7 @@
 """Loading a checkpoint: one function, every way it can fail said clearly.
 
-A name is a bundled model (``zoo:base``), a local folder, or a hub id. What ``transformers`` would only warn about
+A name is a bundled model (``zoo:base``), one that is made when it is asked for (``grown:base:100m``, ``shape:100m``), a
+local folder, or a hub id. What ``transformers`` would only warn about
 (weights that are missing and hence random) is an error here.
 """
 
@@ -18,45 +19,71 @@ import torch
 import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoTokenizer,
 )
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
-from foretoken.models import attention
+from foretoken.models import attention, grown, lora, shapes
 from foretoken.models.fingerprint import fingerprint, folder_of
-from foretoken.models.language_model import LanguageModel
+from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.text_part import text_part
 
+log = logging.getLogger(__name__)
+
+_NO_FOLDER = "no adapters"  # where the library finds none: they are merged here, so that no two ways apply them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load(
-    name: str | Path, *, dtype: str = "auto", device: str = "auto", max_length: int | None = None
+    name: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Load a causal language model and its tokenizer for inference.
 
     Args:
-        name: ``zoo:NAME``, a local folder, or a hub id.
+        name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, or a hub id.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
+        trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
     Raises:
         ConfigError: unknown dtype or device, or a length beyond the model's.
         ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
-    source = source_of(name)
-    config = _config(source, name)
-    _check_purpose(config, name)
-    kind = _dtype(dtype, config)
-    model = _weights(source, name, config, kind, attn_implementation=attention.NAME)
-    tokenizer = _tokenizer(source, name)
-    return LanguageModel(model.to(place).eval(), tokenizer, name=str(name), max_length=max_length)
+    files = _Files.of(name, trust_remote_code)
+    _check_purpose(files.config, name)
+    kind = _dtype(dtype, files.config)
+    tokenizer = files.tokenizer()
+
+    def build(*, packed: bool) -> LanguageModel:
+        model = files.weights(kind, attn_implementation=attention.NAME)
+        return LanguageModel(
+            text_part(model.to(place).eval()),
+            tokenizer,
+            name=str(name),
+            max_length=max_length,
+            packed=packed,
+            trusted=trust_remote_code,
+        )
+
+    try:
+        return build(packed=True)
+    except Mispacked as error:
+        log.warning("model '%s' runs unpacked, which is slower: %s", name, error)
+    return build(packed=False)
 
 
 @dataclass(frozen=True)
@@ -86,15 +113,16 @@ class Checkpoint:
         return fingerprint(self.folder)
 
 
-def load_as_is(name: str | Path, *, device: str = "auto") -> Checkpoint:
+def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: bool = False) -> Checkpoint:
     """A model as the library computes it, any architecture of it, in the checkpoint's dtype, and its tokenizer.
 
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
     place = place_of(device)
-    model = load_network(name).to(place)
-    return Checkpoint(str(name), source_of(name), model, load_tokenizer(name))
+    files = _Files.of(name, trust_remote_code)
+    model = files.weights(_dtype("auto", files.config)).to(place).eval()
+    return Checkpoint(str(name), source_of(name), model, files.tokenizer())
 
 
 def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
@@ -103,9 +131,8 @@ def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    source = source_of(name)
-    config = _config(source, name)
-    return _weights(source, name, config, _dtype(dtype, config), kind=auto_class(config)).eval()
+    files = _Files.of(name, trusted=False)
+    return files.weights(_dtype(dtype, files.config)).eval()
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -115,14 +142,22 @@ def load_tokenizer(name: str | Path) -> Any:
         ConfigError, ModelError: as :func:`load`.
     """
     folder = Path(name).expanduser()
-    return _tokenizer(str(folder) if folder.is_dir() else source_of(name), name)
+    if not folder.is_dir() or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
+        return _Files.of(name, trusted=False).tokenizer()
+    with _reported(f"model '{name}': its tokenizer cannot be loaded", name):
+        return AutoTokenizer.from_pretrained(str(folder))
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes the model of a configuration: causal where there is one, else masked."""
-    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
-    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    return AutoModelForMaskedLM if masked and not causal else AutoModelForCausalLM
+    """The library's door to the model of a configuration: causal, else one that reads images beside text, or masked."""
+    for mapping, kind in (
+        (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+        (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
+    ):
+        if type(config) in mapping:
+            return kind
+    return AutoModelForCausalLM
 
 
 def load_config(name: str | Path) -> Any:
@@ -131,7 +166,7 @@ def load_config(name: str | Path) -> Any:
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    return _config(source_of(name), name)
+    return _Files.of(name, trusted=False).config
 
 
 def place_of(device: str) -> torch.device:
@@ -151,8 +186,11 @@ def place_of(device: str) -> torch.device:
 
 def _dtype(dtype: str, config: Any) -> torch.dtype:
     if dtype == "auto":
-        found = getattr(config, "dtype", None)
-        return found if isinstance(found, torch.dtype) else torch.float32
+        for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
+            found = getattr(part, "dtype", None)
+            if isinstance(found, torch.dtype):
+                return found
+        return torch.float32
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES])}")
     return DTYPES[dtype]
@@ -163,9 +201,13 @@ def source_of(name: str | Path) -> str:
     text = str(name)
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
+    if text.startswith(grown.PREFIX):
+        return str(grown.folder(text, _original))
+    if text.startswith(shapes.PREFIX):
+        return str(shapes.folder(text))
     folder = Path(text).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / file).is_file() for file in ("config.json", lora.CONFIG)):
             raise ModelError(
                 f"model '{text}' is a folder without config.json: point to a saved Hugging Face checkpoint"
             )
@@ -177,13 +219,10 @@ def source_of(name: str | Path) -> str:
     return text
 
 
-def _config(source: str, name: str | Path) -> Any:
-    try:
-        with _quiet():
-            return AutoConfig.from_pretrained(source)
-    except Exception as error:
-        # a damaged config fails wherever the library first stumbles over it; the remedy is the same
-        raise ModelError(f"model '{name}': its config cannot be read: {_reason(error)}") from error
+def _original(name: str) -> tuple[Any, Any]:
+    """The model that another one is grown from, and its tokenizer."""
+    found = load_as_is(name, device="cpu")
+    return found.model, found.tokenizer
 
 
 def _check_purpose(config: Any, name: str | Path) -> None:
@@ -193,38 +232,79 @@ def _check_purpose(config: Any, name: str | Path) -> None:
         raise UnsupportedArchitecture(
             f"model '{name}' ({kind}) is an encoder-decoder: only causal models are supported"
         )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in (
-        getattr(config, "auto_map", None) or {}
-    ):
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {}):
         raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not a causal language model of transformers")
     built = list(getattr(config, "architectures", None) or ())
     if built and all(each.endswith(("Classification", "QuestionAnswering", "MaskedLM")) for each in built):
         raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")
 
 
-def _weights(
-    source: str, name: str | Path, config: Any, dtype: torch.dtype, *, kind: Any = AutoModelForCausalLM, **options: Any
-) -> Any:
-    try:
-        with _quiet():
-            model, report = kind.from_pretrained(
-                source,
-                dtype=dtype,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                **options,
-            )
-    except Exception as error:
-        if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table
-            raise UnsupportedArchitecture(
-                f"model '{name}' ({config.model_type}) is not supported: "
-                "its attention does not go through the library's attention interface"
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where a checkpoint's parts are read from.
+
+    Attributes:
+        name: what the user called it, for messages.
+        source: the folder or hub id of config and weights.
+        config: as transformers reads it.
+        correction: what is merged into the weights; None: they are whole.
+        trusted: whether the checkpoint's own code may run.
+    """
+
+    name: str | Path
+    source: str
+    config: Any
+    correction: lora.Correction | None
+    trusted: bool
+
+    @classmethod
+    def of(cls, name: str | Path, trusted: bool) -> _Files:
+        source = source_of(name)
+        correction = lora.correction_of(source, name)
+        if correction is not None:
+            source = correction.base
+        with _reported(f"model '{name}': its config cannot be read", name):
+            config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
+        return cls(name, source, config, correction, trusted)
+
+    def tokenizer(self) -> Any:
+        """The correction's own tokenizer where it brings one."""
+        own = None if self.correction is None else Path(self.correction.source)
+        source = str(own) if own is not None and (own / "tokenizer_config.json").is_file() else self.source
+        with _reported(f"model '{self.name}': its tokenizer cannot be loaded", self.name):
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=self.trusted)
+
+    def weights(self, dtype: torch.dtype, **options: Any) -> Any:
+        """A model of transformers, all of whose weights were found."""
+        name, model_type = self.name, self.config.model_type
+        try:
+            with _quiet():
+                model, report = auto_class(self.config).from_pretrained(
+                    self.source,
+                    dtype=dtype,
+                    trust_remote_code=self.trusted,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
+                    adapter_kwargs={"subfolder": _NO_FOLDER},
+                    **options,
+                )
+        except Exception as error:
+            if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table
+                raise UnsupportedArchitecture(
+                    f"model '{name}' ({model_type}) is not supported: "
+                    "its attention does not go through the library's attention interface"
+                ) from error
+            # sizes from a config that does not fit fail anywhere in hundreds of families; the remedy is the same
+            raise ModelError(
+                f"model '{name}': its weights cannot be loaded ({_reason(error)}); "
+                "the checkpoint may be incomplete or damaged: fetch or save it again"
             ) from error
-        # sizes from a config that does not fit fail anywhere in hundreds of families; the remedy is the same
-        raise ModelError(
-            f"model '{name}': its weights cannot be loaded ({_reason(error)}); "
-            "the checkpoint may be incomplete or damaged: fetch or save it again"
-        ) from error
+        _check_whole(report, name)
+        return model if self.correction is None else lora.merge(model, self.correction, name)
+
+
+def _check_whole(report: Any, name: str | Path) -> None:
     odd = sorted(report["mismatched_keys"], key=str)
     if odd:
         key, found, expected = odd[0]
@@ -238,16 +318,22 @@ def _weights(
             f"model '{name}': weights are missing from the checkpoint ('{missing[0]}', {len(missing)} in all); "
             "it would answer at random"
         )
-    return model
 
 
-def _tokenizer(source: str, name: str | Path) -> Any:
+@contextmanager
+def _reported(problem: str, name: str | Path) -> Iterator[None]:
+    """Turn whatever the library raises for a file that it cannot use into one line with the remedy."""
     try:
         with _quiet():
-            return AutoTokenizer.from_pretrained(source)
+            yield
     except Exception as error:
-        # tokenizers raises bare Exception for damaged files; whatever it is, the remedy is the same
-        raise ModelError(f"model '{name}': its tokenizer cannot be loaded: {_reason(error)}") from error
+        # a damaged file fails wherever the library first stumbles over it; the remedy is the same
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise ModelError(
+                f"model '{name}' brings Python code of its own, which is not run unasked: read it, then give "
+                "trust_remote_code=True (--trust-remote-code on the command line)"
+            ) from error
+        raise ModelError(f"{problem}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from foretoken.models.plain import why_not_plain
+
 _PACK_FOR_ROWS = 8  # the layout is chosen for a verification of a few rows; other row counts stay correct
 
 
@@ -24,6 +26,11 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _PACK_FOR_ROWS)
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], unpacked anew at each look: a few families read the weight of a router or its dtype."""
+        return self.packed.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
@@ -44,16 +51,15 @@ def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def prepack(model: nn.Module) -> int:
-    """Replace every ``nn.Linear`` below ``model`` by its packed twin; returns how many.
+    """Replace every plain ``nn.Linear`` below ``model`` by its packed twin; returns how many.
 
-    Only exact ``nn.Linear`` layers are replaced: a subclass may do more than a product. Layers whose weight is read
-    directly by the model's code (routers, say) are subclasses or parameters, and stay.
+    A layer that is more than its weight (models/plain.py) stays.
     """
     count = 0
     with torch.no_grad():
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
+                if isinstance(child, nn.Linear) and why_not_plain(child) is None:
                     setattr(parent, name, PackedLinear(child))
                     count += 1
     return count

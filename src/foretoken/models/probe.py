@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AttentionMaskInterface
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
 
@@ -32,20 +33,21 @@ _MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _EDGES = sorted({0, 1, 2, 3, 5, 7, 11, 100, 1000, *(2**n + d for n in range(4, 20) for d in (-1, 0, 1))})
 
 
-class RollCall:
+class RollCall(Plan):
     """A plan that notes which layers call and what they bring, and answers with zeros.
 
     Args:
         num_layers: layers that should call.
+        max_length: positions that will be served; what a mask does beyond them does not matter.
         twins: two packed rows that hold the same token at the same position.
     """
 
-    native = None
-
-    def __init__(self, num_layers: int, twins: tuple[int, int] | None = None) -> None:
+    def __init__(self, num_layers: int, max_length: int, twins: tuple[int, int] | None = None) -> None:
         self.num_layers = num_layers
+        self.max_length = max_length
         self.twins = twins
         self.layers: set[int] = set()
+        self.window: int | None = None  # the smallest that was announced
         self.masks: dict[int, tuple[Tensor, _MaskFunction]] = {}  # by identity; the tensor is kept alive with it
 
     def attend(
@@ -65,6 +67,8 @@ class RollCall:
         if layer in self.layers:
             raise UnsupportedArchitecture(f"layer {layer} attends more than once in a step")
         self.layers.add(layer)
+        if window is not None:
+            self.window = min(window, self.window or window)
         if self.twins is not None:
             first, second = self.twins
             for rows_XTD in (q_HTD, k_GTD, v_GTD):
@@ -79,15 +83,30 @@ class RollCall:
         known = self.masks.get(id(mask))
         if known is None:
             raise UnsupportedArchitecture("it builds an attention mask of its own")
-        edges = sorted({*_EDGES, *(() if window is None else (window - 1, window, window + 1, 2 * window))})
+        edges = {*_EDGES, *(() if window is None else (window - 1, window, window + 1, 2 * window))}
+        served = sorted(edge for edge in edges | {self.max_length - 1} if edge < self.max_length)
         try:
-            causal = _is_causal(known[1], edges, window, mask.device)
+            causal = _is_causal(known[1], served, window, mask.device)
         except (IndexError, RuntimeError):
             # it looks something up for each token (which image a token belongs to): ask about the tokens there are
             causal = _is_causal(known[1], range(mask.shape[-1]), window, mask.device)
         if not causal:
             what = "is not causal" if window is None else f"is not causal within its window of {window}"
-            raise UnsupportedArchitecture(f"its attention mask {what}")
+            first = self._first_unseen(known[1], mask.device) if window is None else None
+            remedy = "" if first is None else f" beyond {first} positions: serve no more, with max_model_len={first}"
+            raise UnsupportedArchitecture(f"its attention mask {what}{remedy}")
+
+    def _first_unseen(self, allowed: _MaskFunction, device: torch.device) -> int | None:
+        """The first position that does not see position 0, if a context that ends before it would be causal."""
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        q_P1 = torch.arange(self.max_length, device=device)[:, None]
+        try:
+            unseen = (~allowed(zero, zero, q_P1, zero.expand(1, 1))).flatten().nonzero()
+            first = int(unseen[0]) if len(unseen) else 0
+            edges = sorted(edge for edge in {*_EDGES, first - 1} if 0 <= edge < first)
+            return first if first > 1 and _is_causal(allowed, edges, None, device) else None
+        except (IndexError, RuntimeError):  # it looks something up for each token
+            return None
 
 
 def _is_causal(allowed: _MaskFunction, edges: Sequence[int], window: int | None, device: torch.device) -> bool:
@@ -103,16 +122,19 @@ def _is_causal(allowed: _MaskFunction, edges: Sequence[int], window: int | None,
 _watching: ContextVar[RollCall | None] = ContextVar("watching", default=None)
 
 
-def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int) -> None:
+def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int, max_length: int) -> int | None:
     """Run the two probes.
 
     Args:
         forward: computes the wanted rows' logits of a batch.
         num_layers: layers of the model.
+        max_length: positions that will be served.
+    Returns:
+        the smallest sliding window of any layer; None if there is none.
     Raises:
         UnsupportedArchitecture: the reason; whatever the model itself raises passes through.
     """
-    roll = RollCall(num_layers)
+    roll = RollCall(num_layers, max_length)
     batch = PackedBatch()
     batch.add_chunk(0, 0, [0, 1], wanted=1)
     with _watch_masks(roll):
@@ -129,9 +151,10 @@ def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int) -
     for slot, tokens in enumerate(([0, 1], [0])):
         batch.add_chunk(slot, 0, tokens, wanted=1)
     batch.wanted = [0, 1, 2]
-    logits_MV = forward(batch, RollCall(num_layers, twins=(0, 2)))
+    logits_MV = forward(batch, RollCall(num_layers, max_length, twins=(0, 2)))
     if not same(logits_MV[0], logits_MV[2]):
         raise UnsupportedArchitecture("rows of a packed batch mix outside attention")
+    return roll.window
 
 
 def same(a: Tensor, b: Tensor) -> bool:

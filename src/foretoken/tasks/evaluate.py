@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from foretoken import catalog
 from foretoken.core.errors import InputError
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.metrics import Metrics
@@ -234,11 +233,7 @@ def question_ids(llm: LLM, question: str) -> list[int]:
 def _flops(llm: LLM) -> float | None:
     """Of everything that target and drafter have computed so far; None where the drafter does not count its own."""
     drafter = llm.recipe.drafter
-    own = getattr(drafter, "flops", None)
-    if own is None:
-        learned = {entry.name: entry.weights != "none" for entry in catalog.entries("drafter")}
-        own = None if learned.get(drafter.name, True) else 0.0
-    return None if own is None else llm.target.flops + own
+    return None if drafter.flops is None else llm.target.flops + drafter.flops
 
 
 def _reading(llm: LLM, outputs: Sequence[RequestOutput]) -> float:
@@ -247,7 +242,7 @@ def _reading(llm: LLM, outputs: Sequence[RequestOutput]) -> float:
     for output in outputs:
         length = len(output.prompt_token_ids)
         total += llm.target.reading_flops(length - 1)
-        if output.metrics.num_draft_tokens and hasattr(llm.recipe.drafter, "reading_flops"):
+        if output.metrics.num_draft_tokens:
             total += llm.recipe.drafter.reading_flops(length)
     return total
 

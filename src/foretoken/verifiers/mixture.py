@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.needs import Declared, Knob
 from foretoken.core.randomness import Streams
 from foretoken.verifiers.lossy import LossyConfig, LossyVerifier, exactly
 from foretoken.verifiers.walk import Pick, Siblings
@@ -25,6 +26,7 @@ class MixtureVerifier(LossyVerifier):
     """
 
     name = "mixture"
+    declared = Declared(knob=Knob(option="lam", values=(0.1, 0.2, 0.4)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

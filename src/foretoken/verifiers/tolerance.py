@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foretoken.core.distortion import emitted
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Knob
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual, residual_without
 from foretoken.verifiers.lossy import LossyConfig, LossyVerifier
@@ -29,6 +30,7 @@ class ToleranceVerifier(LossyVerifier):
     """
 
     name = "tolerance"
+    declared = Declared(knob=Knob(option="tolerance", values=(0.3, 1.0, 5.0)))
     trees = False
 
     @dataclass(frozen=True, kw_only=True)

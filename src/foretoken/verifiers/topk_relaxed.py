@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Knob
 from foretoken.verifiers.accepted_set import SetVerifier
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -24,6 +25,7 @@ class TopkRelaxedVerifier(SetVerifier):
     """
 
     name = "topk_relaxed"
+    declared = Declared(knob=Knob(option="relaxed_delta", values=(0.05, 0.2, 0.8)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.needs import Declared, Knob
 from foretoken.verifiers.accepted_set import SetVerifier
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -24,6 +25,7 @@ class TypicalVerifier(SetVerifier):
     """
 
     name = "typical"
+    declared = Declared(knob=Knob(option="epsilon", values=(0.3, 0.1, 0.02)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

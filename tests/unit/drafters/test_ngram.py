@@ -47,8 +47,8 @@ def drafter(**options: int) -> NgramDrafter:
     return NgramDrafter(NgramDrafter.Config(**options))
 
 
-def propose_one(ngram: NgramDrafter, text: Text, nodes: int, depth: int | None = None, patience: Any = None):
-    (draft,) = ngram.propose([text], [Budget(nodes, nodes if depth is None else depth, patience)])
+def propose_one(ngram: NgramDrafter, text: Text, nodes: int, depth: int | None = None, stop_rule: Any = None):
+    (draft,) = ngram.propose([text], [Budget(nodes, nodes if depth is None else depth, stop_rule)])
     return draft
 
 
@@ -118,15 +118,15 @@ def test_requests_of_one_batch_do_not_mix_and_release_forgets():
 
 
 def test_patience_is_asked_before_every_node_with_the_product_of_confidences():
-    ngram, patience = drafter(), Refusing(accepts=3)
-    draft = propose_one(ngram, Text([1, 2, 3, 1, 2, 3]), 8, patience=patience)
+    ngram, stop_rule = drafter(), Refusing(accepts=3)
+    draft = propose_one(ngram, Text([1, 2, 3, 1, 2, 3]), 8, stop_rule=stop_rule)
     assert len(draft) == len(draft.confidence) == 3
     reach = 1.0
-    for num_nodes, (asked_reach, confidence, asked_nodes) in enumerate(patience.asked):
+    for num_nodes, (asked_reach, confidence, asked_nodes) in enumerate(stop_rule.asked):
         assert (asked_reach, asked_nodes) == (pytest.approx(reach), num_nodes)
         reach *= confidence
-    assert draft.confidence == tuple(confidence for _, confidence, _ in patience.asked[:3])
-    assert propose_one(ngram, Text([1, 1], 1), 8, patience=Refusing(accepts=0)) is NO_DRAFT
+    assert draft.confidence == tuple(confidence for _, confidence, _ in stop_rule.asked[:3])
+    assert propose_one(ngram, Text([1, 1], 1), 8, stop_rule=Refusing(accepts=0)) is NO_DRAFT
 
 
 def test_longer_agreement_is_trusted_more_beyond_the_ngram_too():

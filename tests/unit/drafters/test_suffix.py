@@ -150,8 +150,8 @@ def drafter(**options: Any) -> SuffixDrafter:
     return SuffixDrafter(SuffixDrafter.Config(**options))
 
 
-def propose_one(suffix: SuffixDrafter, text: Text, nodes: int, depth: int | None = None, patience: Any = None):
-    (draft,) = suffix.propose([text], [Budget(nodes, nodes if depth is None else depth, patience)])
+def propose_one(suffix: SuffixDrafter, text: Text, nodes: int, depth: int | None = None, stop_rule: Any = None):
+    (draft,) = suffix.propose([text], [Budget(nodes, nodes if depth is None else depth, stop_rule)])
     return draft
 
 
@@ -281,13 +281,13 @@ def test_requests_of_one_batch_do_not_mix_and_release_forgets():
 
 
 def test_patience_is_asked_before_every_node_and_stops_the_draft():
-    patience = Refusing(accepts=5)
-    draft = propose_one(drafter(), Text([1, 2, 3, 9, 1, 2, 4, 9, 5, 2], num_prompt=10), 16, patience=patience)
+    stop_rule = Refusing(accepts=5)
+    draft = propose_one(drafter(), Text([1, 2, 3, 9, 1, 2, 4, 9, 5, 2], num_prompt=10), 16, stop_rule=stop_rule)
     assert len(draft) == 5
-    assert [num_nodes for _, _, num_nodes in patience.asked] == list(range(6))
-    assert [reach * confidence for reach, confidence, _ in patience.asked[:5]] == pytest.approx(reaches_of(draft))
-    assert draft.confidence == tuple(confidence for _, confidence, _ in patience.asked[:5])
-    assert propose_one(drafter(), Text([1, 1], num_prompt=2), 4, patience=Refusing(accepts=0)) is NO_DRAFT
+    assert [num_nodes for _, _, num_nodes in stop_rule.asked] == list(range(6))
+    assert [reach * confidence for reach, confidence, _ in stop_rule.asked[:5]] == pytest.approx(reaches_of(draft))
+    assert draft.confidence == tuple(confidence for _, confidence, _ in stop_rule.asked[:5])
+    assert propose_one(drafter(), Text([1, 1], num_prompt=2), 4, stop_rule=Refusing(accepts=0)) is NO_DRAFT
 
 
 def test_learns_from_emitted_tokens_but_not_from_the_prompt():

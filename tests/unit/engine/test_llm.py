@@ -11,12 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from foretoken import testing as stubs
 from foretoken import zoo
+from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import Output
-from helpers import drafters as stubs
+from helpers.drafters import Crashing
 from helpers.zoo_llms import (
     PROMPTS,
     assert_idle,
@@ -147,6 +150,39 @@ def test_params_that_do_not_fit_are_refused(params, message):
 def test_limits_of_the_engine_are_positive_integers(options):
     with pytest.raises(ConfigError, match="at least 1"):
         LLM("zoo:base", **options)
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 0}, {"max_rows_per_step": True}])
+def test_limits_over_a_loaded_target_are_positive_integers_too(options):
+    with pytest.raises(ConfigError, match="at least 1"):
+        LLM.from_target(target(), **options)
+
+
+def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
+    llm = LLM.from_target(target(), speculative_config={"method": "ngram"}, max_num_seqs=2, seed=0)
+    assert llm.target is target()
+    assert llm.engine.cache is not base().engine.cache
+    assert ids(llm.generate(PROMPTS, plan(20))) == [greedy(prompt)[:20] for prompt in PROMPTS]
+    sampled = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
+    seeded = [LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)]
+    assert ids(seeded[0]) == ids(seeded[1])  # the seed of the constructor is that of requests without one
+    assert_idle(llm)
+
+
+def test_requests_that_are_driven_by_hand_are_those_of_generate():
+    llm = LLM.from_target(target(), seed=0)
+    first, second = llm.new_requests(PROMPTS[0], SamplingParams(n=2, max_tokens=4, temperature=1.0, seed=3))
+    for request in (first, second):
+        llm.engine.add(request)
+    while not (first.finished and second.finished):
+        llm.engine.step()
+    (output,) = base().generate(PROMPTS[0], SamplingParams(n=2, max_tokens=4, temperature=1.0, seed=3))
+    assert [first.output_ids, second.output_ids] == [each.token_ids for each in output.outputs]
+    with pytest.raises(InputError, match="prompt 0 is empty"):
+        llm.new_requests("")
+    with pytest.raises(ConfigError, match="stop_token_ids"):
+        llm.new_requests("x", SamplingParams(stop_token_ids=[VOCAB]))
+    assert_idle(llm)
 
 
 def test_outputs_come_in_order_with_params_of_their_own():
@@ -551,7 +587,7 @@ def test_a_crashing_drafter_ends_one_request_only(when, inner, caplog):
         return tuple(context.tokens[: context.num_prompt]) == tuple(prompt_ids(PROMPTS[2])) and len(context.tokens) > 30
 
     drafter = stubs.Oracle(truth()) if inner == "oracle" else with_config(DRAFT).recipe.drafter
-    record = stubs.Recorder(stubs.Crashing(drafter, culprit, when=when))
+    record = stubs.Recorder(Crashing(drafter, culprit, when=when))
     llm = with_drafter(record, num_nodes=4)
     outputs = llm.generate(PROMPTS, plan(40))
     assert outputs[2].finish_reason == "error"
@@ -593,9 +629,9 @@ def test_a_drafter_that_breaks_its_budget_is_caught(fault):
         def propose(self, contexts, budgets):
             drafts = super().propose(contexts, budgets)
             wrong = {
-                "too many": lambda: stubs.Draft(stubs.TokenTree([5] * 4000)),
-                "negative": lambda: stubs.Draft(stubs.TokenTree([-1])),
-                "beyond the vocabulary": lambda: stubs.Draft(stubs.TokenTree([VOCAB])),
+                "too many": lambda: Draft(TokenTree([5] * 4000)),
+                "negative": lambda: Draft(TokenTree([-1])),
+                "beyond the vocabulary": lambda: Draft(TokenTree([VOCAB])),
             }
             for index, context in enumerate(contexts):
                 if context.request_id == 1:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.core.draft import Coupled, Draft, PointMass, Sampled
+from foretoken import testing as stubs
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
+from foretoken.core.needs import Offers
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.verifiers.naive import NaiveVerifier
-from helpers import drafters as stubs
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
 CULPRIT = 2
@@ -34,7 +35,7 @@ class Table(stubs.Stub):
 
     def draft(self, context, budget):
         if not budget.max_nodes:
-            return stubs.NO_DRAFT
+            return NO_DRAFT
         token = context.streams.categorical("draft", self.q_1V[0])
         good = Draft(TokenTree([token]), Sampled(self.q_1V, (0,)))
         return self.wrong(good) if self.wrong is not None and is_culprit(context) else good
@@ -70,7 +71,7 @@ def test_at_temperature_0_the_kind_does_not_matter():
 def test_empty_drafts_need_no_kind():
     class Silent(Table):
         def draft(self, context, budget):
-            return stubs.NO_DRAFT
+            return NO_DRAFT
 
     assert ids(with_drafter(Silent()).generate(PROMPTS, plan(temperature=1.0)))
 
@@ -93,9 +94,7 @@ def test_a_rule_that_raises_ends_its_request_only(batched, caplog):
     sizes: list[int] = []
     rule = Poisoned()
     if not batched:
-        rule = type(
-            "Single", (), {name: getattr(rule, name) for name in ("name", "promise", "laws", "trees", "verify")}
-        )()
+        rule.offers = Offers(batches=False)
     params = [plan(temperature=1.0, seed=seed) for seed in range(len(PROMPTS))]
     llm = with_drafter(Table(), num_nodes=2, verifier=rule)
     outputs = llm.generate(PROMPTS, params)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from foretoken import catalog, zoo
+from foretoken import testing as stubs
 from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import compose
 from foretoken.verifiers.match import MatchVerifier
-from helpers import drafters as stubs
 from helpers.adapters import shelved
 from helpers.heads import shelved_head
 from helpers.zoo_llms import target, with_config

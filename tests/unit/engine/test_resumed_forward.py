@@ -14,11 +14,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretoken.core.draft import NO_DRAFT, Begun, Draft
-from foretoken.core.protocols import Budget, Sight
+from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint
+from foretoken.core.protocols import Budget, HiddenLayers
 from foretoken.core.tree import ROOT, TokenTree
-from foretoken.drafting.early_exit import Shallow, ShallowGrowing
-from foretoken.engine.resumed_forward import shared_forward
+from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
+from foretoken.engine.resumed_forward import resumed_forward
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -57,9 +57,9 @@ def draw_tokens(data: st.DataObject, least: int, most: int) -> list[int]:
     return data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=least, max_size=most))
 
 
-def grow(shallow: Shallow, texts: list[Text], depth: int, data: st.DataObject) -> list[Draft]:
+def grow(shallow: EarlyExit, texts: list[Text], depth: int, data: st.DataObject) -> list[Draft]:
     """Random drafts of all of these, level by level, read by the first layers as they grow."""
-    growing = [ShallowGrowing(text.context, Budget(8, 4)) for text in texts]
+    growing = [EarlyExitBuilder(text.context, Budget(8, 4)) for text in texts]
     active = growing
     while active:
         shallow.read(active, depth, (depth,), scored=data.draw(st.booleans()))
@@ -70,12 +70,12 @@ def grow(shallow: Shallow, texts: list[Text], depth: int, data: st.DataObject) -
             draft.frontier = [draft.add(token, parent, 0.5, 0) for token, parent in wanted[:room]]
         active = [draft for draft in active if len(draft.unread)]
     return [
-        Draft(TokenTree(draft.tokens, None if draft.chain else draft.parents), begun=draft.begun(depth))
+        Draft(TokenTree(draft.tokens, None if draft.chain else draft.parents), resume=draft.resume_point(depth))
         for draft in growing
     ]
 
 
-def step(model: LanguageModel, cache: KVCache, shallow: Shallow, texts: list[Text], data: st.DataObject) -> None:
+def step(model: LanguageModel, cache: KVCache, shallow: EarlyExit, texts: list[Text], data: st.DataObject) -> None:
     """One step: some draft, some are plain roots, some read their prompt; then a path of each stands."""
     depth = data.draw(st.integers(1, model.num_layers - 1), label="depth")
     decoding = [text for text in texts if not text.unread]
@@ -98,8 +98,8 @@ def step(model: LanguageModel, cache: KVCache, shallow: Shallow, texts: list[Tex
     depths = tuple(sorted(data.draw(st.sets(st.integers(1, model.num_layers)), label="depths")))
     plan = DensePlan(cache, batch)
     verifying = data.draw(st.booleans(), label="a verifier looks")
-    output, pieces = shared_forward(
-        model, cache, batch, [draft for _, draft in jobs], plan, Sight(depths, last), last=verifying
+    output, pieces = resumed_forward(
+        model, cache, batch, [draft for _, draft in jobs], plan, HiddenLayers(depths, last), last=verifying
     )
     assert model.layer_rows - before == len(batch) * model.num_layers
     wanted = iter(output.hidden[model.num_layers]) if verifying else iter(())
@@ -107,7 +107,7 @@ def step(model: LanguageModel, cache: KVCache, shallow: Shallow, texts: list[Tex
     for (text, draft), segment, piece in zip(jobs, batch.segments, pieces, strict=True):
         path = draft.tree.path_to(data.draw(st.integers(-1, len(draft) - 1), label="path"))
         # what is shown is what a fresh forward of each row's own past gives
-        begun = draft.begun.depth if draft.begun is not None else 0
+        begun = draft.resume.depth if draft.resume is not None else 0
         assert set(piece.hidden) == {each for each in depths if each > begun}
         rows = segment.num_rows if last is None or len(draft) else min(last, segment.num_rows)
         assert piece.begin == segment.prefix + (segment.num_rows - rows)
@@ -155,7 +155,7 @@ def step(model: LanguageModel, cache: KVCache, shallow: Shallow, texts: list[Tex
 def test_any_history_leaves_the_cache_of_a_fresh_forward(model: LanguageModel, data: st.DataObject) -> None:
     cache = model.new_cache(4)
     cache.capacity = 4  # so that it has to grow while drafts are under way
-    shallow = Shallow.__new__(Shallow)
+    shallow = EarlyExit.__new__(EarlyExit)
     shallow.target = model
     shallow.attach(cache)
     texts: list[Text] = []
@@ -175,15 +175,15 @@ def test_any_history_leaves_the_cache_of_a_fresh_forward(model: LanguageModel, d
 
 
 def begin(model: LanguageModel, cache: KVCache, depth: int, tokens: list[int]) -> Draft:
-    shallow = Shallow.__new__(Shallow)
+    shallow = EarlyExit.__new__(EarlyExit)
     shallow.target = model
     shallow.attach(cache)
-    draft = ShallowGrowing(SimpleNamespace(slot=0, tokens=[5], request_id=0), Budget(8, 8))  # type: ignore[arg-type]
+    draft = EarlyExitBuilder(SimpleNamespace(slot=0, tokens=[5], request_id=0), Budget(8, 8))  # type: ignore[arg-type]
     shallow.read([draft], depth, (depth,), scored=False)
     for token in tokens:
         draft.add(token, len(draft.tokens) - 1, 0.5, 0)
     shallow.read([draft], depth, (depth,), scored=False)
-    return Draft(TokenTree(tokens), begun=draft.begun(depth))
+    return Draft(TokenTree(tokens), resume=draft.resume_point(depth))
 
 
 def test_drafts_begun_to_different_depths_are_refused(model: LanguageModel) -> None:
@@ -191,14 +191,14 @@ def test_drafts_begun_to_different_depths_are_refused(model: LanguageModel) -> N
     cache.acquire()
     cache.acquire()
     one = begin(model, cache, 1, [3, 4])
-    assert one.begun is not None
-    other = replace(one, begun=Begun(2, one.begun.hidden_TD))
+    assert one.resume is not None
+    other = replace(one, resume=ResumePoint(2, one.resume.hidden_TD))
     batch = PackedBatch()
     for slot in range(2):
         cache.reserve(slot, 3)
         batch.add_tree(slot, 0, 5, one.tree)
     with pytest.raises(ValueError, match=r"different depths: \[1, 2\]"):
-        shared_forward(model, cache, batch, [one, other], DensePlan(cache, batch), Sight(()))
+        resumed_forward(model, cache, batch, [one, other], DensePlan(cache, batch), HiddenLayers(()))
 
 
 @pytest.mark.parametrize("fault", ["none", "hidden", "depth"])
@@ -207,16 +207,16 @@ def test_a_wrong_beginning_is_seen(fault: str, model: LanguageModel) -> None:
     cache = model.new_cache(1)
     cache.acquire()
     draft = begin(model, cache, 1, [3, 4])
-    assert draft.begun is not None
+    assert draft.resume is not None
     if fault == "hidden":
-        draft = replace(draft, begun=Begun(1, draft.begun.hidden_TD.flip(0)))
+        draft = replace(draft, resume=ResumePoint(1, draft.resume.hidden_TD.flip(0)))
     elif fault == "depth":
-        draft = replace(draft, begun=Begun(2, draft.begun.hidden_TD))
+        draft = replace(draft, resume=ResumePoint(2, draft.resume.hidden_TD))
         # layer 1 has never seen these rows
         model.forward(_chunk([9, 9, 9]), DensePlan(cache, _chunk([9, 9, 9])), span=Span(0, 2))
     batch = PackedBatch()
     batch.add_tree(0, 0, 5, draft.tree)
-    shared_forward(model, cache, batch, [draft], DensePlan(cache, batch), Sight(()))
+    resumed_forward(model, cache, batch, [draft], DensePlan(cache, batch), HiddenLayers(()))
     cache.commit(0, range(3))
     expected, _ = fresh_rows(model, [5, 3, 4])
     worst = max(float((a - b).abs().max()) for a, b in zip(committed(cache, 0), expected, strict=True))
@@ -239,7 +239,7 @@ def test_growth_keeps_the_rows_of_a_draft_under_way(model: LanguageModel) -> Non
     assert cache.generation > generation
     batch = PackedBatch()
     batch.add_tree(0, 0, 5, draft.tree)
-    shared_forward(model, cache, batch, [draft], DensePlan(cache, batch), Sight(()))
+    resumed_forward(model, cache, batch, [draft], DensePlan(cache, batch), HiddenLayers(()))
     cache.commit(0, range(3))
     expected, _ = fresh_rows(model, [5, 3, 4])
     compare(committed(cache, 0), expected, exact=model.fused is not None)

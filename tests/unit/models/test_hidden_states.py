@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from foretoken.core.draft import Draft
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import LastState
+from foretoken.core.needs import LastState, Needs, Offers
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
@@ -23,8 +23,8 @@ from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.models import anatomy
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
+from foretoken.testing import Random, Recorder
 from foretoken.verifiers.greedy import GreedyVerifier
-from helpers.drafters import Random, Recorder
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
 from helpers.zoo_llms import ids, with_config
@@ -36,7 +36,7 @@ class Looking(GreedyVerifier):
     """The rule for temperature 0, with a record of what it was shown."""
 
     def __init__(self, needs: LastState) -> None:
-        self.needs = needs
+        self.needs = Needs(last_state=needs)
         self.shown: list[tuple[Draft, Tensor]] = []
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -76,7 +76,9 @@ def compare(rule: Looking, drafter: Recorder, read: Callable[[list[int]], dict[b
         assert len(hidden_MD) == 1 + len(draft)
         for node in range(-1, len(draft)):
             text = [*before[id(draft)], *(tree.tokens[above] for above in tree.path_to(node))]
-            torch.testing.assert_close(hidden_MD[node + 1], read(text)[rule.needs.normed], rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(
+                hidden_MD[node + 1], read(text)[rule.needs.last_state.normed], rtol=2e-3, atol=2e-3
+            )
             rows += 1
     return rows
 
@@ -109,8 +111,19 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     class Inside(Recorder):
         """A record of a drafter that is told of hidden states, too."""
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
+        @property
+        def needs(self) -> Needs:  # type: ignore[override]
+            return inner.needs
+
+        @property
+        def offers(self) -> Offers:  # type: ignore[override]
+            return inner.offers
+
+        def attach(self, cache: Any) -> None:
+            inner.attach(cache)
+
+        def on_forward(self, features: Any) -> None:
+            inner.on_forward(features)
 
     rule, drafter = Looking(LastState(normed)), Inside(inner)
     params = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -145,7 +158,7 @@ def test_nothing_is_kept_where_nobody_asks(folder: Path) -> None:
 
 
 def test_a_verifier_that_does_not_say_so_is_shown_nothing() -> None:
-    with pytest.raises(ValueError, match=r"a verifier that reads them says so \(needs = LastState\(\)\)"):
+    with pytest.raises(ValueError, match=r"says so, needs = Needs\(last_state=LastState\(\)\)"):
         _ = Laws(torch.zeros(1, 4), greedy=True, positions=(0,)).hidden_MD
 
 

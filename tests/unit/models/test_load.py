@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from foretoken import LLM, SamplingParams
+from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.models.load import load
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -215,6 +216,56 @@ def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
 def test_a_config_that_does_not_fit_its_weights(folder: Path, changes: dict[str, Any]) -> None:
     edit_config(folder, **changes)
     assert_refused(ModelError, folder, f"model '{folder}'", device="cpu")
+
+
+# ------------------------------------------------------------------ code that comes with a checkpoint
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def with_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose classes lie beside its weights; whoever reads from the terminal fails."""
+
+    def ask(*_: Any) -> str:
+        raise AssertionError("somebody was asked")
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+    (folder / "own.py").write_text(CODE)
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    edit_config(folder, model_type="own", architectures=["OwnForCausalLM"], auto_map=classes)
+    return folder
+
+
+def test_code_of_a_checkpoint_is_not_run_unasked(with_code: Path) -> None:
+    assert_refused(ModelError, with_code, "Python code of its own", "--trust-remote-code", device="cpu")
+
+
+def test_code_of_a_checkpoint_is_run_when_it_is_trusted(with_code: Path, saved: Path) -> None:
+    llm = LLM(with_code, device="cpu", trust_remote_code=True)
+    assert type(llm.target.model).__name__ == "OwnForCausalLM"
+    assert llm.target.trusted
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    (ours,), (plain,) = (each.generate([[1, 20, 30]], params) for each in (llm, LLM(saved, device="cpu")))
+    assert ours.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("option", [False, True])
+def test_the_command_line_trusts_when_told(with_code: Path, option: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", "x", "--model", str(with_code), "--method", "none", "--max-tokens", "3", "--device", "cpu"]
+    code = main([*command, "--trust-remote-code"] if option else command)
+    assert code == (0 if option else 1)
+    assert ("--trust-remote-code" in capsys.readouterr().err) is not option
 
 
 # ------------------------------------------------------------------ models that do not generate

@@ -30,6 +30,14 @@ def test_packed_equals_plain(dtype: torch.dtype, bias: bool, shape: tuple[int, i
         torch.testing.assert_close(ours.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5 if bias else 2e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(48, 64), (64, 33), (7, 130)], ids=str)
+def test_the_weight_can_still_be_read(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Routers read it, or its dtype: hunyuan_v1_moe and longcat_flash do."""
+    linear = nn.Linear(*shape).to(dtype)
+    assert torch.equal(PackedLinear(linear).weight, linear.weight)
+
+
 def test_only_exact_linear_layers_are_replaced() -> None:
     class Router(nn.Linear):
         pass

@@ -14,7 +14,7 @@ from foretoken.models.load import load
 from foretoken.models.work import sizes
 from foretoken.tasks.catalog import Setting, find
 from foretoken.tasks.evaluate import evaluate
-from helpers.drafters import Oracle
+from foretoken.testing import Oracle
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import base, with_config, with_drafter
 

@@ -25,7 +25,7 @@ from foretoken.analysis.exactness.enumeration import (
 )
 from foretoken.cli.main import main
 from foretoken.core.distortion import Account, divergence, total_variation
-from foretoken.core.draft import Draft, PointMass, Sampled, WithoutReplacement
+from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled, WithoutReplacement
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
@@ -33,6 +33,7 @@ from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.compose import OWN_KEYS
+from foretoken.testing import Empty
 from foretoken.verifiers.kl_threshold import KlThresholdVerifier
 from foretoken.verifiers.mixture import MixtureVerifier
 from foretoken.verifiers.p_threshold import PThresholdVerifier
@@ -40,7 +41,6 @@ from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.tolerance import ToleranceVerifier
 from foretoken.verifiers.topk_relaxed import TopkRelaxedVerifier
 from foretoken.verifiers.typical import TypicalVerifier
-from helpers.drafters import Empty
 from helpers.zoo_llms import PROMPTS as ALL_PROMPTS
 from helpers.zoo_llms import assert_idle, greedy, ids, with_config
 
@@ -321,11 +321,11 @@ def test_at_temperature_0_the_laws_at_temperature_1_are_compared() -> None:
     rule = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.3))
     near, far = [0.35, 0.4, 0.25, 0.0], [0.05, 0.9, 0.05, 0.0]
     for token, q, path in ((1, near, (0,)), (2, near, (0,)), (3, near, ()), (1, far, ()), (0, far, (0,))):
-        draft = Draft(TokenTree((token,)), soft_NV=torch.tensor([q]))
+        draft = Draft(TokenTree((token,)), evidence=GreedyLaws(torch.tensor([q])))
         verdict = rule.verify(draft, near_argmax(), Streams(0))
         assert (verdict.path, verdict.distortion) == (path, float(bool(path) and token != 0))
     sure = Laws(torch.tensor([[0.95, 0.05]] * 2).log(), greedy=True, positions=range(2))
-    draft = Draft(TokenTree((1,)), soft_NV=torch.tensor([[0.9, 0.1]]))
+    draft = Draft(TokenTree((1,)), evidence=GreedyLaws(torch.tensor([[0.9, 0.1]])))
     assert rule.verify(draft, sure, Streams(0)).path == ()
     anywhere = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.3, max_confidence=1.0))
     assert anywhere.verify(draft, sure, Streams(0)).path == (0,)
@@ -351,10 +351,10 @@ def test_at_temperature_0_drafts_carry_their_law_where_a_rule_compares(settings:
         drafter.propose = lambda *given: drafts.extend(found := propose(*given)) or found  # noqa: B023
         ids(llm.generate(PROMPTS, SamplingParams(max_tokens=12, repetition_penalty=1.2, ignore_eos=True)))
         for draft in filter(len, drafts):
-            assert (draft.soft_NV is not None) == carries
+            assert isinstance(draft.evidence, GreedyLaws) == carries
             if carries:
-                assert draft.soft_NV.argmax(-1).tolist() == list(draft.tree.tokens)
-                torch.testing.assert_close(draft.soft_NV.sum(-1), torch.ones(len(draft)))
+                assert draft.evidence.q_NV.argmax(-1).tolist() == list(draft.tree.tokens)
+                torch.testing.assert_close(draft.evidence.q_NV.sum(-1), torch.ones(len(draft)))
         assert any(map(len, drafts))
 
 

@@ -54,7 +54,7 @@ def load_draft(name: str, target: LanguageModel) -> LanguageModel:
         MismatchError: its tokens are not the target's.
     """
     dtype = str(target.dtype).removeprefix("torch.")
-    draft = load(name, dtype=dtype, device=str(target.device))
+    draft = load(name, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
     reason = check_same_vocabulary(target, draft)
     if reason is not None:
         raise MismatchError(

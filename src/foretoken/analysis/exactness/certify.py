@@ -179,7 +179,7 @@ def certify(
 
 def _check_lossless(method: str, settings: Mapping[str, Any]) -> None:
     """Refuse a lossy rule, asked for or the drafter's own, before any model is loaded."""
-    own = getattr(catalog.find(method, "drafter").load(), "own_verifier", None)
+    own = catalog.find(method, "drafter").load().declared.own_verifier
     asked = settings.get("verifier") or own
     if asked in (None, "auto"):
         return

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, HubPair, Law, Sampled, Tabulated, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
 
@@ -22,7 +23,7 @@ def _positive(left_V: Tensor, otherwise_V: Tensor) -> Tensor:
     return left_V if float(left_V.sum()) > 0.0 else otherwise_V
 
 
-class PlainRatio:
+class PlainRatio(Verifier):
     """Token-wise speculative sampling of a chain; see verifiers/ratio.py for the real one."""
 
     name = "plain ratio"
@@ -70,7 +71,7 @@ class PlainRatio:
         return p_V
 
 
-class PlainRecursive:
+class PlainRecursive(Verifier):
     """Recursive rejection of the root's children; see verifiers/recursive.py for the real one."""
 
     name = "plain recursive"
@@ -107,7 +108,7 @@ class PlainRecursive:
         return left_V / left_V.sum()
 
 
-class PlainKSeq:
+class PlainKSeq(Verifier):
     """K-SEQ on the root's children with rho by bisection; see verifiers/kseq.py for the real one."""
 
     name = "plain kseq"
@@ -141,7 +142,7 @@ class PlainKSeq:
         return high
 
 
-class PlainHub:
+class PlainHub(Verifier):
     """SpecHub on one pair; see verifiers/spechub.py for the real one."""
 
     name = "plain hub"

@@ -13,37 +13,21 @@ from typing import Any
 
 from foretoken import catalog
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.needs import Knob
 
 PLAIN, DRAFT, EXACT = "plain", "draft", "exact"
 BUDGET = "max_distortion"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """How a lossy rule enters a study unless told otherwise.
-
-    Attributes:
-        knob: the option that varies, the rule's or its drafter's.
-        values: of the knob, from strict to loose.
-        drafter: the method that drafts for it; None: the study's, which exact verification has, too.
-    """
-
-    knob: str
-    values: tuple[Any, ...]
-    drafter: str | None = None
+def knobs_of_rules() -> dict[str, Knob]:
+    """The lossy rules that declare how they enter a study, in the catalogue's order."""
+    declared = {entry.name: entry.load().declared.knob for entry in catalog.entries("verifier")}
+    return {name: knob for name, knob in declared.items() if knob is not None}
 
 
-RULES = {
-    "typical": Rule(knob="epsilon", values=(0.3, 0.1, 0.02)),
-    "topk_relaxed": Rule(knob="relaxed_delta", values=(0.05, 0.2, 0.8)),
-    "mixture": Rule(knob="lam", values=(0.1, 0.2, 0.4)),
-    "tolerance": Rule(knob="tolerance", values=(0.3, 1.0, 5.0)),
-    "p_threshold": Rule(knob="min_prob", values=(0.3, 0.1, 0.03)),
-    "kl_threshold": Rule(knob="max_kl", values=(0.1, 0.3, 1.0)),
-    "judge": Rule(knob="threshold", values=(0.95, 0.8, 0.5)),
-    "sprinter": Rule(knob="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter"),
-}
-DEFAULT_RULES = (EXACT, *RULES)
+def default_rules() -> tuple[str, ...]:
+    """What a study compares unless told otherwise."""
+    return (EXACT, *knobs_of_rules())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +107,7 @@ def make_points(
         if rule not in rules:
             raise ConfigError(f"--knob {rule}.…: '{rule}' is not among --rules; {nearest(rule, rules)}")
     points = [Point(rule=PLAIN), *([Point(rule=DRAFT)] if draft else []), Point(rule=EXACT)]
+    declared = knobs_of_rules()
     for number, rule in enumerate(rules):
         if rule in rules[:number]:
             raise ConfigError(f"--rules names '{rule}' twice: keep one")
@@ -133,7 +118,7 @@ def make_points(
         _check_options(rule, given, makers)
         knob, values = _varying(rule, given)
         fixed = {key: each[0] for key, each in given.items() if key != knob}
-        drafter = RULES[rule].drafter if rule in RULES else None
+        drafter = declared[rule].drafter if rule in declared else None
         config = None if drafter is None else own(rule, drafter, fixed)
         if drafter is not None and config is None:
             continue
@@ -177,9 +162,9 @@ def _varying(rule: str, given: Mapping[str, Sequence[Any]]) -> tuple[str, Sequen
         raise ConfigError(f"--knob: rule '{rule}' varies {' and '.join(several)}; give one of them a single value")
     if several:
         return several[0], given[several[0]]
-    if rule in RULES:
-        knob = RULES[rule].knob
-        return knob, given.get(knob, RULES[rule].values)
+    declared = knobs_of_rules().get(rule)
+    if declared is not None:
+        return declared.option, given.get(declared.option, declared.values)
     if given:
         key = list(given)[-1]
         return key, given[key]
@@ -195,5 +180,6 @@ def _makers(rule: str) -> list[Any]:
     if rule not in verifiers:
         raise ConfigError(f"unknown rule '{rule}': {nearest(rule, [EXACT, *lossy])}")
     makers = [verifiers[rule].load().Config]
-    drafter = RULES[rule].drafter if rule in RULES else None
+    declared = knobs_of_rules().get(rule)
+    drafter = None if declared is None else declared.drafter
     return makers if drafter is None else [*makers, catalog.find(drafter, "drafter").load().Config]

@@ -199,7 +199,8 @@ def _with_drafter(config: Mapping[str, Any], options: Mapping[str, Any], drafter
     """The same recipe with a drafter that is there already, or another one like it over the same model."""
     names = {each.name for each in dataclasses.fields(drafter.Config)}
     changed = {key: options[key] for key in names & options.keys() if options[key] != getattr(drafter.config, key)}
-    if changed and not hasattr(drafter, "with_options"):
+    other = drafter.with_options(**changed) if changed else drafter
+    if other is None:
         return dict(config)
     rest = {key: value for key, value in config.items() if key not in names}  # an instance has its options already
-    return {**rest, "method": drafter.with_options(**changed) if changed else drafter}
+    return {**rest, "method": other}

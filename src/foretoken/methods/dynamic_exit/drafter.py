@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import NO_DRAFT, Draft, Law, Sampled
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, Sampled
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Budget, Context, Outcome, Seen, Sight
-from foretoken.drafting.early_exit import Shallow, ShallowGrowing
+from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -161,7 +162,7 @@ class _State:
     """One request: what was learnt, and its hidden states of the step under way, depth -> [rows, D]."""
 
     statistics: Statistics
-    drafted: ShallowGrowing | None = None
+    drafted: EarlyExitBuilder | None = None
     said: list[int] = field(default_factory=list)  # most probable token of the drafting exit, per drafted row
     shares: list[float] = field(default_factory=list)  # and its probability
     rounds: int = 0
@@ -170,7 +171,7 @@ class _State:
     best: Sequence[int] = ()
 
 
-class DynamicExitDrafter:
+class DynamicExitDrafter(Drafter):
     """Self-speculation whose exit layer and length are chosen before every step from what all exits would have said.
 
     Paper:   arXiv:2504.05598 (DEL), on LayerSkip's self-speculation, arXiv:2404.16710.
@@ -188,7 +189,15 @@ class DynamicExitDrafter:
     """
 
     name = "del"
-    softens = True
+    flops = 0.0  # there is no model of its own
+    declared = Declared(
+        variants=(
+            Variant(),
+            Variant(options={"exit_layer": 3, "draft_length": 3}, one_rule=True),
+            Variant(options={"draft_length": "planned", "head_cost": 0}, one_rule=True),
+            Variant(options={"exit_layer": 2, "reread_every": 2}, one_rule=True),
+        ),
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -242,7 +251,7 @@ class DynamicExitDrafter:
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
-        self.shallow = Shallow(target)
+        self.early_exit = EarlyExit(target)
         self._target = target
         self._layers = target.num_layers
         for name in ("exit_layer", "min_exit"):
@@ -257,9 +266,12 @@ class DynamicExitDrafter:
         self._fixed = config.exit_layer is not None and isinstance(config.draft_length, int)
         self._exits = range(config.min_exit, self._layers)
         # what is never learnt from need not be seen
-        self._blind, self._all = Sight((), 0), Sight(tuple(range(1, self._layers + 1)), config.prompt_rows)
-        self.sight = self._blind if self._fixed else self._all  # of the next forward
-        self.max_nodes = config.draft_length if isinstance(config.draft_length, int) else LONGEST
+        depths = tuple(range(1, self._layers + 1))
+        self._blind = Needs(hidden_layers=HiddenLayers((), 0))
+        self._all = Needs(hidden_layers=HiddenLayers(depths, config.prompt_rows))
+        self.needs = self._blind if self._fixed else self._all  # of the next forward
+        length = config.draft_length if isinstance(config.draft_length, int) else LONGEST
+        self.offers = Offers(evidence=(GreedyLaws,), length=length)
         self._costs = (
             Costs.in_layers(self._layers, head_in_layers(target) if config.head_cost is None else config.head_cost)
             if config.cost == "layers" or self._fixed
@@ -274,18 +286,18 @@ class DynamicExitDrafter:
         self._exit = self._exits[0]
 
     def attach(self, cache: Any) -> None:
-        self.shallow.attach(cache)
+        self.early_exit.attach(cache)
 
-    def see(self, seen: Sequence[Seen]) -> None:
+    def on_forward(self, features: Sequence[Features]) -> None:
         """Keep the hidden states of this step's rows; a prompt's last rows are learnt from at once."""
         if self._fixed:
             return
-        for each in seen:
+        for each in features:
             state = self._states.get(each.context.request_id)
             if state is None:
                 state = self._begin(each.context)
             state.hidden, state.best = dict(each.hidden), each.best
-            if each.draft.begun or not each.hidden:
+            if each.draft.resume or not each.hidden:
                 continue
             rows = len(each.hidden[self._layers])
             at_end = each.begin + rows == len(each.context.tokens)  # not the middle of a prompt
@@ -295,7 +307,9 @@ class DynamicExitDrafter:
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
         growing = [
-            ShallowGrowing(context, Budget(min(budget.max_nodes, budget.max_depth), budget.max_depth, soft=budget.soft))
+            EarlyExitBuilder(
+                context, replace(budget, max_nodes=min(budget.max_nodes, budget.max_depth), stop_rule=None)
+            )
             for context, budget in zip(contexts, budgets, strict=True)
             if min(budget.max_nodes, budget.max_depth) > 0
         ]
@@ -305,16 +319,16 @@ class DynamicExitDrafter:
         for draft in growing:
             draft.budget = replace(draft.budget, max_depth=min(draft.budget.max_depth, length))
         active = growing if length else []
-        taps = tuple(range(1, exit_layer + 1)) if self.sight.depths else (exit_layer,)
+        taps = tuple(range(1, exit_layer + 1)) if self.needs is self._all else (exit_layer,)
         with torch.inference_mode():
             while active:
-                output = self.shallow.read(active, exit_layer, taps, scored=True)
+                output = self.early_exit.read(active, exit_layer, taps, scored=True)
                 for row, draft in enumerate(active):
                     self._extend(draft, output, row)
                 closing = [draft for draft in active if not draft.frontier]
                 active = [draft for draft in active if draft.frontier]
                 if closing:
-                    self.shallow.read(closing, exit_layer, taps, scored=False)
+                    self.early_exit.read(closing, exit_layer, taps, scored=False)
         drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
@@ -328,8 +342,8 @@ class DynamicExitDrafter:
             state.rounds += 1
             if self._fixed:
                 continue
-            assert outcome.draft.begun is not None
-            exit_layer = outcome.draft.begun.depth
+            assert outcome.draft.resume is not None
+            exit_layer = outcome.draft.resume.depth
             wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
             if state.hidden:
                 below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
@@ -345,7 +359,7 @@ class DynamicExitDrafter:
         if state is not None and state.rounds:
             self._prior = state.statistics.handed_on()
         if not self._states and not self._fixed:
-            self.sight = self._all  # the next forward may be a prompt's
+            self.needs = self._all  # the next forward may be a prompt's
 
     def _begin(self, context: Context) -> _State:
         """Start a request, from what earlier ones ended with if there are any."""
@@ -371,7 +385,7 @@ class DynamicExitDrafter:
             return config.exit_layer, config.draft_length
         started = [state.statistics for state in states if state is not None and (state.rounds or state.informed)]
         exits = (self._hopeful or self._exits) if config.exit_layer is None else [config.exit_layer]
-        self.sight = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
+        self.needs = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
         if not started:  # the first round: the shallowest exit, one token
             return exits[0], 1
         choose = best_exit_with_stop if config.draft_length is None else best_exit
@@ -380,11 +394,11 @@ class DynamicExitDrafter:
             return exit_layer, config.draft_length
         if not length:
             probing = self._round % PROBE_EVERY == 0
-            self.sight = self._all if probing else self._blind
+            self.needs = self._all if probing else self._blind
             return exit_layer, int(probing)
         return exit_layer, length
 
-    def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
+    def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         """One more token; unsure tokens are kept and verified, but not continued."""
         node = draft.draw(output, row, self.name)
         stop = not draft.has_room(node)
@@ -397,11 +411,11 @@ class DynamicExitDrafter:
             stop = bool(state.rounds or state.informed) and share < state.statistics.threshold(self._exit)
         draft.frontier = [] if stop else [node]
 
-    def _finish(self, draft: ShallowGrowing) -> Draft:
+    def _finish(self, draft: EarlyExitBuilder) -> Draft:
         if not draft.tokens:
             return NO_DRAFT
         self._states[draft.context.request_id].drafted = draft
-        return draft.finish(Sampled, draft.begun(self._exit))
+        return draft.finish(Sampled, draft.resume_point(self._exit))
 
     # ------------------------------------------------------------------ learning
 

@@ -21,7 +21,8 @@ from foretoken.core.distortion import Account, Spent, price_of
 from foretoken.core.draft import Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import LastState
+from foretoken.core.needs import Declared, Knob, LastState, Needs
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio
 from foretoken.core.verdict import Verdict
@@ -39,7 +40,7 @@ class Head(Protocol):
         ...
 
 
-class JudgeVerifier:
+class JudgeVerifier(Verifier):
     """Accept while the exact test or the judge says yes; what follows the first refusal is what the exact rule emits.
 
     Paper:   Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309, section 4: accept if the standard test or
@@ -66,6 +67,10 @@ class JudgeVerifier:
     """
 
     name = "judge"
+    declared = Declared(
+        learned_part="foretoken.methods.judge.head:JudgeHead",
+        knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
+    )
     promise = "approximate"
     laws: tuple[type[Law], ...] = (PointMass, Sampled)
     trees = False
@@ -105,7 +110,11 @@ class JudgeVerifier:
         self.head = head
         self.guarded = frozenset(guarded)
         self.threshold: float = head.config.threshold if config.threshold is None else config.threshold
-        self.needs = LastState(head.config.normed) if self.threshold < 1.0 else None
+        self.needs = Needs(last_state=LastState(head.config.normed) if self.threshold < 1.0 else None)
+
+    @property
+    def budget(self) -> float | None:
+        return self.config.max_distortion
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
@@ -159,7 +168,7 @@ class JudgeVerifier:
 
     def approved(self, draft: Draft, target: Laws) -> list[bool]:
         """Of every node: whether its token may stand on the judge's word."""
-        if self.needs is None:
+        if self.needs.last_state is None:
             return [False] * len(draft)
         never = self.guarded | target.stop_ids
         fine: list[float] = self.head.judge(target.hidden_MD[1:]).tolist()

@@ -29,7 +29,8 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.fused.decoder import AttentionLayer
+from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
@@ -135,28 +136,45 @@ class Adapter(LearnedPart, nn.Module):
 
     def rotary_tables(self, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [length, head_dim / 2]."""
+        return self._rotary_at(torch.arange(length, device=device))
+
+    def _rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         half = self.config.head_dim // 2
-        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-        angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * rates
+        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=positions_T.device) / half)
+        angles = positions_T.to(torch.float64)[:, None] * rates
         return angles.cos().float(), angles.sin().float()
 
-    def as_layer(self, length: int) -> AttentionLayer:
-        """The adapter as the fused decoder takes it, for positions below ``length``."""
-        cos_Td, sin_Td = self.rotary_tables(length)
-        with torch.no_grad():
-            qkv_OD = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
+    def layout(self, head: Head, dtype: torch.dtype, max_length: int) -> Layout:
+        """This adapter and the target's head as a decoder of one layer without MLP; every forward of it is entered.
+
+        Args:
+            head: the target's, packed.
+            dtype: of the target.
+            max_length: positions that a row may have.
+        """
         config = self.config
-        return AttentionLayer(
-            qkv_OD,
-            self.o_proj.weight,
-            self.norm_in.weight,
-            self.norm_out.weight,
-            cos_Td,
-            sin_Td,
+        block = Block(
+            q=Projection(self.q_proj.weight),
+            k=Projection(self.k_proj.weight),
+            v=Projection(self.v_proj.weight),
+            out=Projection(self.o_proj.weight),
+            attention_norm_D=self.norm_in.weight,
+        )
+        return Layout(
+            dtype=dtype,
+            width=config.width,
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
+            mlp_width=0,
             norm_eps=config.norm_eps,
+            scaling=config.head_dim**-0.5,
+            num_blocks=1,
+            blocks=(block,),
+            rotary=self._rotary_at,
+            max_length=max_length,
+            final_norm_D=self.norm_out.weight,
+            head=head,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -231,7 +249,9 @@ class AdapterHead:
 
     def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
         self._target = target
-        self._fused = None if target.fused is None else target.fused.with_layer(adapter.as_layer(target.max_length))
+        self._fused: FusedDecoder | None = None
+        if target.fused is not None:
+            self._fused = FusedDecoder(adapter.layout(target.fused.head, target.dtype, target.max_length))
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Budget, Context, Outcome, Seen, Sight
+from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
-from foretoken.drafting.early_exit import Shallow, ShallowGrowing
+from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.learned_part import find_all
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.methods.kangaroo.exit_choice import choose_exit
@@ -41,7 +42,7 @@ class _State:
     slot: int
     waiting: list[Tensor] = field(default_factory=list)
     num_waiting: int = 0
-    drafted: ShallowGrowing | None = None  # until observe says what became of it
+    drafted: EarlyExitBuilder | None = None  # until observe says what became of it
     num_adapted: int = 0  # of its nodes: how many the adapter has read
 
     def wait(self, rows_TD: Tensor) -> None:
@@ -49,7 +50,7 @@ class _State:
         self.num_waiting += len(rows_TD)
 
 
-class KangarooDrafter:
+class KangarooDrafter(Drafter):
     """Drafts with layers [0, E) of the target, an adapter and the target's head.
 
     Paper:   arXiv:2404.18911: chain drafting with two early exits; the tree is that of its NeurIPS 2024 version, whose
@@ -63,7 +64,14 @@ class KangarooDrafter:
     """
 
     name = "kangaroo"
-    softens = True
+    declared = Declared(
+        learned_part="foretoken.methods.kangaroo.adapter:Adapter",
+        variants=(
+            Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
+            Variant(options={"threshold": 0.1, "tree": True, "width": 4}, untrained={"exit_layer": 2}),
+            Variant(options={"threshold": 0}, untrained={"exit_layer": 3}, one_rule=True),
+        ),
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -105,27 +113,28 @@ class KangarooDrafter:
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
-        self.shallow = Shallow(target)
+        self.early_exit = EarlyExit(target)
         adapter, self.explanation = _adapter(config, target)  # the command line prints it
         self.exit_layer = adapter.config.exit_layer
         self.threshold = config.threshold if config.threshold is not None else 0.4 if config.tree else 0.6
         self.branches = config.tree
         self.laws: tuple[type[Law], ...] = (PointMass,) if config.tree else (Sampled,)
-        self.sight = Sight((self.exit_layer,))
-        self.max_nodes = 60 if config.tree else config.max_depth
+        self.needs = Needs(hidden_layers=HiddenLayers((self.exit_layer,)))
+        self._most = 60 if config.tree else config.max_depth
+        self.offers = Offers(evidence=(GreedyLaws,), length=self._most)
         self._head = AdapterHead(target, adapter)
         self._cache = KVCache(1, _SLOTS, target.max_length)
         self._top = min(config.width, target.vocab_size) if config.tree else 1
         self._states: dict[int, _State] = {}
 
     def attach(self, cache: Any) -> None:
-        self.shallow.attach(cache)
+        self.early_exit.attach(cache)
 
-    def see(self, seen: Sequence[Seen]) -> None:
+    def on_forward(self, features: Sequence[Features]) -> None:
         """Keep the hidden states of committed rows until the adapter reads them."""
         full = []
-        for each in seen:
-            if each.draft.begun is not None:
+        for each in features:
+            if each.draft.resume is not None:
                 continue
             state = self._states.get(each.context.request_id)
             if state is None:
@@ -141,18 +150,18 @@ class KangarooDrafter:
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Grow one draft per request; every level is one forward of the first layers and one of the adapter."""
-        growing: list[tuple[ShallowGrowing, _State]] = []
+        growing: list[tuple[EarlyExitBuilder, _State]] = []
         for context, budget in zip(contexts, budgets, strict=True):
             state = self._states.get(context.request_id)
             depth = min(budget.max_depth, self.config.max_depth)
             if state is not None and budget.max_nodes > 0 and depth > 0:
                 self._rewind(state, context)
-                bounded = Budget(min(budget.max_nodes, self.max_nodes), depth, soft=budget.soft)
-                growing.append((ShallowGrowing(context, bounded), state))
+                bounded = Budget(min(budget.max_nodes, self._most), depth, evidence=budget.evidence)
+                growing.append((EarlyExitBuilder(context, bounded), state))
         with torch.inference_mode():
             active = growing
             while active:
-                self.shallow.read([draft for draft, _ in active], self.exit_layer, (self.exit_layer,), scored=False)
+                self.early_exit.read([draft for draft, _ in active], self.exit_layer, (self.exit_layer,), scored=False)
                 active = [(draft, state) for draft, state in active if draft.frontier]
                 if active:
                     self._expand(active)
@@ -180,7 +189,7 @@ class KangarooDrafter:
 
     # ------------------------------------------------------------------ growing
 
-    def _expand(self, active: Sequence[tuple[ShallowGrowing, _State]]) -> None:
+    def _expand(self, active: Sequence[tuple[EarlyExitBuilder, _State]]) -> None:
         """Read the newest rows with the adapter and give the frontier its children."""
         output, starts = self._adapt(active)
         for (draft, _), start in zip(active, starts, strict=True):
@@ -189,27 +198,27 @@ class KangarooDrafter:
             else:
                 self._extend_chain(draft, output, start)
 
-    def _extend_chain(self, draft: ShallowGrowing, output: Output, row: int) -> None:
+    def _extend_chain(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         confidence = output.top_shares[row]
         node = draft.draw(output, row, self.name)
         stop = confidence <= self.threshold or not draft.has_room(node)
         draft.frontier = [] if stop else [node]
 
-    def _extend_tree(self, draft: ShallowGrowing, output: Output, first: int) -> None:
+    def _extend_tree(self, draft: EarlyExitBuilder, output: Output, first: int) -> None:
         def expands(parent: int, best: float) -> bool:
             return parent == ROOT or best > self.threshold
 
         draft.extend_tree(output, first, width=self.config.width, name=self.name, expands=expands)
 
-    def _finish(self, draft: ShallowGrowing, state: _State) -> Draft:
+    def _finish(self, draft: EarlyExitBuilder, state: _State) -> Draft:
         if not draft.tokens:
             return NO_DRAFT
         state.drafted = draft
-        return draft.finish(Sampled, draft.begun(self.exit_layer))
+        return draft.finish(Sampled, draft.resume_point(self.exit_layer))
 
     # ------------------------------------------------------------------ the adapter
 
-    def _adapt(self, active: Sequence[tuple[ShallowGrowing, _State]]) -> tuple[Output, list[int]]:
+    def _adapt(self, active: Sequence[tuple[EarlyExitBuilder, _State]]) -> tuple[Output, list[int]]:
         """One forward of adapter and head over each draft's newest rows, behind what waits.
 
         Returns:

@@ -104,29 +104,13 @@ class VerificationConfig:
         return ", ".join(f"{KEY}.{name}={getattr(self, name)}" for name, wanted in on.items() if wanted)
 
 
-def take(settings: dict[str, Any]) -> VerificationConfig:
-    """Take the verification's settings out of a ``speculative_config``, in either spelling.
-
-    ``{"verification": {"ffn": 0.05}}`` and ``{"verification.ffn": 0.05}`` are the same.
+def configured(given: Mapping[str, Any]) -> VerificationConfig:
+    """The settings, under their names without ``verification.``, checked.
 
     Raises:
-        ConfigError: an unknown setting (the nearest name is offered), one that is given twice, out of range, or that
-            belongs to a part that nobody has switched on.
+        ConfigError: an unknown setting (the nearest name is offered), one out of range, or one that belongs to a part
+            that nobody has switched on.
     """
-    given: dict[str, Any] = {}
-    inner = settings.pop(KEY, None)
-    if inner is not None:
-        if not isinstance(inner, Mapping):
-            raise ConfigError(
-                f"{KEY}={inner!r} must be a mapping, for example {{'ffn': 0.05}}; on the command line write "
-                f"--set {KEY}.ffn=0.05"
-            )
-        given.update(inner)
-    for key in [key for key in settings if isinstance(key, str) and key.startswith(f"{KEY}.")]:
-        name = key.removeprefix(f"{KEY}.")
-        if name in given:
-            raise ConfigError(f"'{key}' is given twice: keep one")
-        given[name] = settings.pop(key)
     known = [field.name for field in dataclasses.fields(VerificationConfig)]
     for name in given:
         if name not in known:

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan, Seen, Sight
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
 from foretoken.core.randomness import gumbel
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
@@ -52,7 +53,7 @@ class _Chain:
         return Draft(TokenTree(self.tokens), _law(self.context)) if self.tokens else NO_DRAFT
 
 
-class SparseDraft:
+class SparseDraft(Drafter):
     """Drafts with the target under a sparse plan, on top of another drafter.
 
     Paper:   sparse verification (arXiv:2512.21911) as a drafter; drafting with a sparse cache and verifying with the
@@ -75,7 +76,6 @@ class SparseDraft:
 
     branches = False
     laws: tuple[type[Law], ...] = (Coupled,)
-    sight = Sight(())
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class SparseDraft:
         length: int,
         inner_length: int,
     ) -> None:
-        if hasattr(inner, "sight"):
+        if inner.needs.hidden_layers is not None:
             raise ConfigError(
                 f"verification.confirm={length} does not go with method '{inner.name}', which drafts inside of the "
                 "target, too: use another, for example suffix"
             )
         self.name = inner.name
-        self.max_nodes = length
+        self.offers = Offers(length=length)
         self._inner = inner
         self._inner_length = inner_length
         self._target = target
@@ -105,9 +105,6 @@ class SparseDraft:
     def attach(self, cache: Any) -> None:
         """Take the engine's cache of the target."""
         self._cache = cache
-
-    def see(self, seen: Sequence[Seen]) -> None:
-        """Nothing of a forward is looked at."""
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Ask the inner drafter, then choose with the sparse target until every draft is long enough."""

@@ -12,22 +12,25 @@ Letters: T packed rows, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Plan
+from foretoken.core.protocols import Context, Drafter, Plan, PlanMaker
 from foretoken.methods.sparse import calibration
 from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import BlockRule
-from foretoken.methods.sparse.config import KEY, VerificationConfig
+from foretoken.methods.sparse.config import KEY, VerificationConfig, configured
+from foretoken.methods.sparse.confirm import SparseDraft
+from foretoken.methods.sparse.dense_refresh import DenseRefresh
 from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, SparseMLP, sparse_mlps
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.models.dense import DensePlan, DensePlans
 from foretoken.models.feed_forward import Forward, routed_experts
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.native import NativePlan
@@ -35,7 +38,7 @@ from foretoken.models.native import NativePlan
 _EXPLAINED_ROWS = 8
 
 
-class SparseVerification:
+class SparseVerification(PlanMaker):
     """Makes the plan of every step from the settings; one for each engine.
 
     Exact: no. The promise of a recipe with it is "approximate", whatever its verifier, and nobody knows how far a step
@@ -51,13 +54,14 @@ class SparseVerification:
     """
 
     name = "sparse_verification"
+    settings_key = KEY
     Config = VerificationConfig
+    exact = False
 
     def __init__(self, config: VerificationConfig, target: LanguageModel) -> None:
         self.config = config
-        self.attention: Callable[[KVCache, PackedBatch], Plan] = DensePlan
-        if config.attention != "off":
-            self.attention = _sparse_attention(config, target)
+        self.blocks = _sparse_attention(config, target) if config.attention != "off" else None
+        self.attention: Callable[[KVCache, PackedBatch], Plan] = self.blocks or DensePlan
         self._mlps: list[SparseMLP] = sparse_mlps(target.model, config.ffn) if config.ffn else []
         self._experts: list[SparseExperts] = []
         if config.moe or config.ffn:
@@ -67,7 +71,21 @@ class SparseVerification:
                 f"{KEY}.ffn={config.ffn:g}: model '{target.name}' has no gated MLP, whose gate would say which "
                 "channels count: leave it out"
             )
+        self.reason = f"sparse verification ({config.in_words})"
+        self._refresh = DenseRefresh(target, config.refresh) if config.refresh else None
         self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))
+
+    @classmethod
+    def arranged(cls, settings: Mapping[str, Any], target: LanguageModel) -> PlanMaker | None:
+        config = configured(settings)
+        if config.sparse:
+            return cls(config, target)
+        return ConfirmedVerification(config, target) if config.confirm else None
+
+    def before_step(self, cache: KVCache, decoding: Sequence[Context]) -> None:
+        """Compute again densely what is due."""
+        if self._refresh is not None:
+            self._refresh(cache, decoding)
 
     def _packed(self, target: LanguageModel) -> str:
         """A remark where sparse MLPs cannot save time, whatever they leave out."""
@@ -87,7 +105,34 @@ class SparseVerification:
         return SparsePlan(attention, batch, self._mlps, self._experts, self.config.ffn)
 
 
-class SparsePlan:
+class ConfirmedVerification(DensePlans):
+    """The sparse target drafts on top of the recipe's drafter, and the dense target verifies: the promise stands.
+
+    Args:
+        config: what the drafting leaves out; ``confirm`` says how many tokens it drafts.
+        target: drafts and verifies.
+    """
+
+    def __init__(self, config: VerificationConfig, target: LanguageModel) -> None:
+        self._config = config
+        self._target = target
+        self._sparse = SparseVerification(config, target)
+
+    def wrap(self, drafter: Drafter, num_nodes: int) -> tuple[Drafter, int | None]:
+        """The sparse target as a drafter, which is asked for ``confirm`` tokens a step."""
+        config = self._config
+        wrapped = SparseDraft(
+            drafter,
+            self._target,
+            self._sparse,
+            dense_below=0 if config.attention == "off" else config.dense_below,
+            length=config.confirm,
+            inner_length=num_nodes,
+        )
+        return wrapped, config.confirm
+
+
+class SparsePlan(Plan):
     """One step: an attention plan, and modules that are swapped while the target computes it.
 
     Args:
@@ -105,7 +150,7 @@ class SparsePlan:
         experts: list[SparseExperts],
         tau: float,
     ) -> None:
-        self.attend = attention.attend
+        self._attention = attention
         self.native: NativePlan | None = None
         if attention.native is not None and not experts:
             taus = [tau * segment.verification for segment in batch.segments for _ in range(segment.num_rows)]
@@ -118,6 +163,9 @@ class SparsePlan:
             **{each.mlp.module: _for_rows(each, each.mlp.module, rows) for each in mlps},
             **{each.experts.module: _for_rows(each, each.experts.module, rows) for each in experts},
         }
+
+    def attend(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, **options: Any) -> Tensor:
+        return self._attention.attend(layer, q_HTD, k_GTD, v_GTD, **options)
 
     @property
     def num_experts(self) -> float | None:

@@ -16,18 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.core.draft import NO_DRAFT, Draft, Judged, Law, Sampled
+from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sampled
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
-from foretoken.drafting.draft_runner import ModelGrowing, Rows, SecondModel
+from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
 from foretoken.drafting.learned_part import find
 from foretoken.methods.sprinter.head import SprinterHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 
 
-class SprinterDrafter(SecondModel):
+class SprinterDrafter(DraftRunner):
     """Drafts a chain with a second model until its head says stop, or the cap is reached.
 
     Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557; head, threshold and cap are those of the released code.
@@ -40,9 +41,12 @@ class SprinterDrafter(SecondModel):
 
     name = "sprinter"
     laws: tuple[type[Law], ...] = (Sampled,)
-    branches = False
-    own_verifier = "sprinter"
-    judges = True  # its drafts say what its judge thinks of them
+    declared = Declared(
+        draft_model=True,
+        own_verifier="sprinter",
+        learned_part="foretoken.methods.sprinter.head:SprinterHead",
+        variants=(Variant(untrained={"feature": "pre"}), Variant(untrained={"feature": "post"}, one_rule=True)),
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -78,7 +82,7 @@ class SprinterDrafter(SecondModel):
         super().__init__(config.model if draft is None else draft, target)
         self.config = config
         self._target = target
-        self.max_nodes = config.max_draft
+        self.offers = Offers(evidence=(Approvals, GreedyLaws), length=config.max_draft)
         self.head = find(SprinterHead, config.head, target, self.model)
         self._last = LastStates(self.model)
         self.span = self._last.span
@@ -94,17 +98,19 @@ class SprinterDrafter(SecondModel):
         return SprinterDrafter(config, self._target, self.model if config.model == self.config.model else None)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        most = self.max_nodes
-        bounded = [Budget(min(each.max_nodes, most), min(each.max_depth, most), soft=each.soft) for each in budgets]
+        most = self.config.max_draft
+        bounded = [
+            Budget(min(each.max_nodes, most), min(each.max_depth, most), evidence=each.evidence) for each in budgets
+        ]
         self._judged = {context.request_id: [] for context in contexts}
         return super().propose(contexts, bounded)
 
-    def judge(self, drafts: Sequence[ModelGrowing], rows: Sequence[Rows]) -> list[float]:
+    def judge(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[float]:
         """v of the token that each draft's newest row stands for: the next one (pre), or the one read (post)."""
         found: list[float] = self.head.judge(self._last.of(rows[0].output, [each.start for each in rows])).tolist()
         return found
 
-    def _expand(self, drafts: Sequence[ModelGrowing], rows: Sequence[Rows]) -> list[ModelGrowing]:
+    def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         after = self.head.config.feature == "post"
         going_on = []
         for draft, its, v in zip(drafts, rows, self.judge(drafts, rows), strict=True):
@@ -124,7 +130,7 @@ class SprinterDrafter(SecondModel):
                 going_on.append(draft)
         return going_on
 
-    def _finish(self, draft: ModelGrowing) -> Draft:
+    def _finish(self, draft: RunnerBuilder) -> Draft:
         judged = self._judged.pop(draft.context.request_id)
         if not draft.tokens:
             return NO_DRAFT
@@ -132,4 +138,7 @@ class SprinterDrafter(SecondModel):
         draft.confidence[: len(judged)] = judged
         approved: list[bool | None] = [v >= self.config.threshold for v in judged]
         approved += [None] * (len(draft.tokens) - len(judged))  # post: the last token at the cap was not read
-        return replace(draft.finish(Sampled), judged=Judged(tuple(approved), self.head.config.feature == "post"))
+        finished = draft.finish(Sampled)
+        if finished.evidence is not None:  # a verifier that compares laws has asked for something else
+            return finished
+        return replace(finished, evidence=Approvals(tuple(approved), self.head.config.feature == "post"))

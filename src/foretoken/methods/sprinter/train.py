@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.distortion import Spent, total_variation
-from foretoken.core.draft import Draft
+from foretoken.core.draft import Approvals, Draft
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.files import write_whole
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
+from foretoken.core.protocols import Verifier
 from foretoken.core.provenance import provenance
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
@@ -215,7 +216,7 @@ def _labels(examples: Examples, ratio: float, soft: bool) -> Tensor:
 # ---------------------------------------------------------------------- what it does in the engine
 
 
-class Watched:
+class Watched(Verifier):
     """The verifier of a recipe, and what its drafter's judge said against what an exact test would have said.
 
     Let a be the chance Σ min(p, q) at a drafted token that the exact test accepts, and v what the judge said:
@@ -227,6 +228,7 @@ class Watched:
     def __init__(self, rule: Any) -> None:
         self._rule = rule
         self.name, self.promise, self.laws, self.trees = rule.name, rule.promise, rule.laws, rule.trees
+        self.needs = rule.needs
         self.tokens = self.accepted = self.said_yes = self.yes_and_accepted = 0.0
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -235,8 +237,8 @@ class Watched:
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         verdict: Verdict = self._rule.verify_within(draft, target, rng, spent)
         for node in range(min(len(verdict.path) + 1, len(draft))):
-            assert draft.judged is not None
-            said = draft.judged.approved[node]
+            assert isinstance(draft.evidence, Approvals)
+            said = draft.evidence.approved[node]
             if said is not None:
                 chance = _acceptance(draft, target, node)
                 self.tokens += 1
@@ -264,7 +266,7 @@ def _acceptance(draft: Draft, target: Laws, node: int) -> float:
     if target.greedy:
         return float(token == target.best[node])
     p_V, q_V = target.p_at(node), draft.law.q_at(node)  # type: ignore[union-attr]
-    if draft.judged is not None and draft.judged.saw_token:
+    if isinstance(draft.evidence, Approvals) and draft.evidence.saw_token:
         return min(1.0, float(p_V[token]) / float(q_V[token]))
     return 1.0 - total_variation(p_V, q_V)
 
@@ -295,11 +297,11 @@ def measure(
     fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
     for temperature in temperatures if fitting else ():
         rule = Watched(llm.recipe.verifier)
-        llm.engine.recipe = replace(llm.recipe, verifier=rule)
+        watched = llm.with_method({"method": llm.recipe.drafter, "verifier": rule})
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
         chats = [[{"role": "user", "content": prompt}] for prompt in fitting]
         total = Metrics()
-        for output in llm.chat(chats, params) if llm.is_chat_model else llm.generate(fitting, params):
+        for output in watched.chat(chats, params) if llm.is_chat_model else watched.generate(fitting, params):
             total.add(output.metrics)
         found[f"T={temperature:g}"] = {
             "tokens_per_step": round(total.tokens_per_step, 3),

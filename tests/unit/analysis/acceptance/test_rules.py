@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from foretoken import catalog
+from foretoken.analysis.acceptance import rules as acceptance
 from foretoken.analysis.acceptance.optimal import optimal_acceptance
 from foretoken.analysis.acceptance.rules import RULES, rule_acceptance, rules_for
-from foretoken.analysis.acceptance.rules import rules as acceptance
 from foretoken.analysis.exactness.enumeration import STYLES, TablePair, step_law
 from foretoken.core.errors import ConfigError
 from foretoken.verifiers.kseq import optimal_rho

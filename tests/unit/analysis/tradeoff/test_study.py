@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 
 from foretoken import catalog
+from foretoken.analysis.tradeoff import run as tradeoff_run
 from foretoken.analysis.tradeoff.advice import advice
 from foretoken.analysis.tradeoff.pareto import pareto_front
 from foretoken.analysis.tradeoff.points import DRAFT, EXACT, PLAIN, RULES, Point, make_points
 from foretoken.analysis.tradeoff.run import Questions, Trial, build_engines, measure
 from foretoken.analysis.tradeoff.study import measures, tradeoff
-from foretoken.analysis.tradeoff.study import run as tradeoff_run
 from foretoken.analysis.tradeoff.table import tables
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafting import draft_runner as second_model
+from foretoken.drafting import draft_runner as draft_runner
 from foretoken.models.load import load
 from foretoken.tasks.evaluate import Answer
 from foretoken.tasks.example import Example
@@ -371,7 +371,7 @@ def test_points_that_cannot_be(rules, knobs, budgets, message):
 
 def test_points_of_a_rule_share_one_loaded_draft_model(monkeypatch):
     loads = []
-    monkeypatch.setattr(second_model, "load", lambda name, **options: loads.append(name) or load(name, **options))
+    monkeypatch.setattr(draft_runner, "load", lambda name, **options: loads.append(name) or load(name, **options))
     points = make_points(
         ["sprinter", "mixture"],
         {"sprinter": {"threshold": [0.8, 0.4]}, "mixture": {"lam": [0.1, 0.2]}},

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.core.protocols import Budget, Context, Outcome, Seen
+from foretoken.core.protocols import Budget, Context, Features, Outcome
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.drafting.early_exit import ShallowGrowing
+from foretoken.drafting.early_exit import EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
 from foretoken.engine.llm import LLM
 from foretoken.methods.dynamic_exit import drafter as dynamic_exit
@@ -97,7 +97,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
     columns = len(table[0])
     rows = {depth: torch.tensor([[depth, column] for column in range(columns)]) for depth in range(1, 5)}
     state = dynamic_exit._State(Statistics.empty(4))
-    growing = ShallowGrowing(SimpleNamespace(request_id=0), Budget(9, 9), kept=[rows])  # type: ignore[arg-type]
+    growing = EarlyExitBuilder(SimpleNamespace(request_id=0), Budget(9, 9), kept=[rows])  # type: ignore[arg-type]
     growing.tokens = list(said)
     state.drafted, state.said = growing, list(said)
     state.hidden = {depth: values for depth, values in rows.items() if depth > exit_layer}
@@ -108,7 +108,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
 
 def observe(drafter: Any) -> Statistics:
     state = drafter._states[0]
-    draft = Draft(TokenTree(state.said), begun=state.drafted.begun(drafter._exit))
+    draft = Draft(TokenTree(state.said), resume=state.drafted.resume_point(drafter._exit))
     drafter.observe([Outcome(0, draft, Verdict((), 0), (0,))])
     found: Statistics = state.statistics
     return found
@@ -254,7 +254,7 @@ class Spy(DynamicExitDrafter):
 
     checked = 0
 
-    def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
+    def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         state: Any = self._states[draft.context.request_id]
         drawn = self.__dict__.setdefault("drawn", {})
         if not draft.tokens:
@@ -269,7 +269,7 @@ class Spy(DynamicExitDrafter):
             drafted = state.drafted
             tokens = list(drafted.context.tokens)[: -len(outcome.tokens)]
             text = [*tokens, *outcome.draft.tree.tokens]
-            exit_layer = outcome.draft.begun.depth
+            exit_layer = outcome.draft.resume.depth
             for column, logits in enumerate(self.__dict__["drawn"][outcome.request_id]):
                 again = self._target.score(drafted.hidden(exit_layer)[column : column + 1]).logits_MV[0]
                 assert same(again, logits)
@@ -352,9 +352,9 @@ def test_long_prompts_leave_few_rows() -> None:
     sizes: list[int] = []
 
     class Sees(DynamicExitDrafter):
-        def see(self, seen: Any) -> None:
+        def on_forward(self, seen: Any) -> None:
             sizes.extend(len(rows) for each in seen for rows in each.hidden.values())
-            super().see(seen)
+            super().on_forward(seen)
             for each in seen:
                 sizes.extend(len(rows) for rows in self._states[each.context.request_id].hidden.values())
 
@@ -402,7 +402,7 @@ def test_plain_steps_are_learnt_from() -> None:
     _, rows = fresh_rows(target(), [1, 2, 3])
     hidden = dict.fromkeys(range(1, 9), rows[2:])
     (best,) = target().score(rows[2:]).best
-    drafter.see([Seen(context, 2, NO_DRAFT, hidden, [best])])
+    drafter.on_forward([Features(context, 2, NO_DRAFT, hidden, [best])])
     statistics = drafter._states[7].statistics
     assert len(drafter._hopeful) > 3
     assert [statistics.alpha(depth) for depth in drafter._hopeful] == [1.0] * len(drafter._hopeful)
@@ -418,7 +418,7 @@ def test_one_request_that_fails_takes_nobody_with_it() -> None:
                 return 1 + contexts[0].request_id % 7, 2
             return 2, 2
 
-        def _extend(self, draft: ShallowGrowing, output: Output, row: int) -> None:
+        def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
             if draft.context.num_prompt == 1 and len(draft.context.tokens) > 5:
                 raise RuntimeError("the drafter crashed")
             super()._extend(draft, output, row)

@@ -21,7 +21,7 @@ from foretoken.core.draft import Draft, PointMass, Sampled, WithoutReplacement
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
-from foretoken.core.protocols import LastState
+from foretoken.core.needs import LastState
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
@@ -136,7 +136,7 @@ def test_a_judge_that_always_refuses_is_the_exact_rule_decision_by_decision(styl
     for seed in range(6):
         pair = TablePair(4, seed, style)
         off = judge(pair, always, threshold=1.0)
-        assert off.needs is None  # nobody keeps states for it
+        assert off.needs.last_state is None  # nobody keeps states for it
         for rule in (judge(pair, never), off):
             assert float((joint_law(pair, rule, kind, 2) - target_law(pair, 2)).abs().max()) < 1e-9
             for _, tokens, _ in itertools.islice(drafts(pair, (-1, 0, 1), kind), 12):  # type: ignore[arg-type]
@@ -387,7 +387,7 @@ def test_a_damaged_judge_lets_nothing_stand() -> None:
 @pytest.mark.parametrize("normed", [True, False])
 def test_it_asks_for_what_its_head_reads(normed: bool) -> None:
     rule = JudgeVerifier(JudgeVerifier.Config(), Planted(lambda row_D: 1.0, normed=normed), ())
-    assert rule.needs == LastState(normed)
+    assert rule.needs.last_state == LastState(normed)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from foretoken.bench.fields import metrics_fields
 from foretoken.cli.settings import parse_methods, parse_settings
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
+from foretoken.engine.compose import settings_of
 from foretoken.engine.llm import LLM
 from foretoken.methods.sparse import config as verification
 from foretoken.methods.sparse.config import VerificationConfig
-from foretoken.models.dense import DensePlan
+from foretoken.models.dense import DensePlans
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS, greedy, ids, prompt_ids, with_config
 
@@ -23,7 +24,7 @@ FFN = {"verification.ffn": 0.1}
 
 
 def take(settings):
-    return verification.take(dict(settings))
+    return verification.configured(settings_of("verification", dict(settings)))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def take(settings):
 )
 def test_every_spelling_says_the_same(settings):
     left = dict(settings)
-    found = verification.take(left)
+    found = verification.configured(settings_of("verification", left))
     assert found == VerificationConfig(attention="global", budget=0.2, ffn=0.05)
     assert left == {}
 
@@ -153,7 +154,7 @@ def test_a_sparse_recipe_promises_nothing_and_says_that_its_distance_is_not_know
 
 def test_all_off_is_the_dense_plan_and_keeps_its_promise():
     llm = with_config({"method": "ngram", "verification": {"attention": "off", "ffn": 0.0, "moe": 0}})
-    assert llm.recipe.plan is DensePlan
+    assert type(llm.recipe.plan) is DensePlans
     assert llm.recipe.promise_for(SamplingParams()) == "same text"
     (output,) = llm.generate(PROMPTS[2], SamplingParams(max_tokens=24, ignore_eos=True))
     assert output.token_ids == greedy(PROMPTS[2], 24)

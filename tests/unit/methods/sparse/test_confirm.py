@@ -73,10 +73,10 @@ def test_behind_a_short_prefix_the_inner_drafter_drafts_alone() -> None:
 
 def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
     from foretoken.core.draft import Draft
-    from foretoken.core.protocols import Budget, Context, Outcome
+    from foretoken.core.protocols import Budget, Context, Drafter, Outcome
     from foretoken.core.tree import TokenTree
 
-    class Inner:
+    class Inner(Drafter):
         """Proposes what plain decoding gives, then something else."""
 
         name = "inner"
@@ -134,12 +134,12 @@ def test_after_a_refresh_the_cache_is_that_of_dense_decoding(method: str) -> Non
     every = 6
     # one slot: the second request comes where the first one was
     llm = zoo_llms.with_config({"method": method, **SPARSE, "verification.refresh": every}, max_num_seqs=1)
-    refresh, cache = llm.recipe.refresh, llm.engine.cache
+    refresh, cache = llm.recipe.plan._refresh, llm.engine.cache
     assert refresh is not None
     requests = [
         request
         for prompt in (PROMPTS[1], LONG[:250])
-        for request in llm._requests(prompt, SamplingParams(max_tokens=20, ignore_eos=True), 0)
+        for request in llm.new_requests(prompt, SamplingParams(max_tokens=20, ignore_eos=True))
     ]
     for request in requests:
         llm.engine.add(request)

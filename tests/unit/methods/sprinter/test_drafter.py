@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +93,8 @@ def test_always_accept_drafts_up_to_the_cap_and_tests_the_last(feature: str, tem
             continue
         assert len(draft) == 5
         assert len(path) >= 4
-        assert draft.judged is not None
-        assert draft.judged.approved == ((True,) * 4 + ((True,) if feature == "pre" else (None,)))
+        assert draft.evidence is not None
+        assert draft.evidence.approved == ((True,) * 4 + ((True,) if feature == "pre" else (None,)))
     assert output.metrics.distortion > 0
     assert output.metrics.num_steps <= 1 + LENGTH // 5 + 1
 
@@ -205,7 +204,7 @@ def test_threshold_and_cap() -> None:
 def test_what_is_charged_is_eta_fp_times_the_distance_of_the_pair(feature: str) -> None:
     llm = sprinter(feature, 0.0, 0.1, max_draft=64)
     rule = Watched(llm.recipe.verifier)
-    llm.engine.recipe = replace(llm.recipe, verifier=rule)
+    llm = llm.with_method({"method": llm.recipe.drafter, "verifier": rule})
     outputs = llm.generate(PROMPTS, plan(1.0, length=60))
     ids(outputs)
     rates = rule.rates()

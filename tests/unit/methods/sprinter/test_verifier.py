@@ -11,7 +11,7 @@ import torch
 
 from foretoken.analysis.exactness.enumeration import TablePair, continuation, one_thread, target_law, verdicts
 from foretoken.core.distortion import divergence, total_variation
-from foretoken.core.draft import Draft, Judged, PointMass, Sampled
+from foretoken.core.draft import Approvals, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
@@ -72,7 +72,9 @@ def drafts(pair: TablePair, head: Head, cap: int, *, saw_token: bool) -> Iterato
             q_KV = torch.stack([pair.q(tokens[:k]) for k in range(len(tokens))])
             yield (
                 weight,
-                Draft(TokenTree(tokens), Sampled(q_KV, tuple(range(len(tokens)))), judged=Judged(approved, saw_token)),
+                Draft(
+                    TokenTree(tokens), Sampled(q_KV, tuple(range(len(tokens)))), evidence=Approvals(approved, saw_token)
+                ),
             )
             return
         for token, share in enumerate(pair.q(tokens).tolist()):
@@ -266,7 +268,7 @@ def test_tokens_per_target_call_are_the_closed_form(alpha: float, eta_fp: float,
         draft = Draft(
             TokenTree(chain),
             Sampled(q_V.expand(n, -1), tuple(range(n))),
-            judged=Judged(tuple(approved), True),
+            evidence=Approvals(tuple(approved), True),
         )
         laws = Laws(log_p_V.expand(n + 1, -1), greedy=False, positions=range(n + 1))
         verdict = SprinterVerifier().verify(draft, laws, streams)
@@ -285,7 +287,7 @@ def greedy_case(tokens: Context, approved: tuple[bool, ...], **options: object) 
     rows = torch.tensor([[0.45, 0.40, 0.15, 0.0]] * (len(tokens) + 1))
     laws = Laws(rows.log(), greedy=True, positions=range(len(rows)))
     rule = SprinterVerifier(SprinterVerifier.Config(**options))  # type: ignore[arg-type]
-    return rule.verify(Draft(TokenTree(tokens), PointMass(), judged=Judged(approved)), laws, Streams(0))
+    return rule.verify(Draft(TokenTree(tokens), PointMass(), evidence=Approvals(approved)), laws, Streams(0))
 
 
 def test_at_temperature_0_only_the_last_token_must_be_the_argmax() -> None:
@@ -321,7 +323,7 @@ def test_budgets_hold_on_every_prefix(budget: float, saw_token: bool) -> None:
         pair, metrics = TablePair(4, seed, "peaked"), Metrics()
         tokens = tuple(int(t) for t in torch.randint(4, (5,), generator=torch.Generator().manual_seed(seed)))
         q_KV = torch.stack([pair.q(tokens[:k]) for k in range(5)])
-        draft = Draft(TokenTree(tokens), Sampled(q_KV, tuple(range(5))), judged=Judged((True,) * 5, saw_token))
+        draft = Draft(TokenTree(tokens), Sampled(q_KV, tuple(range(5))), evidence=Approvals((True,) * 5, saw_token))
         for _ in range(3):
             verdict = rule.verify_within(draft, laws_of(pair, tokens), Streams(seed), metrics)
             for cost in verdict.distortions:
@@ -342,9 +344,9 @@ def test_drafts_that_nobody_judged_are_refused() -> None:
         SprinterVerifier().verify(draft, laws_of(pair, (1,)), Streams(0))
     with pytest.raises(ValueError, match="not valid for drafts of kind PointMass"):
         SprinterVerifier().verify(
-            Draft(TokenTree((1,)), PointMass(), judged=Judged((True,))), laws_of(pair, (1,)), Streams(0)
+            Draft(TokenTree((1,)), PointMass(), evidence=Approvals((True,))), laws_of(pair, (1,)), Streams(0)
         )
-    bush = Draft(TokenTree((1, 2), (-1, -1)), Sampled(pair.q(())[None], (0, 0)), judged=Judged((True, True)))
+    bush = Draft(TokenTree((1, 2), (-1, -1)), Sampled(pair.q(())[None], (0, 0)), evidence=Approvals((True, True)))
     with pytest.raises(ValueError, match="verifies chains"):
         SprinterVerifier().verify(bush, laws_of(pair, (1, 2)), Streams(0))
 
@@ -352,8 +354,8 @@ def test_drafts_that_nobody_judged_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "draft_model", "model": "zoo:draft"}, "method 'draft_model' has none: use method='sprinter'"),
-        ({"method": "ngram"}, "method 'ngram' has none"),
+        ({"method": "draft_model", "model": "zoo:draft"}, "'draft_model' carry none: use method='sprinter'"),
+        ({"method": "ngram"}, "'ngram' carry none"),
         ({"method": "ngram", "max_distortion": 2}, r"max_distortion=2 must be a number in \[0, 1\]"),
     ],
 )

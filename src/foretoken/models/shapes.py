@@ -1,17 +1,36 @@
-"""Llama shapes with random weights: their texts mean nothing, their times are those of any model of that shape."""
+"""``shape:100m``: Llama shapes with random weights. Their texts mean nothing, their times are those of the shape."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from foretoken import zoo
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.files import folder_made_once
 
+PREFIX = "shape:"
 # width, layers, MLP width, query heads, key/value heads, vocabulary; heads are 64 wide, embeddings tied
 SHAPES = {
     "16m": (384, 8, 1024, 6, 2, 8192),
     "100m": (768, 12, 2048, 12, 4, 32000),
     "500m": (1280, 24, 3840, 20, 4, 32000),
 }
+
+
+def folder(name: str) -> Path:
+    """The checkpoint of ``shape:NAME`` in bfloat16, made if it is not in the user's cache yet.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
+    short = name.removeprefix(PREFIX)
+    if short not in SHAPES:
+        raise ConfigError(f"unknown shape '{short}': {nearest(short, SHAPES)}")
+
+    def make(place: Path) -> None:
+        write_random_model(short, place, "bfloat16")
+
+    return folder_made_once(f"shapes/{short}", make)
 
 
 def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 4096) -> int:

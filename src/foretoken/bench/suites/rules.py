@@ -1,34 +1,30 @@
-"""What the arithmetic of each verifier costs, beside the target's forward, at a large vocabulary.
-
-    python benchmarks/verification.py [--vocab 151936] [--nodes 32] [--drafts 4] [--requests 1,8] [--json OUT]
+"""What the arithmetic of each lossless rule costs, beside the target's forward, at a small and at a large vocabulary.
 
 A tree of so many nodes with so many children each is drawn by the rule's own scheme from a draft law that resembles the
-target's, and verified from raw logits: processing (temperature, and in a second column top-p), the rule, the draws.
-The forward that it is compared with is that of a small model (0.5 billion parameters, of which the vocabulary's table
-has a quarter): its matrix products alone, timed here on random weights in bfloat16. Times are medians; requests abreast
-are verified by ``verify_batch``, and one after the other for comparison.
+target's, and verified from raw logits: processing (temperature, and in a second row top-p), the rule, the draws.
+The forward that it is compared with is that of a small model (0.5 billion parameters at the large vocabulary, of which
+the vocabulary's table has a quarter): its matrix products alone, timed here on random weights in bfloat16. Times are
+medians; requests abreast are verified by ``verify_batch``, and one after the other for comparison.
+
+On the bundled pair the same rules stand in the common table: there a rule is worth what it accepts.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from foretoken import catalog
+from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.draft import Draft, HubPair, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import LawMaker, Laws
-from foretoken.core.provenance import provenance
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.siblings import draw_siblings
@@ -47,35 +43,46 @@ SCHEMES: dict[str, Any] = {
     "transport": Sampled,
 }
 CHAINS = ("ratio", "block")
+_REPEATS = 9
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--nodes", type=int, default=32)
-    parser.add_argument("--drafts", type=int, default=4)
-    parser.add_argument("--requests", default="1,8")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    forward = _forward_seconds(options.vocab, options.nodes + 1, options.repeats)
-    found = [
-        {"rule": rule, "top_p": top_p, "requests": requests, **_measure(rule, top_p, requests, options)}
+@dataclass(frozen=True)
+class Setting:
+    """One size of the problem."""
+
+    vocab: int
+    nodes: int
+    drafts: int
+    requests: tuple[int, ...]
+
+
+SETTINGS = (Setting(8192, 12, 4, (1, 16)), Setting(151_936, 32, 4, (1, 8)))
+
+
+def study(run: Run) -> list[Section]:
+    """Milliseconds of every rule, in a table for each vocabulary. The run's threads are used."""
+    return [_table(setting) for setting in SETTINGS]
+
+
+def _table(options: Setting) -> Section:
+    forward = _forward_seconds(options.vocab, options.nodes + 1, _REPEATS)
+    rows = [
+        {
+            "rule": rule,
+            "top_p": top_p,
+            "requests": requests,
+            "forward_seconds": forward,
+            **_measure(rule, top_p, requests, options),
+        }
         for rule in SCHEMES
         for top_p in (1.0, 0.95)
-        for requests in map(int, options.requests.split(","))
+        for requests in options.requests
     ]
-    _show(found, forward, options)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "forward_seconds": forward,
-            "results": found,
-            "provenance": provenance(sys.argv, threads=options.threads),
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    title = (
+        f"arithmetic alone, V = {options.vocab}, {options.nodes} nodes, {options.drafts} children: "
+        f"forward of {options.nodes + 1} rows {forward * 1e3:.0f} ms"
+    )
+    return Section(f"vocabulary_{options.vocab}", title, COLUMNS, rows)
 
 
 def _forward_seconds(vocab: int, rows: int, repeats: int) -> float:
@@ -94,11 +101,14 @@ def _forward_seconds(vocab: int, rows: int, repeats: int) -> float:
     return _median(forward, max(3, repeats // 3))
 
 
-def _measure(rule: str, top_p: float, requests: int, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(rule: str, top_p: float, requests: int, options: Setting) -> dict[str, Any]:
     verifier = catalog.find(rule, "verifier").load()()
     params = SamplingParams(temperature=1.0, top_p=top_p, seed=0)
     maker = LawMaker(params, [], options.vocab)
     cases = [_case(rule, seed, maker, options) for seed in range(requests)]
+
+    def process(tree: TokenTree, logits_MV: Tensor, rows: range) -> Tensor:
+        return maker.process(logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1))
 
     def laws() -> list[Laws]:
         return [
@@ -106,9 +116,7 @@ def _measure(rule: str, top_p: float, requests: int, options: argparse.Namespace
                 logits_MV,
                 greedy=False,
                 positions=(9, *(9 + depth for depth in draft.tree.depths)),
-                process=lambda rows, x=logits_MV, tree=draft.tree: maker.process(
-                    x[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
-                ),
+                process=partial(process, draft.tree, logits_MV),
             )
             for draft, logits_MV in cases
         ]
@@ -124,8 +132,8 @@ def _measure(rule: str, top_p: float, requests: int, options: argparse.Namespace
         verifier.verify_batch(drafts, laws(), [Streams(next(seeds) + number) for number in range(requests)])
 
     seeds = iter(range(0, 10**9, 1000))
-    seconds = _median(one_by_one, options.repeats)
-    batched = _median(abreast, options.repeats) if hasattr(verifier, "verify_batch") else None
+    seconds = _median(one_by_one, _REPEATS)
+    batched = _median(abreast, _REPEATS) if hasattr(verifier, "verify_batch") else None
     return {
         "seconds_per_request": seconds / requests,
         "abreast_seconds_per_request": None if batched is None else batched / requests,
@@ -133,7 +141,7 @@ def _measure(rule: str, top_p: float, requests: int, options: argparse.Namespace
     }
 
 
-def _case(rule: str, seed: int, maker: LawMaker, options: argparse.Namespace) -> tuple[Draft, Tensor]:
+def _case(rule: str, seed: int, maker: LawMaker, options: Setting) -> tuple[Draft, Tensor]:
     """A draft of the rule's scheme, breadth first, and raw target logits that resemble its laws."""
     rng = Streams(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -141,7 +149,9 @@ def _case(rule: str, seed: int, maker: LawMaker, options: argparse.Namespace) ->
     base_V = 3.0 * torch.randn(options.vocab, generator=generator)
     tokens: list[int] = []
     parents: list[int] = []
-    q_rows, row_of, frontier = [], [], [-1]
+    q_rows: list[Tensor] = []
+    row_of: list[int] = []
+    frontier = [-1]
     kind = SCHEMES[rule]
     while len(tokens) < options.nodes:
         parent = frontier.pop(0)
@@ -178,27 +188,33 @@ def _median(call: Callable[[], Any], repeats: int) -> float:
     return median(times)
 
 
-def _show(found: Sequence[dict[str, Any]], forward: float, options: argparse.Namespace) -> None:
-    table = Table(
-        title=f"V = {options.vocab}, {options.nodes} nodes, {options.drafts} children: "
-        f"forward of {options.nodes + 1} rows {forward * 1e3:.0f} ms"
-    )
-    for column in ("rule", "top-p", "requests", "accepted", "ms a request", "abreast", "% of forward + rule"):
-        table.add_column(column, justify="left" if column == "rule" else "right")
-    for each in found:
-        abreast = each["abreast_seconds_per_request"]
-        best = min(each["seconds_per_request"], abreast or float("inf"))
-        table.add_row(
-            each["rule"],
-            f"{each['top_p']:g}",
-            str(each["requests"]),
-            f"{each['accepted']:.1f}",
-            f"{each['seconds_per_request'] * 1e3:.2f}",
-            "-" if abreast is None else f"{abreast * 1e3:.2f}",
-            f"{100 * best / (best + forward):.1f}",
-        )
-    Console(width=120).print(table)
+def _share(row: Mapping[str, Any]) -> float:
+    best = min(row["seconds_per_request"], row["abreast_seconds_per_request"] or float("inf"))
+    return 100 * best / (best + float(row["forward_seconds"]))
 
 
-if __name__ == "__main__":
-    main()
+def _abreast(row: Mapping[str, Any]) -> float | None:
+    seconds = row["abreast_seconds_per_request"]
+    return None if seconds is None else 1e3 * float(seconds)
+
+
+COLUMNS = (
+    Column("rule", lambda row: row["rule"]),
+    Column("top-p", lambda row: row["top_p"], "{:g}"),
+    Column("requests", lambda row: row["requests"], "{}"),
+    Column("accepted", lambda row: row["accepted"], "{:.1f}"),
+    Column("ms a\nrequest", lambda row: 1e3 * row["seconds_per_request"]),
+    Column("abreast", _abreast),
+    Column("% of forward\n+ rule", _share, "{:.1f}"),
+)
+
+SUITE = Suite(
+    name="rules",
+    question="what does the arithmetic of each lossless rule cost, and what does it accept?",
+    draft_model="zoo:draft",
+    methods=tuple(
+        f"draft_model+verifier={rule}+num_speculative_tokens={4 if rule in CHAINS else 6}" for rule in SCHEMES
+    ),
+    options={"temperature": 0.7},
+    study=study,
+)

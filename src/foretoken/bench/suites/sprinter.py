@@ -1,7 +1,5 @@
 """SPRINTER on a real pair: what its head knows, tokens per target call against the closed form, and its identity.
 
-    python benchmarks/sprinter.py [--target zoo:base --draft zoo:draft] [--thresholds 0.8,0.7,0.6,0.5] [--json OUT]
-
 At every draft token that the rule looks at, p and q are known: the chance a that an exact test accepts it, and what the
 head said, v. Over the tokens, alpha = mean a, eta_TP = sum v a / sum a, eta_FP = sum v (1 - a) / sum (1 - a).
 
@@ -20,24 +18,23 @@ that stood untested; it knows nothing of the meter. Tokens are independent by pr
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from foretoken import LLM, SamplingParams
-from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
-from foretoken.core.distortion import total_variation
-from foretoken.core.files import write_whole
+from foretoken.bench.suite import Column, Run, Section, Suite
+from foretoken.core.distortion import Spent, total_variation
+from foretoken.core.draft import Approvals, Draft
+from foretoken.core.errors import ForetokenError
 from foretoken.core.intervals import mean_interval
-from foretoken.core.provenance import provenance
+from foretoken.core.laws import Laws
+from foretoken.core.randomness import Streams
+from foretoken.core.verdict import Verdict
+from foretoken.methods.sprinter.verifier import SprinterVerifier
+
+_CAP = 20
 
 
 @dataclass
@@ -63,30 +60,27 @@ class Step:
     cut: bool
 
 
-class Watch:
-    """The rule `sprinter`, taking notes."""
+class Watch(SprinterVerifier):
+    """The rule, taking notes of every draft."""
 
-    def __init__(self, rule: Any, most: int) -> None:
-        self._rule, self._most = rule, most
-        self.name, self.promise, self.laws, self.trees = rule.name, rule.promise, rule.laws, rule.trees
+    def __init__(self, config: Any, most: int) -> None:
+        super().__init__(config)
+        self._most = most
         self._coin = torch.Generator().manual_seed(1)
         self.steps: list[Step] = []
 
-    def verify(self, draft: Any, target: Any, rng: Any) -> Any:
-        return self.verify_within(draft, target, rng, None)
-
-    def verify_within(self, draft: Any, target: Any, rng: Any, spent: Any) -> Any:
-        verdict = self._rule.verify_within(draft, target, rng, spent)
-        if not len(draft):
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        verdict = super().verify_within(draft, target, rng, spent)
+        if not len(draft) or not isinstance(draft.evidence, Approvals):
             return verdict
-        said = [each is True for each in draft.judged.approved]
+        said = [each is True for each in draft.evidence.approved]
         accepts, refused = [], []
         for node, token in enumerate(draft.tree.tokens):
             if target.greedy:
                 accepts.append(float(token == target.best[node]))
                 refused.append(token != target.best[node])
             else:
-                p_V, q_V = target.p_at(node), draft.law.q_at(node)
+                p_V, q_V = target.p_at(node), draft.law.q_at(node)  # type: ignore[union-attr]
                 accepts.append(1.0 - total_variation(p_V, q_V))
                 u = float(torch.rand((), generator=self._coin))
                 refused.append(u * float(q_V[token]) > float(p_V[token]))
@@ -107,66 +101,59 @@ class Watch:
 
 @dataclass
 class Rates:
+    """What the head knows, over some prompts."""
+
     alpha: float
     eta_fp: float
     eta_tp: float
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[Step]]) -> Rates:
+        """Rates of all draft tokens of these prompts."""
         pairs = [pair for steps in prompts for step in steps for pair in zip(step.said, step.accepts, strict=True)]
         accepted = sum(a for _, a in pairs)
         approved = sum(a for v, a in pairs if v)
         wrongly = sum(1.0 - a for v, a in pairs if v)
         refused = len(pairs) - accepted
-        return cls(accepted / len(pairs), wrongly / refused if refused else 0.0, approved / accepted)
+        return cls(
+            accepted / len(pairs), wrongly / refused if refused else 0.0, approved / accepted if accepted else 0.0
+        )
 
     def tokens_per_call(self, most: int | None) -> float:
+        """The closed form; ``most`` draft tokens a call, None: no cap."""
         goes_on = self.alpha * self.eta_tp + (1.0 - self.alpha) * self.eta_fp
-        endless = (1.0 + self.alpha * (1.0 - self.eta_tp)) / (1.0 - goes_on)
+        endless = (1.0 + self.alpha * (1.0 - self.eta_tp)) / (1.0 - goes_on) if goes_on < 1.0 else float("inf")
         if most is None:
             return endless
+        if goes_on >= 1.0:
+            return most + self.alpha * self.eta_tp
         return (1.0 - goes_on**most) * endless + goes_on ** (most - 1) * self.alpha * self.eta_tp
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="zoo:base")
-    parser.add_argument("--draft", default="zoo:draft")
-    parser.add_argument("--suite", type=Path, default=BUNDLED_SUITE)
-    parser.add_argument("--thresholds", default="0.8,0.7,0.6,0.5")
-    parser.add_argument("--temperatures", default="0,1")
-    parser.add_argument("--max-draft", type=int, default=20)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    llm = LLM(options.target, dtype=options.dtype, max_num_seqs=1)
-    prompts = [prompt.text for prompt in read_prompts(options.suite)]
-    results = [
-        _measure(llm, prompts, float(temperature), float(threshold), options)
-        for temperature in options.temperatures.split(",")
-        for threshold in options.thresholds.split(",")
+def study(run: Run) -> list[Section]:
+    """Formula and identity for every recipe of the run that drafts with ``sprinter``."""
+    rows = [
+        {"method": method.label, **_observe(run, method.label, method.config)}
+        for method in run.methods
+        if method.config["method"] == "sprinter"
     ]
-    _show(results)
-    if options.json is not None:
-        facts = provenance(sys.argv, **{key: str(value) for key, value in vars(options).items()})
-        write_whole(options.json, json.dumps({"provenance": facts, "results": results}, indent=1) + "\n")
+    title = "SPRINTER; predictions of each half of the prompts from the other"
+    return [Section("closed_form_and_identity", title, COLUMNS, rows)]
 
 
-def _measure(llm: LLM, texts: Sequence[str], temperature: float, threshold: float, options: Any) -> dict[str, Any]:
-    engine = llm.with_method(
-        {"method": "sprinter", "model": options.draft, "threshold": threshold, "max_draft": options.max_draft}
-    )
-    watch = Watch(engine.recipe.verifier, options.max_draft)
-    engine.engine.recipe = replace(engine.recipe, verifier=watch)
+def _observe(run: Run, label: str, config: dict[str, Any]) -> dict[str, Any]:
+    engine = run.engines[label]
+    most = engine.recipe.num_nodes
+    watch = Watch(engine.recipe.verifier.config, most)
+    watched = engine.with_method({**config, "verifier": watch})
     prompts = []
-    for seed, text in enumerate(texts):
+    for number, prompt in enumerate(run.prompts):
         watch.steps = []
-        params = SamplingParams(max_tokens=options.max_tokens, temperature=temperature, seed=seed, ignore_eos=True)
-        (output,) = engine.chat([{"role": "user", "content": text}], params)
-        assert output.error is None, output.error
+        params = replace(run.params, seed=(run.params.seed or 0) + number)
+        asked = watched.chat_prompt([{"role": "user", "content": prompt.text}]) if run.chat else prompt.text
+        (output,) = watched.generate([asked], params)
+        if output.error is not None:
+            raise ForetokenError(f"{label}, {prompt.place}: {output.error}")
         prompts.append([step for step in watch.steps if not step.cut])
     rates = Rates.of(prompts)
     halves = prompts[0::2], prompts[1::2]
@@ -174,13 +161,12 @@ def _measure(llm: LLM, texts: Sequence[str], temperature: float, threshold: floa
         {
             "measured": _mean([float(step.emitted) for steps in half for step in steps]),
             "closed_form": Rates.of(other).tokens_per_call(None),
-            "closed_form_with_cap": Rates.of(other).tokens_per_call(options.max_draft),
+            "closed_form_with_cap": Rates.of(other).tokens_per_call(most),
         }
         for half, other in (halves, halves[::-1])
     ]
     return {
-        "temperature": temperature,
-        "threshold": threshold,
+        "temperature": run.params.temperature,
         "alpha": rates.alpha,
         "eta_fp": rates.eta_fp,
         "eta_tp": rates.eta_tp,
@@ -229,43 +215,43 @@ def _identity(prompts: Sequence[Sequence[Step]]) -> dict[str, Any]:
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
-def _show(results: Sequence[dict[str, Any]]) -> None:
-    table = Table(title="SPRINTER; predictions of each half of the prompts from the other")
-    for name in (
-        "T",
-        "threshold",
-        "alpha",
-        "eta_FP",
-        "eta_TP",
-        "tokens/call",
-        "half: measured",
-        "closed form",
-        "capped",
-    ):
-        table.add_column(name, justify="right")
-    for name in ("meter", "eta_FP x TV", "difference, 95 %"):
-        table.add_column(name, justify="right")
-    for each in results:
-        identity = each["identity"]
-        low, high = identity["interval"]
-        table.add_row(
-            f"{each['temperature']:g}",
-            f"{each['threshold']:g}",
-            *(f"{each[name]:.2f}" for name in ("alpha", "eta_fp", "eta_tp", "tokens_per_call")),
-            *(
-                " ".join(f"{half[name]:.2f}" for half in each["halves"])
-                for name in ("measured", "closed_form", "closed_form_with_cap")
-            ),
-            f"{identity['meter']:.4f}",
-            f"{identity['product']:.4f}",
-            f"{identity['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
-        )
-    Console(width=180).print(table)
+def _halves(name: str) -> Column:
+    header = {"measured": "halves,\nmeasured", "closed_form": "closed\nform", "closed_form_with_cap": "with\ncap"}[name]
+    return Column(
+        header,
+        lambda row: " ".join("–" if half[name] is None else f"{half[name]:.2f}" for half in row["halves"]),
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _difference(row: Any) -> str:
+    low, high = row["identity"]["interval"] or (float("nan"), float("nan"))
+    return f"{row['identity']['difference']:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+COLUMNS = (
+    Column("method", lambda row: row["method"]),
+    Column("alpha", lambda row: row["alpha"]),
+    Column("eta_FP", lambda row: row["eta_fp"]),
+    Column("eta_TP", lambda row: row["eta_tp"]),
+    Column("tokens\n/call", lambda row: row["tokens_per_call"]),
+    *(_halves(name) for name in ("measured", "closed_form", "closed_form_with_cap")),
+    Column("meter", lambda row: row["identity"]["meter"], "{:.4f}"),
+    Column("eta_FP\nx TV", lambda row: row["identity"]["product"], "{:.4f}"),
+    Column("difference, 95 %", _difference),
+)
+
+SUITE = Suite(
+    name="sprinter",
+    question="do SPRINTER's closed form and identity hold on a real pair, and what does its threshold trade?",
+    draft_model="zoo:draft",
+    methods=(
+        *(f"sprinter+threshold={value}+max_draft={_CAP}" for value in (0.8, 0.7, 0.6, 0.5)),
+        "draft_model+verifier=ratio+num_speculative_tokens=4",
+    ),
+    options={"max_tokens": 128, "ignore_eos": True, "repeats": 1, "dtype": "float32", "temperature": 1.0},
+    study=study,
+)

@@ -17,7 +17,7 @@ from foretoken.verifiers.lossy import LossyVerifier, exactly
 from foretoken.verifiers.walk import Pick, Siblings
 
 
-class StandardOrVerifier(LossyVerifier):
+class ExactOrMember(LossyVerifier):
     """Standard OR a set of tokens; after a refusal draw from the positive part of p - q. Chains only."""
 
     trees = False

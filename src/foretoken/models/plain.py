@@ -1,0 +1,64 @@
+"""Whether a projection is its weight: only then may anybody compute with the weight instead of calling the module.
+
+LoRA, quantised formats and hooks all leave a module that looks like ``nn.Linear`` and computes something else: a
+subclass, a ``forward`` on the instance, a parameter of another type, another parameter beside the weight. Whatever is
+not known to be plain is left to its module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+_DTYPES = (torch.float32, torch.bfloat16)
+# where the classes live that the library builds its models from; remote code, adapters and quantisers live elsewhere
+_LIBRARY = ("transformers.models.", "transformers.activations", "transformers.pytorch_utils", "torch.nn.modules.")
+
+
+def why_not_plain(module: nn.Module) -> str | None:
+    """What this module is beside the product with a dense float32 or bfloat16 weight on the CPU; None if nothing."""
+    if type(module) is not nn.Linear:
+        return f"is a {type(module).__name__}"
+    found = _own_ways(module)
+    if found is not None:
+        return found
+    for name in (*module._parameters, *module._buffers, *module._modules):
+        if name not in ("weight", "bias"):
+            return f"has a '{name}' beside its weight"
+    weight = module._parameters.get("weight")
+    for part in (weight, module._parameters.get("bias")):
+        if part is None and part is not weight:
+            continue  # a layer without bias
+        if type(part) is not nn.Parameter:
+            return f"has a weight of type {type(part).__name__}"
+        if part.layout is not torch.strided or part.dtype not in _DTYPES or part.device.type != "cpu":
+            return f"has weights of {part.dtype} on {part.device}"
+    return None
+
+
+def why_not_its_weights(model: Any) -> str | None:
+    """Which part of a model keeps it from being computed from its weights alone, and why; None if nothing does."""
+    dtype = next(model.parameters()).dtype
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            why = why_not_plain(module)
+            if why is None and module.weight.dtype != dtype:
+                why = f"has weights of {module.weight.dtype} in a model of {dtype}"
+        elif not type(module).__module__.startswith(_LIBRARY):
+            why = f"is a {type(module).__name__}"
+        else:
+            why = _own_ways(module)
+        if why is not None:
+            return f"'{name}' {why}" if name else f"{type(module).__name__} {why}"
+    return None
+
+
+def _own_ways(module: nn.Module) -> str | None:
+    """What makes this very module compute something else than others of its class."""
+    if "forward" in vars(module):
+        return "has a forward of its own"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "has a hook on its forward"
+    return None
