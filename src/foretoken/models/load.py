@@ -125,11 +125,6 @@ def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: boo
     return Checkpoint(str(name), source_of(name), model, files.tokenizer())
 
 
-def _read_whole(name: str) -> tuple[Any, Any]:
-    found = load_as_is(name, device="cpu")
-    return found.model, found.tokenizer
-
-
 def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
     """The model of transformers alone, causal or masked, in eval mode on the CPU.
 
@@ -141,25 +136,28 @@ def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """A checkpoint's tokenizer.
+    """A checkpoint's tokenizer, or one that lies in a folder of its own.
 
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    return _Files.of(name, trusted=False).tokenizer()
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
+        return _Files.of(name, trusted=False).tokenizer()
+    with _reported(f"model '{name}': its tokenizer cannot be loaded", name):
+        return AutoTokenizer.from_pretrained(str(folder))
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes the model of a configuration.
-
-    It is the causal one where there is one, else one that reads images beside text, else a masked one.
-    """
-    kind = type(config)
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return AutoModelForImageTextToText
-    return AutoModelForMaskedLM if kind in MODEL_FOR_MASKED_LM_MAPPING else AutoModelForCausalLM
+    """The library's door to the model of a configuration: causal, else one that reads images beside text, or masked."""
+    for mapping, kind in (
+        (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+        (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
+    ):
+        if type(config) in mapping:
+            return kind
+    return AutoModelForCausalLM
 
 
 def load_config(name: str | Path) -> Any:
@@ -204,7 +202,7 @@ def source_of(name: str | Path) -> str:
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
     if text.startswith(grown.PREFIX):
-        return str(grown.folder(text, _read_whole))
+        return str(grown.folder(text, _original))
     if text.startswith(shapes.PREFIX):
         return str(shapes.folder(text))
     folder = Path(text).expanduser()
@@ -219,6 +217,12 @@ def source_of(name: str | Path) -> str:
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ModelError(f"model '{text}' does not exist")
     return text
+
+
+def _original(name: str) -> tuple[Any, Any]:
+    """The model that another one is grown from, and its tokenizer."""
+    found = load_as_is(name, device="cpu")
+    return found.model, found.tokenizer
 
 
 def _check_purpose(config: Any, name: str | Path) -> None:

@@ -139,12 +139,19 @@ class Loop(Text):
             return default
         return Bounds(tokens=self.tokens, minutes=self.minutes)
 
-    @property
-    def seconds_between_checkpoints(self) -> float:
-        """As given, or as ever."""
+    def loop(self, default: Bounds, report: Report, session: Session) -> dict[str, Any]:
+        """What a function that runs the training loop is given by name, beside what its method adds."""
         from foretoken.train.trainer import CHECKPOINT_SECONDS
 
-        return self.checkpoint_every or CHECKPOINT_SECONDS
+        return {
+            "bounds": self.bounds(default),
+            "seed": self.seed,
+            "device": self.device,
+            "report": report,
+            "arguments": session.arguments,
+            "checkpoint_every": self.checkpoint_every or CHECKPOINT_SECONDS,
+            "rate": self.rate,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,14 +89,8 @@ def train_base(config: BaseConfig, session: Session) -> dict[str, Any]:
             chosen,
             sources,
             out,
-            bounds=config.bounds(chosen.bounds),
-            seed=config.seed,
-            device=config.device,
-            report=report,
-            arguments=session.arguments,
-            checkpoint_every=config.seconds_between_checkpoints,
             compiled=config.compiled.on(config.device),
-            rate=config.rate,
+            **config.loop(chosen.bounds, report, session),
         )
 
 
@@ -130,14 +124,8 @@ def train_draft(config: DraftConfig, session: Session) -> dict[str, Any]:
             recipe,
             sources,
             config.out,
-            bounds=config.bounds(recipe.bounds),
-            seed=config.seed,
-            device=config.device,
-            report=report,
-            arguments=session.arguments,
-            checkpoint_every=config.seconds_between_checkpoints,
             compiled=config.compiled.on(config.device),
-            rate=config.rate,
+            **config.loop(recipe.bounds, report, session),
         )
     after = acceptance.measure(config.target, {**chain, "model": str(config.out)}, prompts)
     return add_to_record(config.out, {"acceptance": {"before": before, "after": after}})

@@ -154,8 +154,8 @@ def test_a_place_that_is_a_file(tmp_path, corpus):
         ({"config": lambda t: tiny_config(t, vocab_size=9000), "teacher": "zoo:draft"},
          "vocabulary mismatch: the teacher zoo:draft has 8192 entries, the recipe's model 9000"),
         ({"start": "zoo:draft", "adopt": copy_all}, r"weights to start from do not fit the recipe's architecture \("),
-        ({"teacher": "/nowhere"}, "^/nowhere: "),
-        ({"tokenizer": "/nowhere"}, "^/nowhere: "),
+        ({"teacher": "/nowhere"}, "^model '/nowhere' does not exist"),
+        ({"tokenizer": "/nowhere"}, "^model '/nowhere' does not exist"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_leaves_nothing_behind(tmp_path, corpus, changed, message):

@@ -42,15 +42,9 @@ def run(config: Config, session: Session) -> dict[str, Any]:
             config.exit_layer,
             text,
             config.out,
-            bounds=config.bounds(recipe.bounds),
             own_words=share,
             features=config.features,
-            seed=config.seed,
-            device=config.device,
-            report=report,
-            arguments=session.arguments,
-            checkpoint_every=config.seconds_between_checkpoints,
-            rate=config.rate,
+            **config.loop(recipe.bounds, report, session),
         )
     chain = {"method": "kangaroo", "adapter": str(config.out), "threshold": 0.0}
     return add_to_record(config.out, {"acceptance": acceptance.measure(config.target, chain, prompts)})
