@@ -151,7 +151,7 @@ BUGS = {  # what stands in the kernel, and what is planted
 
 def _planted(folder: Path, old: str, new: str) -> Any:
     """The kernel's module with one passage of its source replaced."""
-    from foretoken.methods.sparse import kernel as sparse_kernel
+    from foretoken.models.kernels import block_attention as sparse_kernel
 
     source = Path(str(sparse_kernel.__file__)).read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the kernel"

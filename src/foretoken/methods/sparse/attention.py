@@ -16,7 +16,7 @@ long enough. The selected blocks and what is behind them make a shorter prefix, 
 
     columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
 
-On a GPU with Triton the blocks are read where they lie (kernel.py); elsewhere, and where a model has soft
+On a GPU with Triton the blocks are read where they lie (models/kernels); elsewhere, and where a model has soft
 caps or attention sinks, they are copied end to end.
 
 Letters: T packed rows, R rows of a segment, L columns, H query heads, G key/value heads, N blocks, K kept blocks,
@@ -44,7 +44,7 @@ from foretoken.models.dense import DensePlan, Scoring
 from foretoken.models.native import Blocks, NativePlan
 
 if TYPE_CHECKING:
-    from foretoken.methods.sparse.kernel import BlockLists
+    from foretoken.models.kernels.block_attention import BlockLists
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _KERNEL_WIDTH = 256  # of keys and values, at most
@@ -173,7 +173,7 @@ def _kernel(device: str) -> Any:
     if importlib.util.find_spec("triton") is None:
         log.info("triton is not installed: sparse attention copies the blocks that it reads; install triton for speed")
         return None
-    return importlib.import_module("foretoken.methods.sparse.kernel")
+    return importlib.import_module("foretoken.models.kernels.block_attention")
 
 
 def _fits(size: int, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor) -> bool:

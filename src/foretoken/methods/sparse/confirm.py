@@ -1,4 +1,6 @@
-"""The target drafts for itself with sparse attention; a dense verification confirms.
+"""What the dense target does beside a sparse one: it confirms drafts of the sparse target, or repairs the cache.
+
+The target drafts for itself with sparse attention, and a dense verification confirms:
 
     inner drafter  ──►  a b c          offered once, behind the root
     sparse target  root a b c  ──►  a b x    the target's choice under the sparse plan: x corrects c
@@ -8,6 +10,13 @@
 Behind a long prefix a dense step is mostly attention. So N tokens are found by steps that read a part of the prefix,
 and confirmed by one that reads all of it. Rows of sparse steps lie in the target's own cache, behind the committed
 prefix; the dense step writes all of them anew. What is emitted is the dense target's, whatever the sparse one thought.
+
+Without confirmation a row's keys and values are approximate under sparse verification, and everything behind them builds
+on them. :class:`DenseRefresh` computes them again every R tokens, as a chunk behind a prefix that is dense by then: so
+after each refresh the cache is what dense decoding of the same tokens would have left. Tokens that were emitted stay.
+
+    prompt: dense │ R tokens: sparse │ R tokens: sparse │ …  root
+                  └── again, dense ──┘                        as soon as R committed rows are not dense
 
 Letters: M rows of one request, V vocabulary.
 """
@@ -30,6 +39,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.prefill import prefill
 
 
 @dataclass(slots=True)
@@ -205,3 +215,35 @@ def _chosen(chain: _Chain, output: Output, rows: range) -> list[int]:
         logits_MV = logits_MV + gumbel(context.streams.seed, positions, logits_MV.shape[-1], logits_MV.device)
     found: list[int] = logits_MV.argmax(dim=-1).tolist()
     return found
+
+
+class DenseRefresh:
+    """Our guard against drift; the paper (arXiv:2512.21911) keeps what the sparse forward computed.
+
+    Args:
+        target: whose keys and values.
+        every: R, rows that may be approximate before they are computed again.
+    """
+
+    def __init__(self, target: LanguageModel, every: int) -> None:
+        self.every = every
+        self._target = target
+        self._dense: dict[int, tuple[int, int]] = {}  # slot -> its request, and how many rows are dense
+
+    def __call__(self, cache: KVCache, decoding: Sequence[Context]) -> None:
+        """Bring up to date whoever is due; called before a step with the requests that decode."""
+        for context in decoding:
+            slot, length = context.slot, cache.lengths[context.slot]
+            request, dense = self._dense.get(slot, (-1, 0))
+            if request != context.request_id:
+                dense = length  # its first step: all of this was a prompt
+            if length - dense >= self.every:
+                self._again(cache, context, dense)
+                dense = length
+            self._dense[slot] = context.request_id, dense
+
+    def _again(self, cache: KVCache, context: Context, begin: int) -> None:
+        """The committed rows from ``begin`` on; what is before them is dense."""
+        slot, end = context.slot, cache.lengths[context.slot]
+        cache.rollback(slot, begin)
+        prefill(self._target, cache, slot, context.tokens[begin:end])

@@ -25,8 +25,7 @@ from foretoken.methods.sparse import calibration
 from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.methods.sparse.config import KEY, VerificationConfig, configured
-from foretoken.methods.sparse.confirm import SparseDraft
-from foretoken.methods.sparse.dense_refresh import DenseRefresh
+from foretoken.methods.sparse.confirm import DenseRefresh, SparseDraft
 from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, SparseMLP, sparse_mlps
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache

@@ -53,7 +53,7 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from foretoken.methods.sparse import kernel as sparse_kernel
+from foretoken.models.kernels import block_attention as sparse_kernel
 
 def compiled(kernel, pointers, constants):
     kinds = {**dict.fromkeys(kernel.arg_names, "i32"), "scale": "fp32", **pointers}

@@ -12,7 +12,7 @@ folded rows and one part of the columns. Products are summed in float32; float32
 
 Paper:   online softmax and its merge by log-sum-exp as in FlashAttention, arXiv:2205.14135, and its splitting of long
          prefixes for few rows ("flash decoding").
-Differs: the columns are a list of blocks of each head, ragged where heads share a budget (blocks.py).
+Differs: the columns are a list of blocks of each head, ragged where heads share a budget (methods/sparse/blocks.py).
 
 This module needs Triton; methods/sparse/attention.py imports it only where there is any. With TRITON_INTERPRET=1 the
 kernels run on CPU tensors, slowly: tests do that.
