@@ -11,7 +11,7 @@ Behind a long prefix a dense step is mostly attention. So N tokens are found by 
 and confirmed by one that reads all of it. Rows of sparse steps lie in the target's own cache, behind the committed
 prefix; the dense step writes all of them anew. What is emitted is the dense target's, whatever the sparse one thought.
 
-Without confirmation a row's keys and values are approximate under sparse verification, and everything behind them builds
+Without confirmation a row's keys and values are approximate under sparse verification, and what is behind them builds
 on them. :class:`DenseRefresh` computes them again every R tokens, as a chunk behind a prefix that is dense by then: so
 after each refresh the cache is what dense decoding of the same tokens would have left. Tokens that were emitted stay.
 
