@@ -17,8 +17,8 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.engine.request import Request
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
 
 
 class Decoder:
@@ -63,12 +63,6 @@ class Decoder:
         batch = PackedBatch()
         batch.add_chunk(slot, cache.lengths[slot], tokens, wanted=len(tokens))
         return batch, DensePlan(cache, batch)
-
-
-def new_request(llm: LLM, ids: Sequence[int], params: SamplingParams) -> Request:
-    """A request as ``llm.generate`` makes it, not queued yet."""
-    (request,) = llm._requests({"prompt_token_ids": list(ids)}, params, 0)
-    return request
 
 
 @dataclass

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from foretoken.analysis.optimal import optimal_acceptance
+from foretoken.analysis.acceptance.optimal import optimal_acceptance
 
 VOCABULARIES = (32_000, 152_000)
 NUM_DRAFTS = (2, 3, 4, 8)

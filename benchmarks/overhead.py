@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from adapters import our_recipes
-from forwards import Decoder, interleaved, new_request, quartiles, watch
+from forwards import Decoder, interleaved, quartiles, watch
 from rich.console import Console
 from rich.table import Table
 from versions import Quiet, command
@@ -166,7 +166,7 @@ def empty_draft(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
     chance = random.Random(0)
     clock = time.perf_counter
     while len(engine_seconds) < options.pairs:
-        request = new_request(engine_side, ids, params)
+        (request,) = engine_side.new_requests(ids, params)
         engine_side.engine.add(request)
         engine_side.engine.step()
         by_hand.prefill(ids)

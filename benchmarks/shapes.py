@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import adapters
 import torch
-from forwards import Decoder, greedy, interleaved, new_request, quartiles
+from forwards import Decoder, greedy, interleaved, quartiles
 from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
@@ -36,20 +34,15 @@ from transformers.utils import logging as transformers_logging
 from versions import Quiet, command, versions
 
 from foretoken import LLM, SamplingParams
-from foretoken.bench.shapes import SHAPES, write_random_model
-from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.files import check_writable, write_whole
-from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.provenance import provenance
-from foretoken.core.tree import TokenTree
-from foretoken.core.verdict import Verdict
-from foretoken.engine.step import Engine
 from foretoken.models.load import load
+from foretoken.models.shapes import SHAPES, write_random_model
+from foretoken.testing import EvenlySpoilt, ScriptRule
 
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 def main() -> int:
@@ -203,59 +196,6 @@ def _forward_table(rows: list[dict[str, Any]], title: str) -> Table:
 # -------------------------------------------------------------------------------------------- scripted speculation
 
 
-class Script:
-    """Drafter and verifier of a known acceptance: both read the recorded continuation of the prompt.
-
-    The verifier stands on the script, not on the logits: with random weights the two largest logits are often within
-    rounding of each other, and a forward of several rows may then prefer another token than a forward of one. The
-    engine's own work (argmax over all rows, commit, bookkeeping) is done all the same.
-    """
-
-    name = "scripted"
-    laws = (PointMass,)
-    branches = False
-    promise = "same text"
-    trees = False
-
-    def __init__(self, tokens: Sequence[int], acceptance: float, vocab_size: int, seed: int) -> None:
-        self.tokens = tokens
-        self.acceptance = acceptance
-        self.vocab_size = vocab_size
-        self.chance = seed / 97
-
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self._propose(len(c.tokens), b) for c, b in zip(contexts, budgets, strict=True)]
-
-    def _propose(self, start: int, budget: Budget) -> Draft:
-        count = min(budget.max_nodes, budget.max_depth)
-        if count < 1:
-            return NO_DRAFT
-        proposed = list(self.tokens[start : start + count])
-        # only the first spoilt token matters; its place has the law of independent coins, but comes from an evenly
-        # spread sequence, so that a short run already has the right mean
-        self.chance = (self.chance + _GOLDEN) % 1.0
-        place = int(math.log(self.chance or 1e-9) / math.log(self.acceptance))
-        if place < count:
-            proposed[place] = (proposed[place] + 1) % self.vocab_size
-        return Draft(TokenTree(proposed))
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        pass
-
-    def release(self, request_id: int) -> None:
-        pass
-
-    def verify(self, draft: Draft, target: Any, rng: Any) -> Verdict:
-        del rng
-        start = target.positions[0]
-        stands = 0
-        for token in draft.tree.tokens:
-            if token != self.tokens[start + stands]:
-                break
-            stands += 1
-        return Verdict(path=tuple(range(stands)), extra=self.tokens[start + stands])
-
-
 def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Plain decoding and every (acceptance, length) on the same prompt, interleaved."""
     plain = LLM(str(folder), dtype=options.dtype, max_num_seqs=1)
@@ -264,13 +204,17 @@ def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     count = options.max_tokens
     lengths = [int(n) for n in options.lengths.split(",")]
     # one token beyond every draft, so that the script never ends before the request does
-    script = [*prompt, *greedy(plain, prompt, count + 1)]
+    answer = greedy(plain, prompt, count + 1)
     engines: dict[tuple[float, int], LLM] = {(0.0, 0): plain}
     for a in (float(each) for each in options.acceptance.split(",")):
         for n in lengths:
-            engines[a, n] = _scripted_engine(
-                plain, Script(script, a, plain.target.vocab_size, seed=1 + len(engines)), n
-            )
+            # random weights give near-ties that flip between 1 and N rows: the script decides, not the logits
+            recipe = {
+                "method": EvenlySpoilt({tuple(prompt): answer}, a, phase=(1 + len(engines)) / 97),
+                "verifier": ScriptRule([*prompt, *answer]),
+                "num_speculative_tokens": n,
+            }
+            engines[a, n] = plain.with_method(recipe)
     runs: dict[tuple[float, int], list[Any]] = {key: [] for key in engines}
     for engine in engines.values():
         greedy(engine, prompt, 8)
@@ -307,18 +251,9 @@ def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _scripted_engine(plain: LLM, script: Script, count: int) -> LLM:
-    engine = plain.with_method(None)
-    engine.recipe = replace(
-        engine.recipe, method="scripted", drafter=script, verifier=script, num_nodes=count, adaptive=False
-    )
-    engine.engine = Engine(plain.target, engine.recipe, max_slots=1, max_rows=plain.max_rows_per_step)
-    return engine
-
-
 def _decode(llm: LLM, prompt: list[int], count: int) -> dict[str, Any]:
     """One generation, the prompt's step left out: decoding is the question here."""
-    request = new_request(llm, prompt, SamplingParams(max_tokens=count, ignore_eos=True))
+    (request,) = llm.new_requests(prompt, SamplingParams(max_tokens=count, ignore_eos=True))
     llm.engine.add(request)
     while request.num_output == 0:
         llm.engine.step()

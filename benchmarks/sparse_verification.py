@@ -43,17 +43,17 @@ from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
 from foretoken.cli.settings import parse_settings
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
+from foretoken.engine.compose import settings_of
+from foretoken.methods.sparse.calibrate import blocks_of
+from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, ratios
+from foretoken.methods.sparse.plan import SparsePlan, SparseVerification
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.feed_forward import RoutedExperts, routed_experts, swapped
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans import verification
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.sparse import SparsePlan, SparseVerification
-from foretoken.plans.sparse_moe import Skip, SparseExperts, ratios
 from foretoken.tasks.catalog import Setting, find
 from foretoken.tasks.difference import paired_difference
 from foretoken.tasks.evaluate import Report, evaluate
-from foretoken.train.sparse_calibration import blocks_of
 
 DENSE = "dense"
 _CHUNK = 256  # rows of a forward that reads a prompt
@@ -161,7 +161,11 @@ class _Behind:
     def verify(self, settings: dict[str, Any] | None) -> tuple[Tensor, float | None]:
         """Logits of every verified position, float32 [N, V], and different experts a layer and step."""
         target, cache, options = self._target, self._cache, self._options
-        make = DensePlan if settings is None else SparseVerification(verification.take(dict(settings)), target)
+        if settings is None:
+            make: Any = DensePlan
+        else:
+            given = settings_of(SparseVerification.settings_key, dict(settings))
+            make = SparseVerification.arranged(given, target)
         slot = cache.fork(self._prompt)
         logits, experts = [], []
         end = options.context + options.tokens

@@ -27,9 +27,6 @@ class Entry:
         promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
-        head: of a verifier that has learned something: "module:Class" of that, with ``load(folder)`` and
-            ``check_target(target)``. The verifier is made of its Config (whose field ``head`` is a folder; None: one
-            of the entry's name beside the target's weights), of the head, and of the target's special tokens.
     """
 
     name: str
@@ -40,18 +37,14 @@ class Entry:
     promise: str
     needs: str = "nothing"
     weights: str = "none"
-    head: str = ""
 
     def load(self) -> Any:
         """Import and return the class."""
-        return _imported(self.target)
-
-    def load_head(self) -> Any:
-        """Import and return the class of its head."""
-        return _imported(self.head)
+        return imported(self.target)
 
 
-def _imported(place: str) -> Any:
+def imported(place: str) -> Any:
+    """What "module:NAME" names."""
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -94,7 +87,7 @@ _TABLE = (
     Entry(
         name="kangaroo",
         kind="drafter",
-        target="foretoken.drafters.kangaroo:KangarooDrafter",
+        target="foretoken.methods.kangaroo.drafter:KangarooDrafter",
         summary="the target's first layers and a trained adapter propose a chain or a tree",
         paper="arXiv:2404.18911",
         promise="lossless",
@@ -104,7 +97,7 @@ _TABLE = (
     Entry(
         name="del",
         kind="drafter",
-        target="foretoken.drafters.dynamic_exit:DynamicExitDrafter",
+        target="foretoken.methods.dynamic_exit.drafter:DynamicExitDrafter",
         summary="the target's first layers propose a chain; exit layer and length adapt to what every exit would say",
         paper="arXiv:2504.05598",
         promise="lossless",
@@ -113,7 +106,7 @@ _TABLE = (
     Entry(
         name="sprinter",
         kind="drafter",
-        target="foretoken.drafters.sprinter:SprinterDrafter",
+        target="foretoken.methods.sprinter.drafter:SprinterDrafter",
         summary="a draft model and a trained judge of its tokens propose a chain as long as the judge approves",
         paper="arXiv:2502.04557",
         promise="lossless",
@@ -253,18 +246,17 @@ _TABLE = (
     Entry(
         name="judge",
         kind="verifier",
-        target="foretoken.verifiers.judge:JudgeVerifier",
+        target="foretoken.methods.judge.verifier:JudgeVerifier",
         summary="lossy: accept a chain's tokens if the exact test or a trained judge of the target's states does",
         paper="arXiv:2501.19309",
         promise="approximate",
         needs="a head for the target (option 'head')",
         weights="a head for the target (foretoken train judge); bundled for zoo:base",
-        head="foretoken.models.judge:JudgeHead",
     ),
     Entry(
         name="sprinter",
         kind="verifier",
-        target="foretoken.verifiers.sprinter:SprinterVerifier",
+        target="foretoken.methods.sprinter.verifier:SprinterVerifier",
         summary="lossy: the drafter's own judge lets tokens stand, only the last one is tested",
         paper="arXiv:2502.04557",
         promise="approximate",
@@ -273,7 +265,7 @@ _TABLE = (
     Entry(
         name="sparse_verification",
         kind="plan",
-        target="foretoken.plans.sparse:SparseVerification",
+        target="foretoken.methods.sparse.plan:SparseVerification",
         summary="lossy: the target verifies without some blocks of the prefix, channels or experts",
         paper="arXiv:2512.21911",
         promise="approximate",

@@ -89,6 +89,8 @@ BAD = [
     ("generate --prompts empty.jsonl", "no prompts"),
     ("generate --prompts latin.jsonl", "latin.jsonl:1: not UTF-8"),
     ("bench --methods ngrm", "did you mean 'ngram'"),
+    ("bench --suite sprintr", "did you mean 'sprinter'"),
+    ("bench --suite self_speculation", "name it with --data DIR"),
     ("bench --suite half.jsonl", "half.jsonl:2"),
     ("bench --repeats 0", "--repeats"),
     ("bench --limit 0", "--limit"),

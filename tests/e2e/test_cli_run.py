@@ -48,6 +48,17 @@ def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
     assert max(row["tokens_per_step"] for row in rows["draft_model"]) > 1.0
 
 
+def test_a_grown_model_says_what_its_original_says_with_the_same_draft():
+    rows = []
+    for model in ("zoo:base", "grown:base:30m"):
+        options = ["--model", model, "--method", "draft_model", "--dtype", "float32", "--max-tokens", 24, "--json"]
+        done = run(*GENERATE, *options, "Maria has 24 apples and buys 3. How many has she?")
+        rows.append(json.loads(done.stdout))
+    base, grown = rows
+    assert grown["token_ids"] == base["token_ids"]
+    assert grown["acceptance_by_position"] == base["acceptance_by_position"]
+
+
 def test_ctrl_c_flushes_what_was_written():
     command = [*GENERATE, "--max-tokens", "3000", "--ignore-eos", "--raw", "Once upon a time"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foretoken import catalog
-from foretoken.analysis.tradeoff_points import RULES
+from foretoken.analysis.tradeoff.points import RULES
 from foretoken.cli.main import main
 from helpers.judges import shelved_judge
 from helpers.zoo_llms import PROMPTS, greedy, with_config

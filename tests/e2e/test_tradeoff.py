@@ -92,7 +92,7 @@ def test_a_rule_that_does_not_fit_is_left_out_unless_it_was_named(capsys):
 
 
 def test_an_interruption_keeps_complete_rounds(monkeypatch, capsys):
-    from foretoken.analysis import tradeoff_run
+    from foretoken.analysis.tradeoff import run as tradeoff_run
 
     real, calls = tradeoff_run.evaluate, []
 

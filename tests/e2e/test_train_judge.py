@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.main import main
-from foretoken.models.judge import JudgeHead
+from foretoken.methods.judge.head import JudgeHead
 from foretoken.models.load import load
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -9,9 +9,10 @@ import pytest
 
 from foretoken import zoo
 from foretoken.cli.main import main
-from foretoken.models.adapter import Adapter
+from foretoken.methods.kangaroo import train as kangaroo
+from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.models.fingerprint import fingerprint
-from foretoken.train import kangaroo, mixture, outputs
+from foretoken.train import mixture, outputs
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.plans import sparse_attention
+from foretoken.methods.sparse import attention as sparse_attention
 from helpers.interpreted_kernel import CASES
 
 pytest.importorskip("triton", reason="needs the package triton")

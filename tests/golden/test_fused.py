@@ -2,101 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
 import pytest
 import torch
+from tests.helpers.fused_models import COMMON, FAMILIES, error, make, plain, text
 from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.tree import TokenTree
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
-from foretoken.models.fused import build, decoder
+from foretoken.models.dense import DensePlan
+from foretoken.models.fused import build, fit
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
-
-_COMMON = {
-    "vocab_size": 101,  # not a multiple of a tile
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 256,
-    "pad_token_id": 3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
-    "llama, one group": ("llama", {"num_key_value_heads": 1, "head_dim": 64}),
-    "llama, no groups": ("llama", {"num_key_value_heads": 6}),
-    "llama, odd width": ("llama", {"head_dim": 48}),
-    "llama, yarn": ("llama", {"rope_parameters": _YARN}),
-    "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
-    "mistral, window": ("mistral", {"sliding_window": 21}),
-    "qwen2": ("qwen2", {}),
-    "qwen2, mixed windows": (
-        "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 18,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        },
-    ),
-    "qwen3": ("qwen3", {}),
-}
-
-
-def make(family: str, dtype: torch.dtype) -> tuple[LanguageModel, Any]:
-    """A random model behind the fused decoder, and the library's own eager twin of it."""
-    kind, options = FAMILIES[family]
-    config = AutoConfig.for_model(kind, **{**_COMMON, **options})
-    torch.manual_seed(0)
-    reference = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            if "norm" in name:
-                weight.copy_(1 + 0.3 * torch.randn(weight.shape))
-            else:  # peaked attention: a wrong mask must show
-                weight.copy_(torch.randn(weight.shape) * (0.5 if weight.ndim == 1 else 2.5 / weight.shape[-1] ** 0.5))
-    own = copy.deepcopy(config)  # from_config notes the attention implementation in it
-    twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
-    twin.load_state_dict(reference.state_dict())
-    model = LanguageModel(twin, None, name=family)
-    assert model.fused is not None, decoder.misfit(twin)
-    return model, reference
-
-
-def text(count: int, seed: int = 1) -> list[int]:
-    return torch.randint(4, 101, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def plain(reference: Any, tokens: list[int]) -> Tensor:
-    with torch.inference_mode():
-        return reference(torch.tensor([tokens]), use_cache=False).logits[0].float()
-
-
-def error(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference, in units of the logits' own spread."""
-    return float((ours.float() - theirs).abs().max() / theirs.std())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -247,9 +169,9 @@ def test_nan_weights_give_nan_logits() -> None:
     ],
 )
 def test_other_anatomies_take_the_general_path(change: dict[str, Any], reason: str) -> None:
-    config = AutoConfig.for_model("llama", **{**_COMMON, **change})
+    config = AutoConfig.for_model("llama", **{**COMMON, **change})
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
-    assert reason in (decoder.misfit(model) or "")
+    assert reason in (fit.misfit(model) or "")
     assert LanguageModel(model, None, name="other").fused is None
 
 

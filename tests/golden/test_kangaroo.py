@@ -13,9 +13,10 @@ import pytest
 
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.models.fused import decoder
 from foretoken.models.load import load
-from helpers.adapters import random_adapter, teach
+from helpers.adapters import teach
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
@@ -123,7 +124,7 @@ def test_an_adapter_that_knows_everything_is_always_right(watch: Start) -> None:
 
 def test_long_prompts_are_read_by_the_adapter_in_pieces(watch: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks by the target, beside requests that draft; the adapter's share waits, but never for long."""
-    from foretoken.drafters import kangaroo
+    from foretoken.methods.kangaroo import drafter as kangaroo
 
     monkeypatch.setattr(kangaroo, "_UNREAD_ROWS", 40)
     llm = with_config(
@@ -241,7 +242,7 @@ def test_wishes_change_the_text_as_in_plain_decoding(tree: bool, wish: str, watc
 def test_any_stack_of_layers_can_draft(name: str, tree: bool, tmp_path: Any) -> None:
     """Windows, soft caps, no rotary positions, latent attention, experts: fused or not, with or without the oracle."""
     model = load(save_model(name, tmp_path), device="cpu")
-    random_adapter(model, 1).save(tmp_path / "kangaroo")
+    Adapter.untrained(model, tmp_path / "kangaroo", exit_layer=1)
     prompts = [{"prompt_token_ids": tokens_of(seed, 5 + 3 * seed, VOCAB_SIZE)} for seed in range(4)]
     params = SamplingParams(max_tokens=14, ignore_eos=True)
     options = {"target": model, "max_num_seqs": 3}

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.drafters.shallow import check_spans
+from foretoken.drafting.early_exit import check_spans
 from foretoken.models import anatomy, probe
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build as build_fused
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load
 from foretoken.models.span import Span
-from foretoken.plans.dense import DensePlan
 from helpers import golden
 from helpers.golden import LayerPlan
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

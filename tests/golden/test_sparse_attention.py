@@ -16,15 +16,15 @@ from foretoken.core.protocols import Plan
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
-from foretoken.plans.block_rule import BlockRule
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.sparse_attention import SparseAttention, SparseAttentionPlan
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 

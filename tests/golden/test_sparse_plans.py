@@ -13,16 +13,16 @@ from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.methods.sparse.calibration import Calibration, Thresholds
+from foretoken.methods.sparse.config import VerificationConfig
+from foretoken.methods.sparse.feed_forward import ratios
+from foretoken.methods.sparse.plan import SparseVerification
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.feed_forward import routed_experts, swapped
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.plans.calibration import Calibration, Thresholds
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.sparse import SparseVerification
-from foretoken.plans.sparse_moe import ratios
-from foretoken.plans.verification import VerificationConfig
 from helpers.adapters import shelf
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import target
@@ -181,8 +181,8 @@ def test_different_experts_are_counted():
         verify(found, make)
         counts[beta] = plan.num_experts
     assert 1 <= counts[99.0] < counts[0.0] <= 8
-    llm = LLM.__new__(LLM)
-    llm._set_up(found, {"verification": {"moe": 3, "calibration": calibrated("mixtral", 99.0)}}, 4, 64, 0)
+    settings = {"verification": {"moe": 3, "calibration": calibrated("mixtral", 99.0)}}
+    llm = LLM.from_target(found, speculative_config=settings, max_num_seqs=4, max_rows_per_step=64, seed=0)
     prompts = [{"prompt_token_ids": PROMPT}, {"prompt_token_ids": PROMPT[2:]}]
     for output in llm.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True)):
         assert output.error is None

@@ -1,4 +1,4 @@
-"""Adapters that nobody trained: with random weights, or with the target's own knowledge."""
+"""Adapters that nobody trained: on a shelf for the whole run, or with the target's own knowledge."""
 
 from __future__ import annotations
 
@@ -12,39 +12,16 @@ from typing import Any
 
 import torch
 
-from foretoken.drafters.kangaroo import KangarooDrafter
 from foretoken.engine.llm import LLM
-from foretoken.models import anatomy
-from foretoken.models.adapter import Adapter, AdapterConfig
+from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.span import Span
-from foretoken.plans.dense import DensePlan
 
 Spoil = Callable[[int], bool]  # position of a row -> whether its guess is to be wrong
-
-
-def random_adapter(target: LanguageModel, exit_layer: int, *, seed: int = 0) -> Adapter:
-    """Random attention, weak enough to leave something of the target's own opinion at that depth."""
-    adapter = Adapter(AdapterConfig.for_target(target.config, exit_layer, target.name, fingerprint_of(target.source)))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in adapter.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            gain = 0.3 if name.startswith("o_proj") else 1.0
-            weight.copy_(1 + 0.2 * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
-        final = getattr(anatomy.find(target.model).final_norm, "weight", None)
-        if final is not None:
-            adapter.norm_out.weight.mul_(final.float())
-    return adapter.eval()
-
-
-def save_adapter(target: LanguageModel, exit_layer: int, folder: Path, *, seed: int = 0) -> str:
-    """A random adapter on disk; its folder."""
-    random_adapter(target, exit_layer, seed=seed).save(folder)
-    return str(folder)
 
 
 @cache
@@ -57,8 +34,8 @@ def shelf() -> Path:
 
 @cache
 def shelved(target: LanguageModel, exit_layer: int) -> str:
-    """The random adapter of one depth of a model, made once."""
-    return save_adapter(target, exit_layer, shelf() / f"{id(target)}-{exit_layer}")
+    """The folder of a random adapter of one depth of a model, made once."""
+    return Adapter.untrained(target, shelf() / f"{id(target)}-{exit_layer}", exit_layer=exit_layer)
 
 
 class OracleHead:

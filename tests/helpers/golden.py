@@ -16,8 +16,8 @@ from foretoken.core.protocols import Plan
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
 
 Rows = tuple[Tensor, list[list[int]]]
 

@@ -8,12 +8,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from foretoken import zoo
+from foretoken.drafting.logistic import Logistic
+from foretoken.methods.sprinter.head import HeadConfig, SprinterHead
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.logistic import Logistic
-from foretoken.models.sprinter import HeadConfig, SprinterHead
 
 WIDTH = 192  # of zoo:draft
 
@@ -27,11 +25,16 @@ def head(
     draft: Path | None = None,
     width: int = WIDTH,
 ) -> SprinterHead:
-    """A head of a pair, default the bundled one: a constant, with random weights if ``spread`` is above 0."""
-    places = target or zoo.path("base"), draft or zoo.path("draft")
-    config = HeadConfig(feature, width, "zoo:base", fingerprint(places[0]), "zoo:draft", fingerprint(places[1]))
-    weight_D = spread * torch.randn(width, generator=torch.Generator().manual_seed(3))
-    return SprinterHead(config, Logistic(weight_D, bias))
+    """A head of a pair that need not be loaded, default the bundled one: a constant if ``spread`` is 0."""
+    config = HeadConfig(
+        feature=feature,
+        width=width,
+        target="zoo:base",
+        target_fingerprint=fingerprint(target or zoo.path("base")),
+        draft="zoo:draft",
+        draft_fingerprint=fingerprint(draft or zoo.path("draft")),
+    )
+    return SprinterHead(config, Logistic.random(width, bias=bias, spread=spread, seed=3))
 
 
 @cache

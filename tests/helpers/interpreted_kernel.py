@@ -22,12 +22,12 @@ from unittest import mock
 import torch
 
 from foretoken.core.tree import TokenTree
+from foretoken.methods.sparse import attention as sparse_attention
+from foretoken.methods.sparse.attention import SparseAttention
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.plans import sparse_attention
-from foretoken.plans.block_rule import BlockRule
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.sparse_attention import SparseAttention
+from foretoken.models.dense import DensePlan
 from helpers import sparse
 from helpers.golden import random_tree
 
@@ -151,7 +151,7 @@ BUGS = {  # what stands in the kernel, and what is planted
 
 def _planted(folder: Path, old: str, new: str) -> Any:
     """The kernel's module with one passage of its source replaced."""
-    from foretoken.plans import sparse_kernel
+    from foretoken.methods.sparse import kernel as sparse_kernel
 
     source = Path(str(sparse_kernel.__file__)).read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the kernel"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from foretoken import zoo
+from foretoken.drafting.logistic import Logistic
+from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.judge import JudgeConfig, JudgeHead
-from foretoken.models.logistic import Logistic
 
 WIDTH = 384  # of zoo:base
 
@@ -35,10 +35,14 @@ class Planted:
 def head(
     *, bias: float = 0.0, spread: float = 0.0, threshold: float = 0.5, target: Path | None = None, width: int = WIDTH
 ) -> JudgeHead:
-    """A head of a target, default the bundled one: a constant, with random weights if ``spread`` is above 0."""
-    config = JudgeConfig(width, threshold, "zoo:base", fingerprint(target or zoo.path("base")))
-    weight_D = spread * torch.randn(width, generator=torch.Generator().manual_seed(5))
-    return JudgeHead(config, Logistic(weight_D, bias))
+    """A head of a target that need not be loaded, default the bundled one: a constant if ``spread`` is 0."""
+    config = JudgeConfig(
+        width=width,
+        threshold=threshold,
+        target="zoo:base",
+        target_fingerprint=fingerprint(target or zoo.path("base")),
+    )
+    return JudgeHead(config, Logistic.random(width, bias=bias, spread=spread, seed=5))
 
 
 @cache

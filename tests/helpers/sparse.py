@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import Segment
-from foretoken.plans.block_rule import BlockRule
 
 
 def kept_columns(q_HD: Tensor, k_GPD: Tensor, rule: BlockRule) -> list[set[int]]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from foretoken.engine.llm import LLM
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.span import Span
-from foretoken.plans.dense import DensePlan
 
 
 class Watch:
@@ -22,7 +22,7 @@ class Watch:
     Attributes:
         steps: how many there were.
         rows: of all forwards that verify.
-        depths: to which drafts were begun, one for each draft.
+        depths: at which drafts resume, one for each draft.
         sizes: nodes of each draft.
     """
 
@@ -35,28 +35,28 @@ class Watch:
         self._checked = caches
         engine: Any = llm.engine
         self._target = engine.target
-        self._step, self._compute = engine.step, engine._compute
+        self._step, self._forward = engine.step, engine.forward
         self._layers_before, self._layers_apart = self._target.layer_rows, 0
-        engine.step, engine._compute = self._watched_step, self._watched_compute
+        engine.step, engine.forward = self._watched_step, self._watched_forward
 
     def leave(self) -> None:
         """Let the engine alone."""
         engine: Any = self.llm.engine
-        engine.step, engine._compute = self._step, self._compute
+        engine.step, engine.forward = self._step, self._forward
 
     @property
     def layer_rows(self) -> int:
         """Rows times layers that the target has computed, without those of this watch."""
         return self._target.layer_rows - self._layers_before - self._layers_apart
 
-    def _watched_compute(self, jobs: Any, batch: PackedBatch) -> Any:
-        self.rows += len(batch)
-        for _, draft, _ in jobs:
-            if draft.begun is not None:
-                assert len(draft.begun.hidden_TD) == 1 + len(draft)
-                self.depths.append(draft.begun.depth)
+    def _watched_forward(self, current: Any) -> None:
+        self.rows += len(current.batch)
+        for draft in (job.draft for job in current.jobs):
+            if draft.resume is not None:
+                assert len(draft.resume.hidden_TD) == 1 + len(draft)
+                self.depths.append(draft.resume.depth)
                 self.sizes.append(len(draft))
-        return self._compute(jobs, batch)
+        self._forward(current)
 
     def _watched_step(self) -> Any:
         touched = self._step()

@@ -11,7 +11,7 @@ import torch
 
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafters import second_model
+from foretoken.drafting import draft_runner as draft_runner
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
@@ -47,21 +47,14 @@ def target() -> LanguageModel:
 def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
     """A recipe over the target with caches of its own; draft models share weights, adapters and heads may be random."""
     settings = {"max_num_seqs": 8, "max_rows_per_step": 512, "seed": 0, **options}
+    over = settings.pop("target", None) or target()
     if config and str(config.get("adapter", "")).startswith(RANDOM):
         depth = int(config["adapter"].removeprefix(RANDOM))
-        config = {**config, "adapter": shelved(settings.get("target", target()), depth)}
+        config = {**config, "adapter": shelved(over, depth)}
     if config and str(config.get("head", "")).startswith(RANDOM):
         config = {**config, "head": shelved_head(config["head"].removeprefix(RANDOM))}
-    llm = LLM.__new__(LLM)
-    with mock.patch.object(second_model, "load", _load_once):
-        llm._set_up(
-            settings.get("target", target()),
-            config,
-            settings["max_num_seqs"],
-            settings["max_rows_per_step"],
-            settings["seed"],
-        )
-    return llm
+    with mock.patch.object(draft_runner, "load", _load_once):
+        return LLM.from_target(over, speculative_config=config, **settings)
 
 
 def with_drafter(

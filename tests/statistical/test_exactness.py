@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foretoken import catalog
-from foretoken.analysis.enumeration import (
+from foretoken.analysis.exactness.enumeration import (
     CHAINS,
     KINDS,
     LAW_OF,
@@ -30,9 +30,9 @@ from foretoken.analysis.enumeration import (
     target_law,
     worst_error,
 )
-from foretoken.analysis.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
-from foretoken.analysis.statistics import ChiSquare, goodness_of_fit
-from foretoken.analysis.teeth import CAUGHT, CONTROLS, TEETH, Tooth
+from foretoken.analysis.exactness.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
+from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
+from foretoken.analysis.exactness.teeth import CAUGHT, CONTROLS, TEETH, Tooth
 from foretoken.core.draft import Draft, Law, PointMass, Tabulated
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

@@ -38,19 +38,19 @@ def tolerance(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return stands + (1 - stands.sum()) * left / left.sum()
 
 
-def standard_or(p: torch.Tensor, q: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+def exact_or_member(p: torch.Tensor, q: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
     stands = torch.where(members, q, torch.minimum(p, q))
     left = (p - q).clamp(min=0)
     return stands + (1 - stands.sum()) * left / left.sum()
 
 
 def p_threshold(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    return standard_or(p, q, p >= 0.1)
+    return exact_or_member(p, q, p >= 0.1)
 
 
 def kl_threshold(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     kl = float(torch.xlogy(p, p / q).sum())
-    return standard_or(p, q, torch.full_like(p, kl <= 0.3 and float(p.max()) <= 0.9, dtype=torch.bool))
+    return exact_or_member(p, q, torch.full_like(p, kl <= 0.3 and float(p.max()) <= 0.9, dtype=torch.bool))
 
 
 RULES = [typical, topk_relaxed, mixture, tolerance, p_threshold, kl_threshold]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.analysis import certify
-from foretoken.analysis.certify import Generate, sampled_law
-from foretoken.analysis.teeth import TEETH
+from foretoken.analysis.exactness import certify
+from foretoken.analysis.exactness.certify import Generate, sampled_law
+from foretoken.analysis.exactness.teeth import TEETH
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
 from foretoken.verifiers.ratio import RatioVerifier

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.analysis.statistics import ChiSquare, goodness_of_fit
-from foretoken.core.draft import NO_DRAFT, Begun, Draft, Sampled
+from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
+from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
-from foretoken.drafters.dynamic_exit import DynamicExitDrafter
-from foretoken.drafters.kangaroo import KangarooDrafter
+from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
+from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from helpers.adapters import random_adapter, shelf
+from helpers.adapters import shelf
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -42,7 +43,7 @@ PLAUSIBLE = 1e-4
 def model() -> LanguageModel:
     folder: Path = save_model("llama", shelf() / "statistical")
     found = load(folder, device="cpu")
-    random_adapter(found, 1).save(folder / "kangaroo")
+    Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
     return found
 
 
@@ -108,7 +109,7 @@ class _Dropping:
 
     def _drop(self, draft: Draft) -> Draft:
         law = draft.law
-        if not len(draft) or not isinstance(law, Sampled) or draft.begun is None:
+        if not len(draft) or not isinstance(law, Sampled) or draft.resume is None:
             return draft
         count = len(draft) - 1
         q_V = law.q_at(count)
@@ -121,7 +122,7 @@ class _Dropping:
             tree=TokenTree(draft.tree.tokens[:-1]),
             law=Sampled(law.q_KV[:-1], law.row_of[:-1]),
             confidence=draft.confidence[:-1],
-            begun=Begun(draft.begun.depth, draft.begun.hidden_TD[:-1]),
+            resume=ResumePoint(draft.resume.depth, draft.resume.hidden_TD[:-1]),
         )
 
 

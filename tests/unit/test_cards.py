@@ -1,16 +1,23 @@
-"""Every catalogue entry has a method card that cites the same paper, gives the same promise and names every knob."""
+"""Every catalogue entry has a method card: paper, promise and knobs are the catalogue's, and what it names exists."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 
 from foretoken import catalog
+from foretoken.cli.main import app
 
-CARDS = Path(__file__).resolve().parents[2] / "docs" / "methods"
+ROOT = Path(__file__).resolve().parents[2]
+CARDS = ROOT / "docs" / "methods"
+RESULTS = ROOT / "benchmarks" / "results"
+MAX_WORDS = 500
 HEADINGS = [
     "Idea",
     "Needs",
@@ -33,6 +40,10 @@ def card_of(entry: catalog.Entry) -> str:
     return (CARDS / f"{stem_of(entry)}.md").read_text(encoding="utf-8")
 
 
+def section(card: str, heading: str) -> str:
+    return card.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
 def field(card: str, name: str) -> str:
     found = re.search(rf"^\| {name} \| (.+) \|$", card, flags=re.MULTILINE)
     assert found, f"the card has no row '{name}'"
@@ -41,6 +52,38 @@ def field(card: str, name: str) -> str:
 
 def citations(text: str) -> set[str]:
     return set(re.findall(r"\d{4}\.\d{4,5}|https?://[^\s)>|]+", text))
+
+
+def commands(card: str) -> list[list[str]]:
+    """The command lines of a card's code blocks that call ``foretoken``, as arguments."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", card, flags=re.MULTILINE | re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("foretoken ")]
+
+
+@functools.cache
+def tree_of_commands():
+    return typer.main.get_command(app)
+
+
+def parse(arguments: list[str]) -> None:
+    """Walk typer's tree of commands as the command line does, up to where values would be read and the command run.
+
+    An unknown command or option, an option without its value, or an argument that is missing or too many is an error.
+    """
+    command, context = tree_of_commands(), None
+    while True:
+        context = command.context_class(command, parent=context, info_name=command.name)
+        values, rest, _ = command.make_parser(context).parse_args(arguments)
+        subcommands = getattr(command, "commands", {})
+        if rest and subcommands:
+            assert rest[0] in subcommands, f"foretoken has no command {rest[0]!r}"
+            command, arguments = subcommands[rest[0]], rest[1:]
+            continue
+        assert not rest, f"{rest} is left over"
+        missing = [each.name for each in command.params if each.required and values.get(each.name) in (None, ())]
+        assert not missing, f"{missing} is missing"
+        return
 
 
 every_entry = pytest.mark.parametrize("entry", catalog.entries(), ids=stem_of)
@@ -58,7 +101,14 @@ def test_card_says_what_the_catalogue_says(entry):
 
 @every_entry
 def test_card_has_every_section_in_order(entry):
-    assert re.findall(r"^## (.+)$", card_of(entry), flags=re.MULTILINE) == HEADINGS
+    card = card_of(entry)
+    assert re.findall(r"^## (.+)$", card, flags=re.MULTILINE) == HEADINGS
+    assert all(section(card, heading).strip() for heading in HEADINGS)
+
+
+@every_entry
+def test_card_is_short(entry):
+    assert len(card_of(entry).split()) <= MAX_WORDS
 
 
 @every_entry
@@ -74,11 +124,54 @@ def test_card_names_every_knob_with_its_default(entry):
 
 
 @every_entry
-def test_files_that_a_card_names_exist(entry):
-    root = CARDS.parents[1]
-    for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./]+)`", card_of(entry)):
-        assert (root / path).exists(), f"{path} is not there"
+def test_card_names_source_and_tests_that_exist(entry):
+    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./]+)`", card_of(entry))
+    for path in named:
+        assert (ROOT / path).exists(), f"{path} is not there"
+    files = re.findall(r"`((?:src|tests)/[\w./]+)`", section(card_of(entry), "Files"))
+    assert any(path.startswith("src/foretoken/") for path in files)
+    assert any(path.startswith("tests/") for path in files)
+    module = f"src/{entry.target.partition(':')[0].replace('.', '/')}.py"
+    assert any(module.startswith(path) for path in files), f"the card does not name {module}"
+
+
+@every_entry
+def test_files_beside_a_folder_that_a_card_names_lie_in_it(entry):
+    for folder, names in re.findall(r"`(src/[\w/]+/)` holds ((?:`\w+\.py`(?:, | and )?)+)", card_of(entry)):
+        for name in re.findall(r"`(\w+\.py)`", names):
+            assert (ROOT / folder / name).exists(), f"{folder}{name} is not there"
+
+
+@every_entry
+def test_card_links_its_measurement(entry):
+    links = re.findall(r"\]\(([^)#]+)", section(card_of(entry), "Measured"))
+    pages = [(CARDS / link).resolve() for link in links]
+    assert any(page.is_relative_to(RESULTS) and page.suffix == ".md" and page.exists() for page in pages)
+
+
+@every_entry
+def test_commands_of_a_card_parse(entry):
+    for arguments in commands(card_of(entry)):
+        parse(arguments)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["bensh", "bench --mehtods ngram", "certify --method", "bench verify --model m too_much", "generate --seed 1 a b"],
+)
+def test_a_wrong_command_does_not_parse(wrong):
+    with pytest.raises(Exception, match=r"(?i)no command|no such option|requires an argument|left over"):
+        parse(wrong.split())
 
 
 def test_no_card_without_an_entry():
     assert {path.stem for path in CARDS.glob("*.md")} == {stem_of(entry) for entry in catalog.entries()}
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_page_of_results_has_its_command_its_machine_and_its_file(page):
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r"^```\n(?:.*\n)*?(?:\w+=\S+ )?(?:foretoken|python benchmarks/)", text, flags=re.MULTILINE)
+    assert re.search(r"EPYC|Xeon|H200", text)
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}"

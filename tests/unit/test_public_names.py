@@ -12,8 +12,9 @@ import pytest
 import foretoken
 from foretoken import catalog
 
-EXTRAS = ("gguf", "llama_cpp", "matplotlib", "scipy", "hypothesis", "pytest", "triton")  # not of the plain installation
-KERNELS = ("foretoken.plans.sparse_kernel",)  # need triton; their plans import them only where there is any
+# not of the plain installation
+EXTRAS = ("gguf", "hypothesis", "llama_cpp", "matplotlib", "ot", "pytest", "rouge_score", "scipy", "triton")
+KERNELS = ("foretoken.methods.sparse.kernel",)  # need triton; their plans import them only where there is any
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(foretoken.__path__, "foretoken.")

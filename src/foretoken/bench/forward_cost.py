@@ -1,7 +1,7 @@
 """What a verification forward has to compute and to read: arithmetic on shapes, not a measurement.
 
     attention of a layer, per row     2 H (D + Dv) columns             scores and weighted values
-    selection of a layer, per step    2 G D blocks                     where it selects; plans/block_rule.py
+    selection of a layer, per step    2 G D blocks                     where it selects; methods/sparse/blocks.py
     everything else, per row          2 parameters                     head included, table of embeddings not
 
 Bytes are what comes from memory once a step: the parameters, the keys and values of the columns that are read, and the
@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
+from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
 from foretoken.models.feed_forward import routed_experts
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.sparse_attention import SparseAttention
 
 
 @dataclass(frozen=True, slots=True)

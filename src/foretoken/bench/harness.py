@@ -5,6 +5,9 @@ group. A slow minute of the machine then slows all methods alike, and none is al
 
 The clock is the wall time of one ``generate`` or ``chat`` call, so tokenization, prompt and bookkeeping count. The
 counter is the length of ``token_ids``. A request that failed is a failure and never a data point.
+
+Where a plan asks for it, the same call for a single token follows each timed one: what it takes is the time to the
+first token, and what is left of the whole is decoding.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class Sample:
         seconds: wall time of the call, divided evenly among the prompts of the group.
         tokens: what was generated; empty if it failed.
         error: why it failed, or None.
+        first_token_seconds: wall time of the same call for a single token, divided likewise; None: it was not made.
+        counts: what the plan's counters rose by during the call, divided likewise.
     """
 
     label: str
@@ -67,6 +72,8 @@ class Sample:
     tokens: tuple[int, ...]
     metrics: Metrics
     error: str | None = None
+    first_token_seconds: float | None = None
+    counts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -95,6 +102,8 @@ class Plan:
         repeats: how often everything runs.
         batch_size: prompts per call; groups never mix categories, so that times by category add up.
         chat: apply the chat template.
+        first_token: time the first token, too.
+        counters: name -> a number that only rises, read before and after every timed call.
     """
 
     prompts: Sequence[Prompt]
@@ -102,6 +111,8 @@ class Plan:
     repeats: int = 3
     batch_size: int = 1
     chat: bool = False
+    first_token: bool = False
+    counters: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
     def groups(self) -> list[list[Prompt]]:
         """Prompts that run together: neighbours of one category, at most ``batch_size`` of them."""
@@ -135,7 +146,7 @@ def measure(engines: Mapping[str, Engine], plan: Plan, *, progress: Callable[[st
                 turn = (repeat + number) % len(labels)
                 this_round: list[Sample] = []
                 for label in labels[turn:] + labels[:turn]:
-                    this_round += _run_group(engines[label], label, group, params, repeat, plan.chat)
+                    this_round += _measure_group(engines[label], label, group, params, repeat, plan)
                     if progress is not None:
                         progress(label)
                 records.samples += this_round
@@ -151,6 +162,25 @@ def _warm_up(engine: Engine, plan: Plan) -> None:
     params = replace(plan.params, max_tokens=min(plan.params.max_tokens, _WARM_UP_TOKENS), min_tokens=0)
     group = list(plan.prompts[:_WARM_UP_PROMPTS])
     _run_group(engine, "", group, [params] * len(group), 0, plan.chat)
+
+
+def _measure_group(
+    engine: Engine, label: str, group: Sequence[Prompt], params: list[SamplingParams], repeat: int, plan: Plan
+) -> list[Sample]:
+    """The timed call with what its counters say, and the call for a single token."""
+    before = {name: read() for name, read in plan.counters.items()}
+    samples = _run_group(engine, label, group, params, repeat, plan.chat)
+    counts = {name: (read() - before[name]) / len(group) for name, read in plan.counters.items()}
+    if counts:
+        samples = [replace(sample, counts=counts) for sample in samples]
+    if not plan.first_token:
+        return samples
+    single = [replace(each, max_tokens=1, min_tokens=0) for each in params]
+    firsts = _run_group(engine, label, group, single, repeat, plan.chat)
+    return [
+        sample if first.error else replace(sample, first_token_seconds=first.seconds)
+        for sample, first in zip(samples, firsts, strict=True)
+    ]
 
 
 def _seeded(params: SamplingParams, offset: int) -> SamplingParams:

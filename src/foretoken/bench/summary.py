@@ -6,13 +6,16 @@ Definitions, all over requests that did not fail:
 * ``speedup``: the method's tokens per second over the baseline's in the same repeat, on the prompts where neither
   failed. Below 1 is a slowdown and stays one.
 * ``spread``: the lowest and the highest repeat; the figure itself is the median.
+* ``first_token_seconds``, ``decode_tokens_per_second``, ``decode_speedup``: the time to the first token, and the same
+  figures of what comes behind it, where the run timed the first token apart.
+* ``counts``: what the run counted beside, per token that was emitted.
 * ``equal_outputs``: share of (prompt, repeat) pairs whose token ids equal the baseline's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from foretoken.bench.fields import metrics_fields
@@ -77,13 +80,46 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
         "equal_outputs": sum(own.tokens == other.tokens for own, other in pairs) / len(pairs) if pairs else None,
         "failures": len(samples) - len(good),
     }
+    decoding = _decoding(good, pairs)
+    figures.update(decoding["figures"])
     figures["spread"] = {
         "speedup": _range(speedups),
         "seconds": _range([total.seconds for total in repeats]),
         "tokens_per_second": _range([total.tokens_per_second for total in repeats]),
         "tokens_per_step": _range([total.tokens_per_step for total in repeats]),
+        **decoding["spread"],
     }
     return figures
+
+
+def _decoding(good: Sequence[Sample], pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, dict[str, Any]]:
+    """Reading the prompt and decoding apart, and what was counted; nothing where the run did not look at it."""
+    figures: dict[str, Any] = {}
+    spread: dict[str, Any] = {}
+    num_tokens = sum(len(sample.tokens) for sample in good)
+    if any(sample.counts for sample in good) and num_tokens:
+        names = dict.fromkeys(name for sample in good for name in sample.counts)
+        figures["counts"] = {name: sum(s.counts.get(name, 0.0) for s in good) / num_tokens for name in names}
+    timed = [sample for sample in good if sample.first_token_seconds is not None]
+    if timed:
+        first = [mean(s.first_token_seconds or 0.0 for s in part) for part in _by_repeat(timed)]
+        speeds = [_decode_speed(part) for part in _by_repeat(timed)]
+        both = [pair for pair in pairs if None not in (pair[0].first_token_seconds, pair[1].first_token_seconds)]
+        parts = _pairs_by_repeat(both)
+        speedups = [_decode_speed(own) / _decode_speed(other) for own, other in parts if _decode_speed(other) > 0]
+        for name, values in (
+            ("first_token_seconds", first),
+            ("decode_tokens_per_second", speeds),
+            ("decode_speedup", speedups),
+        ):
+            figures[name], spread[name] = _middle(values), _range(values)
+    return {"figures": figures, "spread": spread}
+
+
+def _decode_speed(samples: Sequence[Sample]) -> float:
+    """Tokens behind the first one over the seconds behind it."""
+    seconds = sum(sample.seconds - (sample.first_token_seconds or 0.0) for sample in samples)
+    return sum(max(len(sample.tokens) - 1, 0) for sample in samples) / seconds if seconds > 0 else 0.0
 
 
 def _total(samples: Iterable[Sample]) -> Metrics:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.bench.harness import BASELINE
+from foretoken.bench.suite import Column, Section
 from foretoken.bench.summary import SLOWDOWN, share_of_time
 
 _DASH = "–"
@@ -26,11 +27,20 @@ _COLUMNS = (
 )
 
 
-def tables(results: Sequence[dict[str, Any]], title: str) -> RenderableType:
-    """The overall table and, where there are several categories, speed-up by category."""
+def tables(
+    results: Sequence[dict[str, Any]], title: str, columns: Sequence[Column] = (), sections: Sequence[Section] = ()
+) -> RenderableType:
+    """Everything that a run has found.
+
+    The overall table and, where there are several categories, speed-up by category; the same for decoding alone, where
+    the first token was timed apart, with a suite's own ``columns``; then the ``sections`` of a suite.
+    """
     parts: list[RenderableType] = [_overall(results, title)]
     if results and len(results[0]["by_category"]) > 1:
         parts.append(_by_category(results))
+    if results and results[0].get("first_token_seconds") is not None:
+        parts.append(_decoding(results, columns))
+    parts += [_section(section) for section in sections]
     errors = [_error_line(result, error) for result in results for error in result["errors"]]
     return Group(*parts, *errors)
 
@@ -69,7 +79,50 @@ def _by_category(results: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def _decoding(results: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Table:
+    """A row for every method and category, so that nothing stands pooled alone."""
+    table = _table("decoding, apart from reading the prompt")
+    for name in (
+        "category",
+        "first\ntoken ms",
+        "tokens/s\nbehind it",
+        "speed-\nup",
+        "lowest-\nhighest",
+        "tokens\n/step",
+    ):
+        table.add_column(name, justify="left" if name == "category" else "right", no_wrap=True)
+    for column in columns:
+        table.add_column(column.header, justify="right", no_wrap=True)
+    for result in results:
+        groups = {"all": result, **result["by_category"]}
+        for name, figures in groups.items() if len(groups) > 2 else [("all", result)]:
+            first, spread = figures.get("first_token_seconds"), figures["spread"].get("decode_speedup")
+            plain = result["method"] == BASELINE
+            table.add_row(
+                result["method"] if name == "all" else "",
+                name,
+                _number(None if first is None else 1e3 * first, "{:.1f}"),
+                _number(figures.get("decode_tokens_per_second"), "{:.0f}"),
+                _number(figures.get("decode_speedup"), "{:.2f}x"),
+                _DASH if plain or not spread else f"{spread[0]:.2f}-{spread[1]:.2f}",
+                _number(figures["tokens_per_step"], "{:.2f}"),
+                *(column.cell(figures) for column in columns),
+            )
+        table.add_section()
+    return table
+
+
+def _section(section: Section) -> Table:
+    first, *rest = section.columns
+    table = _table(section.title, first.header)
+    for column in rest:
+        table.add_column(column.header, justify="right", overflow="fold")
+    for row in section.rows:
+        table.add_row(*(column.cell(row) for column in section.columns))
+    return table
+
+
+def _table(title: str, first: str = "method") -> Table:
     """Narrow enough for 80 columns: long names of methods fold, figures do not."""
     table = Table(
         title=title,
@@ -80,7 +133,7 @@ def _table(title: str) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    table.add_column("method", overflow="fold", min_width=11)
+    table.add_column(first, overflow="fold", min_width=11)
     return table
 
 

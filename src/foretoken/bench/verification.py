@@ -32,11 +32,10 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.native import NativePlan
-from foretoken.plans.dense import DensePlan
+from foretoken.models.prefill import CHUNK_ROWS, prefill
 
 PlanMaker = Callable[[KVCache, PackedBatch], Plan]
 
-_CHUNK_ROWS = 512
 _WARM_UP = 2
 
 
@@ -100,15 +99,12 @@ class Prefix:
     def grow(self, length: int) -> None:
         """Make the prefix ``length`` rows long; it never gets shorter."""
         cache, slot = self.cache, self.slot
+        read = min(length, CHUNK_ROWS) if self.random else length  # the first chunk is always read: it makes buffers
+        prefill(self.model, cache, slot, self.tokens[cache.lengths[slot] : read])
         while (begin := cache.lengths[slot]) < length:
-            count = min(_CHUNK_ROWS, length - begin)
+            count = min(CHUNK_ROWS, length - begin)
             cache.reserve(slot, count)
-            if self.random and begin:
-                self._fill(begin, begin + count)
-            else:  # the first chunk is always read: it makes the buffers
-                batch = PackedBatch()
-                batch.add_chunk(slot, begin, self.tokens[begin : begin + count], wanted=1)
-                self.model.forward(batch, DensePlan(cache, batch))
+            self._fill(begin, begin + count)
             cache.commit(slot, range(count))
 
     def batch(self, rows: int) -> PackedBatch:
@@ -185,12 +181,12 @@ def _timed(model: LanguageModel, cache: KVCache, batch: PackedBatch, make: PlanM
     return perf_counter() - began, plan.attention_seconds
 
 
-class _Clocked:
+class _Clocked(Plan):
     """A plan whose attention is timed, whichever way it is computed."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.attention_seconds = 0.0
-        self.swaps = getattr(plan, "swaps", {})
+        self.swaps = plan.swaps
         self.native: NativePlan | None = None if plan.native is None else replace(plan.native, clock=self)
         self._plan = plan
         self._device = device

@@ -32,7 +32,7 @@ from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.analysis.study import Setting
+    from foretoken.analysis.acceptance.study import Setting
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
@@ -143,8 +143,8 @@ def acceptance(
         threads=threads,
         trust_remote_code=trust_remote_code,
     )
-    from foretoken.analysis.observe import load_draft, observe
-    from foretoken.analysis.study import study
+    from foretoken.analysis.acceptance.observe import load_draft, observe
+    from foretoken.analysis.acceptance.study import study
 
     small = load_draft(draft, llm.target)
     if max(grid.num_drafts) > llm.target.vocab_size:
@@ -177,7 +177,7 @@ def acceptance(
         write_whole(json, jsonlib.dumps(finite(data), indent=1) + "\n")
         note(f"wrote {json}")
     if pictures is not None:
-        from foretoken.analysis.pictures import draw
+        from foretoken.analysis.acceptance.pictures import draw
 
         for file in draw(settings, pictures):
             note(f"wrote {file}")

@@ -36,9 +36,9 @@ from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.analysis.tradeoff import Tradeoff
-    from foretoken.analysis.tradeoff_points import Point
-    from foretoken.analysis.tradeoff_run import Questions
+    from foretoken.analysis.tradeoff.points import Point
+    from foretoken.analysis.tradeoff.run import Questions
+    from foretoken.analysis.tradeoff.study import Tradeoff
     from foretoken.tasks.catalog import Setting, Task
 
 _INTERRUPTED = 130
@@ -172,13 +172,13 @@ def tradeoff(
 
       foretoken analyze tradeoff --target ./big --draft ./small --task json
     """
-    from foretoken.analysis.tradeoff_points import DEFAULT_RULES, make_points
+    from foretoken.analysis.tradeoff.points import default_rules, make_points
 
     temperatures = parse_numbers(temperature, "--temperature", float)
     exact = _exact_config(method, parse_settings(sets or []), target, draft)
     alone = exact["model"] if exact["method"] == "draft_model" else None
     points = make_points(
-        DEFAULT_RULES if rules is None else _parse_rules(rules),
+        default_rules() if rules is None else _parse_rules(rules),
         parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
@@ -305,8 +305,8 @@ def _engines(
     placement: dict[str, Any],
 ) -> dict[str, Any]:
     """An engine for every point, in the order of the points."""
-    from foretoken.analysis.tradeoff_points import DRAFT, PLAIN
-    from foretoken.analysis.tradeoff_run import build_engines
+    from foretoken.analysis.tradeoff.points import DRAFT, PLAIN
+    from foretoken.analysis.tradeoff.run import build_engines
 
     def leave_out(point: Point, error: ForetokenError) -> None:
         note(f"{point.label} left out: {error}")
@@ -327,8 +327,8 @@ def _questions(
     limit: int,
     params: Mapping[str, SamplingParams],
 ) -> list[Questions]:
-    from foretoken.analysis.tradeoff_points import PLAIN
-    from foretoken.analysis.tradeoff_run import Questions, fitting
+    from foretoken.analysis.tradeoff.points import PLAIN
+    from foretoken.analysis.tradeoff.run import Questions, fitting
 
     shortest = min(engine.target.max_length for engine in engines.values())
     every = []
@@ -350,8 +350,8 @@ def _measure(
     llm: Any,
 ) -> tuple[list[Tradeoff], bool]:
     """A study for each temperature that was measured, and whether it was cut short."""
-    from foretoken.analysis.tradeoff import tradeoff as study
-    from foretoken.analysis.tradeoff_run import measure
+    from foretoken.analysis.tradeoff.run import measure
+    from foretoken.analysis.tradeoff.study import tradeoff as study
 
     studies: list[Tradeoff] = []
     total = len(engines) * repeats * len(temperatures) * sum(len(each.examples) for each in every)
@@ -393,8 +393,8 @@ def _facts(
 def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
     from rich.console import Console
 
-    from foretoken.analysis.tradeoff_advice import advice
-    from foretoken.analysis.tradeoff_table import tables
+    from foretoken.analysis.tradeoff.advice import advice
+    from foretoken.analysis.tradeoff.table import tables
 
     # a file or a pipe has no width
     console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
@@ -419,13 +419,13 @@ def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
 
 def _write(studies: Sequence[Tradeoff], facts: Mapping[str, Any], json: Path | None, picture: Path | None) -> None:
     if json is not None:
-        from foretoken.analysis.tradeoff_advice import advice
+        from foretoken.analysis.tradeoff.advice import advice
 
         settings = [{**study.fields(), "advice": advice(study)} for study in studies]
         write_whole(json, jsonlib.dumps(finite({"provenance": facts, "settings": settings}), indent=1) + "\n")
         note(f"wrote {json}")
     if picture is not None:
-        from foretoken.analysis.tradeoff_picture import draw_tradeoff
+        from foretoken.analysis.tradeoff.picture import draw_tradeoff
 
         names = ", ".join(facts["tasks"])
         write_whole(picture, draw_tradeoff(studies, f"{facts['target']}, {names}"))

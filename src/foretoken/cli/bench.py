@@ -6,12 +6,14 @@ import hashlib
 import json as jsonlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foretoken.bench.harness import Method, Plan, Records, measure
+from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite
 from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
 from foretoken.cli.console import emit, finite, note, stderr_console
 from foretoken.cli.options import (
@@ -25,6 +27,7 @@ from foretoken.cli.options import (
     Verbose,
     check_model_name,
     check_placement,
+    data_option,
     explain,
     load_model,
     temperature_option,
@@ -68,15 +71,20 @@ def bench(
     ] = None,
     draft_model: DraftModel = None,
     suite: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--suite",
-            metavar="FILE.jsonl",
-            help="Prompts in Spec-Bench format: turns (the first is used) and category; .gz and .xz are read too.",
-            show_default="a bundled suite of 30",
+            metavar="NAME|FILE.jsonl",
+            help="A named suite (--list-suites), which brings methods, model and prompts; or a file of prompts in "
+            "Spec-Bench format: turns (the first is used) and category; .gz and .xz are read too.",
+            show_default="a bundled file of 30",
             rich_help_panel=_MEASURE,
         ),
     ] = None,
+    list_suites: Annotated[
+        bool, typer.Option("--list-suites", help="List the named suites, and do nothing else.")
+    ] = False,
+    data: Annotated[Path | None, data_option(_MEASURE)] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Prompts of every category at most.", rich_help_panel=_MEASURE)
     ] = None,
@@ -135,17 +143,33 @@ def bench(
       foretoken bench --model ./my-model --draft-model ./my-draft --json a.json
 
       foretoken bench --suite question.jsonl --report report.html
+
+      foretoken bench --suite self_speculation --data DATA --threads 1
     """
     if context.invoked_subcommand is not None:
         return None
+    if list_suites:
+        _print_suites()
+        return None
+    named = None if suite is None or _is_file(suite) else find_suite(suite)
+    if named is not None:
+        typed = _typed(context)
+        chosen = {key: value for key, value in named.options.items() if key not in typed}
+        max_tokens, repeats = chosen.get("max_tokens", max_tokens), chosen.get("repeats", repeats)
+        temperature, dtype = chosen.get("temperature", temperature), chosen.get("dtype", dtype)
+        ignore_eos = chosen.get("ignore_eos", ignore_eos)
+        model = model if "model" in typed else named.model
+        methods = methods or ",".join(named.methods)
+        if draft_model is None and "model" not in typed:
+            draft_model = named.draft_model
     names = methods or (_DEFAULT_METHODS if draft_model or model == DEFAULT_MODEL else "ngram,suffix")
     rows = parse_methods(names, sets or [], target=model, draft_model=draft_model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
     check_placement(dtype, device)
     check_model_name(model)
     _check_outputs(json, report)
-    path = suite or BUNDLED_SUITE
-    prompts = limit_per_category(read_prompts(path), limit)
+    found = read_prompts(suite or BUNDLED_SUITE) if named is None else named.prompts(data)
+    prompts = limit_per_category(found, limit)
 
     llm = load_model(
         model,
@@ -161,17 +185,30 @@ def bench(
     for row in rows[1:]:
         engines[row.label] = llm.with_method(row.config)
         explain(engines[row.label])
-    plan = Plan(prompts, params, repeats=repeats, batch_size=batch_size, chat=llm.is_chat_model and not raw)
+    chat = llm.is_chat_model and not raw
+    counters = {} if named is None else {name: partial(read, llm) for name, read in named.counters.items()}
+    plan = Plan(
+        prompts, params, repeats=repeats, batch_size=batch_size, chat=chat, first_token=bool(named), counters=counters
+    )
     records = _measure_with_bar(engines, plan)
     if not records.samples:
         note("interrupted before every method had run once: nothing to report")
         return _INTERRUPTED
 
     results = _finish(records, rows, engines, params)
-    facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, path, plan, records, seed=seed)
-    _print_tables(results, facts)
+    sections: list[Section] = []
+    if named is not None and named.study is not None and not records.interrupted:
+        try:
+            sections = named.study(Run(engines, rows, prompts, params, chat))
+        except KeyboardInterrupt:  # what was measured before it is not lost
+            records.interrupted = True
+    facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)
+    _print_tables(results, facts, () if named is None else named.columns, sections)
     if json is not None:
-        write_whole(json, jsonlib.dumps(finite({"provenance": facts, "results": results}), indent=1) + "\n")
+        record = {"provenance": facts, "results": results}
+        if sections:
+            record["studies"] = {section.name: list(section.rows) for section in sections}
+        write_whole(json, jsonlib.dumps(finite(record), indent=1) + "\n")
         note(f"wrote {json}")
     if report is not None:
         from foretoken.bench.report import html_report
@@ -183,6 +220,25 @@ def bench(
     if records.interrupted:
         return _INTERRUPTED
     return int(any(result["failures"] for result in results))
+
+
+def _is_file(suite: str) -> bool:
+    """Whether this names a file of prompts: names of suites are bare words."""
+    return bool(set(suite) & set("./\\~")) or Path(suite).exists()
+
+
+def _typed(context: typer.Context) -> set[str]:
+    """The options that stand on the command line: what they say goes before a suite's defaults."""
+    return {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+
+
+def _print_suites() -> None:
+    for name in SUITES:
+        emit(f"{name:<18}{find_suite(name).question}")
 
 
 def _check_outputs(json: Path | None, report: Path | None) -> None:
@@ -228,7 +284,7 @@ def _finish(
 
 
 def _facts(
-    arguments: Sequence[str], llm: Any, model: str, suite: Path, plan: Plan, records: Records, *, seed: int
+    arguments: Sequence[str], llm: Any, model: str, suite: str | None, plan: Plan, records: Records, *, seed: int
 ) -> dict[str, Any]:
     import torch
 
@@ -250,15 +306,24 @@ def _facts(
         repeats=plan.repeats,
         interrupted=records.interrupted,
         suite={
-            "file": "bundled" if suite == BUNDLED_SUITE else str(suite),
-            "sha256": hashlib.sha256(suite.read_bytes()).hexdigest(),
+            "file": suite or "bundled",
+            "sha256": _fingerprint(suite, prompts),
             "num_prompts": len(prompts),
             "categories": sorted({prompt.category for prompt in prompts}),
         },
     )
 
 
-def _print_tables(results: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+def _fingerprint(suite: str | None, prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of the file, or of the prompts that a named suite has put together."""
+    if suite is None or _is_file(suite):
+        return hashlib.sha256(Path(suite or BUNDLED_SUITE).read_bytes()).hexdigest()
+    return hashlib.sha256("\0".join(prompt.text for prompt in prompts).encode()).hexdigest()
+
+
+def _print_tables(
+    results: list[dict[str, Any]], facts: dict[str, Any], columns: Sequence[Column], sections: Sequence[Section]
+) -> None:
     from rich.console import Console
 
     from foretoken.bench.table import tables
@@ -271,7 +336,7 @@ def _print_tables(results: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     # a file or a pipe has no width: wide enough then for every column
     console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     with console.capture() as capture:
-        console.print(tables(results, title))
+        console.print(tables(results, title, columns, sections))
     emit(capture.get(), end="")
     if facts["interrupted"]:
         emit("interrupted: only what every method had finished is counted")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.bench.shapes import SHAPES, write_random_model
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
 from foretoken.cli.console import emit, finite, note, progress_bar, quiet_transformers
 from foretoken.cli.options import (
@@ -30,11 +29,12 @@ from foretoken.cli.options import (
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import check_writable, write_whole
+from foretoken.models.shapes import PREFIX as SHAPE
+from foretoken.models.shapes import SHAPES, write_random_model
 
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
 
-SHAPE = "shape:"
 _PLANS = ("dense", "sparse")
 _KEY = "verification."
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")
@@ -123,20 +123,19 @@ def verify(
     from foretoken.bench.forward_cost import AttentionShapes
     from foretoken.bench.verification import Prefix, measure
     from foretoken.core.provenance import provenance
-    from foretoken.plans import verification
-    from foretoken.plans.dense import DensePlan
-    from foretoken.plans.sparse import SparseVerification
-    from foretoken.plans.sparse_attention import SparseAttention
+    from foretoken.engine.compose import settings_of
+    from foretoken.methods.sparse.plan import SparseVerification
+    from foretoken.models.dense import DensePlans
 
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
-    configs = {label: verification.take(dict(each)) for label, each in settings.items()}
     with ExitStack() as stack:
         target = _load(model, dtype, device, max(contexts) + max(counts), stack, trusted=trust_remote_code)
         makers: dict[str, Any] = {}
-        for label, config in configs.items():
-            makers[label] = SparseVerification(config, target) if config.sparse else DensePlan
+        for label, each in settings.items():
+            given = settings_of(SparseVerification.settings_key, dict(each))
+            makers[label] = SparseVerification.arranged(given, target) or DensePlans()
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
         with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:
             timings = measure(prefix, makers, contexts=contexts, rows=counts, repeats=repeats, progress=progress)
@@ -144,8 +143,8 @@ def verify(
 
     results = []
     for timing in timings:
-        attention = getattr(makers[timing.plan], "attention", None)
-        sparse = attention if isinstance(attention, SparseAttention) else None
+        maker = makers[timing.plan]
+        sparse = maker.blocks if isinstance(maker, SparseVerification) else None
         cost = shapes.cost(timing.context, timing.rows, sparse)
         results.append(
             {

@@ -14,7 +14,7 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
 
 if TYPE_CHECKING:
-    from foretoken.plans.calibration import Calibration
+    from foretoken.methods.sparse.calibration import Calibration
 
 app = typer.Typer(
     name="calibrate",
@@ -79,9 +79,9 @@ def sparse(
     import torch
 
     from foretoken.core.provenance import provenance
+    from foretoken.methods.sparse.calibrate import blocks_of, calibrate
+    from foretoken.methods.sparse.calibration import default_path
     from foretoken.models.load import load
-    from foretoken.plans.calibration import default_path
-    from foretoken.train.sparse_calibration import blocks_of, calibrate
 
     quiet_transformers(verbose)
     if threads is not None:

@@ -43,7 +43,7 @@ def certify(
     quiet_transformers(verbose)
     import torch
 
-    from foretoken.analysis.certify import certify as prove
+    from foretoken.analysis.exactness.certify import certify as prove
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -106,17 +106,17 @@ def _find(name: str) -> list[catalog.Entry]:
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(entry) if field.name not in ("target", "head")]
+    names = [field.name for field in dataclasses.fields(entry) if field.name != "target"]
     return {name: getattr(entry, name) for name in names}
 
 
 def _describe(entry: catalog.Entry) -> dict[str, Any]:
     method = entry.load()
-    options = config_options(getattr(method, "Config", None))
+    options = config_options(method.Config)
     if entry.kind == "plan":
-        options = [{**option, "name": f"verification.{option['name']}"} for option in options]
+        options = [{**option, "name": f"{method.settings_key}.{option['name']}"} for option in options]
     if entry.kind == "drafter":
-        own = getattr(method, "own_verifier", None)
+        own = method.declared.own_verifier
         for common in _COMMON_OPTIONS:
             options.append({**common, "default": own} if own and common["name"] == "verifier" else common)
     return {**_public(entry), "options": options}

@@ -21,7 +21,9 @@ _OUTPUT = "Output"
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--model", "-m", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel=_MODEL
+    ),
 ]
 DraftModel = Annotated[
     str | None,
@@ -53,7 +55,10 @@ MaxNumSeqs = Annotated[
     int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
 ]
 Target = Annotated[
-    str, typer.Option("--target", help="A Hugging Face folder, a hub id, or zoo:NAME.", rich_help_panel="Models")
+    str,
+    typer.Option(
+        "--target", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel="Models"
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -142,10 +147,10 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
 
 def explain(llm: Any) -> None:
     """Say what the method has measured and chosen by itself, if it has."""
-    for part, name in ((llm.recipe.drafter, llm.recipe.method), (llm.recipe.plan, "verification")):
-        explanation = getattr(part, "explanation", "")
-        if explanation:
-            note(f"{name}: {explanation}")
+    recipe = llm.recipe
+    for part, name in ((recipe.drafter, recipe.method), (recipe.plan, recipe.plan.settings_key)):
+        if part.explanation:
+            note(f"{name}: {part.explanation}")
 
 
 def check_model_name(model: str) -> None:

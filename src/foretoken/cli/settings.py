@@ -13,7 +13,8 @@ from foretoken.core.errors import ConfigError, nearest
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
-_DEFAULT_DRAFTS = {"zoo:base": "zoo:draft"}
+DEFAULT_DRAFT = "zoo:draft"
+_HAS_DEFAULT_DRAFT = re.compile(r"zoo:base|grown:(zoo:)?base:.*")  # a grown model has its original's texts
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
@@ -62,16 +63,16 @@ def speculative_config(
     config: dict[str, Any] = {"method": method, **settings}
     if "method" in settings:
         raise ConfigError("--set method=...: use --method")
-    wants_draft = "key 'model'" in entry.needs  # the catalogue's wording for a second checkpoint
+    wants_draft = entry.load().declared.draft_model
     if draft_model is not None:
         if not wants_draft:
             raise ConfigError(f"--draft-model does not go with method '{method}', which needs {entry.needs}")
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
     if wants_draft and not config.get("model"):
-        if target not in _DEFAULT_DRAFTS:
+        if not _HAS_DEFAULT_DRAFT.fullmatch(target):
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
-        config["model"] = _DEFAULT_DRAFTS[target]
+        config["model"] = DEFAULT_DRAFT
     return config
 
 
@@ -131,7 +132,7 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
     for label, name, own_settings in parsed:
         if label == BASELINE:
             continue  # always there, always first
-        wants = "key 'model'" in _find_method(name).needs
+        wants = _find_method(name).load().declared.draft_model
         settings = {**shared.get(name, {}), **own_settings}
         # a draft of the method's own wins over the one for all
         draft = draft_model if wants and "model" not in settings else None

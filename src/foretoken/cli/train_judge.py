@@ -63,8 +63,8 @@ def judge(
     """
     import torch
 
-    from foretoken.train import judge as training
-    from foretoken.train.judge_mining import Mining
+    from foretoken.methods.judge import train as training
+    from foretoken.methods.judge.mining import Mining
 
     quiet_transformers(verbose)
     for name, value in (("--examples", examples), ("--minutes", minutes)):

@@ -67,8 +67,8 @@ def kangaroo(
 
     from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
     from foretoken.data.corpora import data_root
+    from foretoken.methods.kangaroo import train as training
     from foretoken.train import acceptance, sources
-    from foretoken.train import kangaroo as training
     from foretoken.train.recipe import add_to_record
     from foretoken.train.trainer import CHECKPOINT_SECONDS
 

@@ -59,11 +59,11 @@ def sprinter(
 
     from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
     from foretoken.data.corpora import data_root
+    from foretoken.methods.sprinter import train as training
+    from foretoken.methods.sprinter.labels import Collecting
     from foretoken.train import sources
-    from foretoken.train import sprinter as training
     from foretoken.train.recipe import add_to_record
     from foretoken.train.recipes.base import mixture
-    from foretoken.train.sprinter_labels import Collecting
 
     quiet_transformers(verbose)
     for name, value in (("--examples", examples), ("--minutes", minutes), ("--ratio", ratio)):

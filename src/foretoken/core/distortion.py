@@ -15,7 +15,7 @@ Exact:     both numbers at every token, computed from the p and q in hand; no sa
            tokens add 0.
 Estimated: what they say about whole texts. The path along which they are summed is one draw from the emitted law E, and
            E[sum KL] = KL(E, P), E[sum TV] >= TV(E, P) for the laws of whole texts; a mean over prompts estimates these.
-Checked:   tests/unit/test_lossy.py by enumeration; tests/statistical/test_meter.py on the real pair.
+Checked:   tests/unit/verifiers/test_lossy.py by enumeration; tests/statistical/test_meter.py on the real pair.
 Condition: e is the law given the prefix *and* what the prefix does not tell: where the last step ended, and for point
            masses the draft, so that q is one-hot, and a token that stands for certain has e = 1 there. Where the prefix
            leaves that open, the law given the prefix alone is a mixture, and nearer to p (both numbers are convex): in

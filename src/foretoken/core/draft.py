@@ -86,33 +86,64 @@ Tabulated = Sampled | WithoutReplacement | TopThenSampled | HubPair
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ResumePoint:
     """How far the target itself has come with a draft's rows: a drafter that runs its first layers leaves this.
 
     Attributes:
-        depth: layers run. Their keys and values lie in the target's cache behind the committed prefix, the root's row
-            first, then the nodes' in order.
-        hidden_TD: [1 + N, D]: the residual stream of those rows at that depth, as the target gave it.
+        depth: the number of layers that were run. Their keys and values lie in the target's cache behind the committed
+            prefix, the root's row first, then the nodes' in order.
+        hidden_TD: [1 + N, D], the residual stream of those rows at that depth, as the target gave it.
     """
 
     depth: int
     hidden_TD: Tensor
 
 
+class Evidence:
+    """What a drafter says of its nodes beyond the law that they were drawn from.
+
+    A draft carries at most one piece, of the kind that the recipe's verifier decides by (core/needs.py).
+
+    Attributes:
+        title: what it is called in messages.
+        greedy_only: the evidence is asked for, and needed, at temperature 0 only.
+    """
+
+    __slots__ = ()
+    title = "evidence"
+    greedy_only = False
+
+
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What a drafter's own judge says of its nodes: which of them it expects the target to accept.
+class Approvals(Evidence):
+    """Which nodes the drafter's own head expects the target to accept.
 
     The rule `sprinter` lets a node stand on its word; every other rule tests all of them.
 
     Attributes:
-        approved: one per node; None: it was not asked.
-        saw_token: whether a judgement looked at the node's token. If not, it depends on the past alone, and a token
-            that stands without a test has the law q.
+        approved: one answer per node; None where the head was not asked.
+        saw_token: whether an answer looked at the node's token. If not, it depends on the past alone, and a token that
+            stands without a test has the law q.
     """
+
+    title = "what the drafter's own head approves of"
 
     approved: tuple[bool | None, ...]
     saw_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyLaws(Evidence):
+    """The laws at temperature 1 that the tokens of a greedy draft are the argmax of; the draft is a point mass.
+
+    Attributes:
+        q_NV: float32 [N, V], bias and penalties applied, no filter.
+    """
+
+    title = "the drafter's law at temperature 0"
+    greedy_only = True
+
+    q_NV: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +155,15 @@ class Draft:
         law: the kind of q, with q where it is tabulated.
         confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
             the drafter has none. Used by the draft-length controller only, never by a verifier.
-        begun: the target's own work on these rows, from which verification goes on; None: they are only tokens.
-        judged: what the drafter's own judge says; None: it has none.
-        soft_NV: at temperature 0, where the budget asked for it: the drafter's law at temperature 1 (bias and penalties
-            applied, no filter) that each node's token is the argmax of, float32 [N, V]. The draft is a point mass all
-            the same.
+        resume: the target's own work on these rows, from which verification goes on; None: they are only tokens.
+        evidence: what the recipe's verifier decides by, of the kind that the budget asked for; None: nothing was asked.
     """
 
     tree: TokenTree
     law: Law = field(default_factory=PointMass)
     confidence: tuple[float, ...] = ()
-    begun: Begun | None = None
-    judged: Judged | None = None
-    soft_NV: Tensor | None = None
+    resume: ResumePoint | None = None
+    evidence: Evidence | None = None
 
     def __len__(self) -> int:
         return len(self.tree)

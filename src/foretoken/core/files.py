@@ -1,9 +1,10 @@
-"""Result files: known to be writable before an hour of measuring, and written whole or not at all."""
+"""Files of results and of the cache: known to be writable beforehand, and written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from foretoken.core.errors import ConfigError, ForetokenError
@@ -44,3 +45,39 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         raise ForetokenError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of ours; a fresh temporary one where that cannot be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "foretoken"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="foretoken-"))  # ours alone: nobody else can have put anything there
+
+
+def folder_made_once(name: str, write: Callable[[Path], None]) -> Path:
+    """A folder of the cache, filled by ``write`` if it is not there yet; nobody ever sees it half full.
+
+    Args:
+        name: under the cache folder; names what is in it completely, since it is never written again.
+        write: fills the empty folder that it is given.
+    """
+    place = cache_folder() / name
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        unfinished = Path(scratch) / place.name
+        unfinished.mkdir()
+        write(unfinished)
+        try:
+            os.replace(unfinished, place)
+        except OSError:
+            if not place.is_dir():  # else another process was faster: either folder is right
+                raise
+    return place

@@ -37,6 +37,8 @@ class Laws:
         process: gives the processed logits of a range of rows; None: ``logits_MV`` is processed.
         hidden: gives ``hidden_MD``; None: no verifier asked for it.
         stop_ids: tokens that end this request.
+        probe_logits_PV: raw logits of the rows that the verifier probes behind the draft, in the order of its tree
+            (``Verifier.probe``); None: it probes nothing.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class Laws:
         process: Callable[[range], Tensor] | None = None,
         hidden: Callable[[], Tensor] | None = None,
         stop_ids: frozenset[int] = frozenset(),
+        probe_logits_PV: Tensor | None = None,
     ) -> None:
         self.greedy = greedy
         self.positions = positions
         self.stop_ids = stop_ids
+        self.probe_logits_PV = probe_logits_PV
         self._hidden = hidden
         self._raw_MV = logits_MV
         self._process = process
@@ -88,10 +92,12 @@ class Laws:
         the law of that row is what it expects behind the node. The law that node i is drawn from is its parent's row.
 
         Raises:
-            ValueError: nobody keeps them: the verifier lacks ``needs``.
+            ValueError: nobody keeps them: the verifier does not ask for them.
         """
         if self._hidden is None:
-            raise ValueError("no hidden states were kept: a verifier that reads them says so (needs = LastState())")
+            raise ValueError(
+                "no hidden states were kept: a verifier that reads them says so (needs = Needs(last_state=LastState()))"
+            )
         return self._hidden()
 
     @cached_property

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from foretoken.core.verdict import Verdict
+
 
 @dataclass(slots=True)
 class Metrics:
@@ -71,6 +73,14 @@ class Metrics:
     def experts_per_step(self) -> float | None:
         """Different experts read per layer and verification; None where nobody counted (dense verification)."""
         return self.experts_sum / self.experts_steps if self.experts_steps else None
+
+    def count_step(self, verdict: Verdict, taken: int) -> None:
+        """Count one target call and the tokens that were taken of what it decided."""
+        self.num_steps += 1
+        self.num_tokens += taken
+        for distortion in verdict.distortions[:taken]:  # one by one, as the rule counted them against its budget
+            self.distortion_sum += distortion
+        self.kl_sum += sum(verdict.divergences[:taken])
 
     def count_draft(self, depths: tuple[int, ...], accepted: int) -> None:
         """Count one draft: the depth of every node, and how many levels of it were accepted."""

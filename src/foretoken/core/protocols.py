@@ -1,19 +1,31 @@
-"""The seams. Nothing here needs a base class: any object with these members is a drafter or a verifier."""
+"""The seams: drafter, verifier, plan, cache and executor, each a protocol whose optional members have a default here.
+
+Whoever inherits from a protocol gets the defaults and writes only what its method is about; whoever does not must have
+every member. What a method needs from the others, and what it offers them, is declared in core/needs.py.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from foretoken.core.distortion import Spent
-from foretoken.core.draft import Draft, Law
+from foretoken.core.draft import Draft, Evidence, Law, PointMass
 from foretoken.core.laws import LawMaker, Laws
+from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """The Config of a method without options."""
 
 
 class Context(Protocol):
@@ -45,7 +57,7 @@ class Context(Protocol):
         ...
 
 
-class Patience(Protocol):
+class StopRule(Protocol):
     """Decides while a draft grows whether one more node is worth its time. See engine/controller.py."""
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
@@ -66,14 +78,14 @@ class Budget:
     Attributes:
         max_nodes: draft nodes at most (0: propose nothing).
         max_depth: path length at most; the request's remaining tokens bound it.
-        patience: stop rule of the adaptive controller; None drafts the full budget.
-        soft: whether the draft is to carry ``soft_NV`` at temperature 0, for a verifier that compares the two laws.
+        stop_rule: of the adaptive controller; None drafts the full budget.
+        evidence: the kind of evidence that the draft is to carry, for the recipe's verifier; None: none.
     """
 
     max_nodes: int
     max_depth: int
-    patience: Patience | None = None
-    soft: bool = False
+    stop_rule: StopRule | None = None
+    evidence: type[Evidence] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,55 +98,15 @@ class Outcome:
     tokens: tuple[int, ...]
 
 
-class Drafter(Protocol):
-    """Proposes a tree per request. With a lossless verifier it changes speed, never the output law.
-
-    Attributes:
-        name: the catalogue's name.
-        laws: kinds of q this drafter proposes with at temperatures above 0, as configured (at 0 every lossless rule
-            is the walk along the argmax, and the kind does not matter).
-        branches: whether its trees may branch.
-    """
-
-    name: str
-    laws: tuple[type[Law], ...]
-    branches: bool
-
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """One draft per context, in order; an empty draft where there is nothing to propose."""
-        ...
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was committed. Called once after every step that had drafts."""
-        ...
-
-    def release(self, request_id: int) -> None:
-        """Forget a request; called exactly once when it ends, also if it never proposed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a drafter wants to see of every forward of the target.
-
-    Attributes:
-        depths: of the residual stream, increasing; depth e is what e layers give.
-        last: of a prompt's rows only so many last ones; None: all.
-    """
-
-    depths: tuple[int, ...]
-    last: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Hidden states of one request's rows in one forward of the target.
+class Features:
+    """Hidden states of one request's rows in one forward of the target, as a drafter has asked for them.
 
     Attributes:
         context: the request; its tokens are still those from before the step.
         begin: position of the first row.
         draft: what these rows were, behind the root; NO_DRAFT for a prompt's chunk and for plain decoding.
-        hidden: depth -> [rows, D]. Of a draft that was begun by the drafter itself only the depths beyond that.
+        hidden: depth -> [rows, D]. A draft with a resume point brings only the depths beyond that.
         best: the target's most probable token after each row; empty where no logits were computed.
     """
 
@@ -145,38 +117,114 @@ class Seen:
     best: Sequence[int]
 
 
-class SelfDrafter(Drafter, Protocol):
-    """A drafter that runs a part of the target, shares its cache, and leaves what it computed in ``Draft.begun``.
+class Drafter(Protocol):
+    """Proposes a tree per request. With a lossless verifier it changes speed, never the output law.
 
-    All drafts of a step must be begun to the same depth, or not at all.
+    A drafter of the catalogue is made as ``Drafter(config, target)``, ``config`` an instance of its ``Config``.
+
+    Attributes:
+        name: the catalogue's name.
+        laws: kinds of q this drafter proposes with at temperatures above 0, as configured (at 0 every lossless rule
+            is the walk along the argmax, and the kind does not matter).
+        branches: whether its trees may branch.
+        needs: what it must be given; with ``hidden_layers`` :meth:`on_forward` is called after every forward.
+        offers: what its drafts can carry, and whether it decides itself when to stop.
+        declared: what others need to know of its class.
+        explanation: what it has measured and chosen by itself, for the user, in one line; "" where it has not.
+        flops: floating-point operations of its own models so far; None where it does not count them.
     """
 
-    sight: Sight
+    name: str
+    laws: tuple[type[Law], ...] = (PointMass,)
+    branches: bool = False
+    needs: Needs = Needs()
+    offers: Offers = Offers()
+    declared: ClassVar[Declared] = Declared()
+    Config: ClassVar[type[Any]] = NoOptions
+    explanation: str = ""
+
+    @property
+    def flops(self) -> float | None:
+        return None
+
+    def reading_flops(self, num_tokens: int) -> float:
+        """Of its own models reading so many tokens of a prompt, the same count."""
+        return 0.0
+
+    @classmethod
+    def settle(cls, config: Any, verifier: Verifier | None) -> Any:
+        """The Config with what the user left open filled in, so that it suits the verifier.
+
+        Raises:
+            ConfigError: what the user did not leave open does not suit it.
+        """
+        return config
+
+    def with_options(self, **options: Any) -> Drafter | None:
+        """Another drafter with some options changed, over what this one has loaded; None: it has to be made anew.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        return None
 
     def attach(self, cache: Any) -> None:
-        """Take the engine's cache of the target (models.cache.KVCache); called once."""
+        """Take the engine's cache of the target (a :class:`Cache`); called once. For drafters that run a part of it."""
+        return
+
+    @abstractmethod
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """One draft per context, in order; an empty draft where there is nothing to propose.
+
+        All drafts of a step must have their resume points at the same depth, or none.
+        """
         ...
 
-    def see(self, seen: Sequence[Seen]) -> None:
-        """Called after every forward of the target, before any verdict, with all requests of the step."""
-        ...
+    def on_forward(self, features: Sequence[Features]) -> None:
+        """Called after every forward of the target, before any verdict, if ``needs.hidden_layers`` asks for it."""
+        return
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn what was committed. Called once after every step that had drafts."""
+        return
+
+    def release(self, request_id: int) -> None:
+        """Forget a request; called exactly once when it ends, also if it never proposed."""
+        return
 
 
 class Verifier(Protocol):
     """Decides which nodes stand. Pure arithmetic: no model, cache, tokenizer or global random state.
+
+    A verifier of the catalogue is made as ``Verifier()``, or ``Verifier(config)`` where it has options, or
+    ``Verifier(config, part, guarded)`` where it has learned something (``declared.learned_part``): ``guarded`` are the
+    target's special tokens.
 
     Attributes:
         name: the catalogue's name.
         promise: "same law", "same stream" or "approximate". At temperature 0 a lossless rule gives the same text.
         laws: kinds of q that the rule is valid for; anything else is refused before the first step.
         trees: whether the rule handles branching drafts.
+        needs: what it looks at beside laws: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the draft.
+        offers: what it can do beside deciding one draft.
+        declared: what others need to know of its class.
+        budget: the mean distortion per token that a lossy rule keeps within; None: no bound, or a lossless rule.
     """
 
     name: str
     promise: str
     laws: tuple[type[Law], ...]
     trees: bool
+    needs: Needs = Needs()
+    offers: Offers = Offers()
+    declared: ClassVar[Declared] = Declared()
+    Config: ClassVar[type[Any]] = NoOptions
 
+    @property
+    def budget(self) -> float | None:
+        return None
+
+    @abstractmethod
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """Decide one draft.
 
@@ -189,64 +237,47 @@ class Verifier(Protocol):
         """
         ...
 
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """:meth:`verify` within what is left of a request's budget; None: nothing was emitted yet.
 
-class BatchVerifier(Verifier, Protocol):
-    """A verifier that decides many requests in one go. The engine uses it where a rule has it."""
+        The engine always calls this one, and the rule keeps no state. A lossless rule has no budget to keep to.
+        """
+        return self.verify(draft, target, rng)
 
     def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
-        """:meth:`verify` for each of the requests, with the same streams and the same result."""
-        ...
+        """:meth:`verify` for each of the requests, with the same streams and the same result.
 
+        The engine uses it where ``offers.batches`` says that it is more than this loop.
+        """
+        return [self.verify(*each) for each in zip(drafts, targets, rngs, strict=True)]
 
-@dataclass(frozen=True, slots=True)
-class LastState:
-    """What a verifier may want to see of the target beside its laws: the last hidden state of each row of a draft.
+    def probe(self, draft: Draft, context: Context) -> TokenTree | None:
+        """The draft's tree with further nodes behind it, which are computed in the same forward and never committed.
 
-    Attributes:
-        normed: as the target's head reads it, behind the final norm; False: before it.
-    """
-
-    normed: bool = True
-
-
-class SeeingVerifier(Verifier, Protocol):
-    """A verifier that looks at hidden states; the engine hands them over as ``Laws.hidden_MD``.
-
-    Attributes:
-        needs: which. The target is checked for them when the engine is built.
-    """
-
-    needs: LastState
-
-
-class ComparingVerifier(Verifier, Protocol):
-    """A verifier that compares the drafter's law with the target's, also at temperature 0 (``Draft.soft_NV``).
-
-    It is refused at temperature 0 beside a drafter that does not say ``softens = True``.
-    """
-
-    compares_laws: bool
-
-
-class BudgetedVerifier(Verifier, Protocol):
-    """A lossy verifier with a budget. The engine tells it what each request has spent; the rule keeps no state."""
-
-    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """:meth:`verify` within what is left of the request's budget; None: nothing was emitted yet."""
-        ...
+        The first N nodes are the draft's own, unchanged; their rows do not see the further ones. The rows of the
+        latter come to the rule as ``Laws.probe_logits_PV``. None, the default, asks for nothing.
+        """
+        return None
 
 
 class Plan(Protocol):
-    """How the target computes its rows; called by every attention layer. See plans/dense.py.
+    """How the target computes the rows of one step; called by every attention layer. See models/dense.py.
 
     Attributes:
-        native: the plan described (models.native.NativePlan), so that a fused decoder may do the same arithmetic in
-            one piece instead of being called layer by layer; None if it has to be called.
+        native: the plan described (models.native.NativePlan), so that a fused decoder may do the same arithmetic in one
+            piece instead of being called layer by layer; None if it has to be called.
+        swaps: module -> what is called in place of its forward, while the target computes this plan.
+        num_experts: different experts that the forward read, mean over its layers; None before it, or without experts.
     """
 
-    @property
-    def native(self) -> Any: ...
+    native: Any = None
+    swaps: Mapping[Any, Callable[..., Any]] = {}
 
+    @property
+    def num_experts(self) -> float | None:
+        return None
+
+    @abstractmethod
     def attend(
         self,
         layer: int,
@@ -263,15 +294,102 @@ class Plan(Protocol):
         ...
 
 
-class SwappingPlan(Plan, Protocol):
-    """A plan that also computes some of the target's modules in another way. See plans/sparse.py.
+class PlanMaker(Protocol):
+    """Makes the plan of every step, one maker for each engine, and says what that does to the recipe.
+
+    A plan of the catalogue is made as ``PlanMaker.arranged(settings, target)``.
 
     Attributes:
-        swaps: module -> what is called in place of its forward, while the target computes this plan.
-        num_experts: different experts that the forward read, mean over its layers; None before it, or without experts.
+        settings_key: what its settings begin with in a ``speculative_config``, for example "verification".
+        exact: whether the law of every row is the dense target's, so that the verifier's promise stands.
+        reason: the settings because of which nothing is promised; "" for an exact plan.
+        explanation: what it expects of its settings, for the user, in one line; "" where it has nothing to say.
     """
 
-    swaps: Mapping[Any, Callable[..., Any]]
+    settings_key: ClassVar[str] = ""
+    declared: ClassVar[Declared] = Declared()
+    Config: ClassVar[type[Any]] = NoOptions
+    exact: bool = True
+    reason: str = ""
+    explanation: str = ""
+
+    @classmethod
+    def arranged(cls, settings: Mapping[str, Any], target: Any) -> PlanMaker | None:
+        """The maker for these settings, under their names without the key; None if they switch nothing on.
+
+        Raises:
+            ConfigError: an unknown setting (the nearest name is offered), one out of range, or one that the target
+                cannot honour.
+        """
+        return None
+
+    @abstractmethod
+    def __call__(self, cache: Any, batch: Any) -> Plan:
+        """The plan of one step.
+
+        Args:
+            cache: the target's (models.cache.KVCache).
+            batch: the step's rows (models.batch.PackedBatch).
+        """
+        ...
+
+    def before_step(self, cache: Any, decoding: Sequence[Context]) -> None:
+        """Called before a step with the requests that decode; the place to repair what earlier plans left behind."""
+        return
+
+    def wrap(self, drafter: Drafter, num_nodes: int) -> tuple[Drafter, int | None]:
+        """The drafter as the engine is to use it, and the number of nodes that it then proposes.
+
+        None as the number leaves the recipe's own, adaptive or not.
+        """
+        return drafter, None
+
+
+class Cache(Protocol):
+    """What a model remembers of each request: a committed prefix, and a speculative tail behind it.
+
+    Attributes:
+        lengths: committed rows of each slot.
+        max_slots, max_length: bounds on both.
+        free_slots: slots that can still be acquired.
+        can_branch: whether a tail may be a tree; if not, drafts must be chains.
+        can_roll_back: whether a committed prefix can be shortened; if not, only to nothing.
+    """
+
+    lengths: list[int]
+    max_slots: int
+    max_length: int
+    can_branch: bool
+    can_roll_back: bool
 
     @property
-    def num_experts(self) -> float | None: ...
+    def free_slots(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held at present."""
+        ...
+
+    def acquire(self) -> int:
+        """Take an empty slot; a RuntimeError if there is none."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Give a slot back; its rows are forgotten."""
+        ...
+
+    def reserve(self, slot: int, num_rows: int) -> None:
+        """Make room for rows behind the committed prefix; a ValueError beyond ``max_length``."""
+        ...
+
+    def commit(self, slot: int, rows: Sequence[int]) -> None:
+        """Keep these rows of the tail, increasing and a path of its tree, and drop the others."""
+        ...
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Shorten the committed prefix to ``length`` rows; the tail is dropped with it."""
+        ...
+
+    def fork(self, slot: int) -> int:
+        """A new slot with a copy of this slot's committed prefix."""
+        ...

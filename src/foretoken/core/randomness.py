@@ -59,7 +59,8 @@ class Streams:
         """Independent decisions, the i-th true with probability ``chances[i]`` (clipped to [0, 1]).
 
         One uniform of 53 bits per decision: on a float32 grid a chance of 1e-9 would come true with 6e-8.
-        Verifiers use nothing but this and :meth:`categorical`, so that analysis/enumeration.py can replay both.
+        Verifiers use nothing but this and :meth:`categorical`, so that the enumeration of analysis/exactness
+        can replay both.
         """
         u = torch.rand(len(chances), dtype=torch.float64, generator=self.generator(purpose), device=self.device)
         return [below < chance for below, chance in zip(u.tolist(), chances, strict=True)]

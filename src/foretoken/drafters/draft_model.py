@@ -1,6 +1,6 @@
 """Drafting with a second, smaller checkpoint of the same vocabulary: a chain or a tree, batched over requests.
 
-How the checkpoint is run is in second_model.py; here is which children a node gets, and by which law.
+How the checkpoint is run is in drafting/draft_runner.py; here is which children a node gets, and by which law.
 
 Letters: M rows, V vocabulary.
 """
@@ -26,12 +26,13 @@ from foretoken.core.draft import (
     WithoutReplacement,
 )
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import gumbel
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
-from foretoken.drafters.growth import no_law
-from foretoken.drafters.second_model import ModelGrowing, Rows, SecondModel
+from foretoken.drafting.draft_builder import no_law
+from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
 from foretoken.models.language_model import LanguageModel, Output
 
 _LAW_OF: dict[str, type[Law]] = {
@@ -49,7 +50,7 @@ _PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub
 _NUM_DRAFTS = 3  # children per node of a tree, unless told
 
 
-class ModelDrafter(SecondModel):
+class ModelDrafter(DraftRunner):
     """Runs the draft model forward and proposes its tokens.
 
     Paper:   Leviathan et al. 2023, arXiv:2211.17192 (chains); `topk` grows a tree by cumulative probability as
@@ -62,6 +63,7 @@ class ModelDrafter(SecondModel):
     """
 
     name = "draft_model"
+    declared = Declared(draft_model=True, variants=tuple(Variant(options={"tree": tree}) for tree in _LAW_OF))
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -127,6 +129,10 @@ class ModelDrafter(SecondModel):
                 return "chain"
             return next((tree for tree in _PREFERRED if _LAW_OF[tree] in verifier.laws), "chain")
 
+    @classmethod
+    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
+        return config.suited_to(verifier)
+
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
         settled = config.suited_to(None)
@@ -138,7 +144,7 @@ class ModelDrafter(SecondModel):
         self.branches = self._tree not in _CHAINS
         self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
 
-    def _expand(self, drafts: Sequence[ModelGrowing], rows: Sequence[Rows]) -> list[ModelGrowing]:
+    def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         """Give the frontier of each draft its children; returns the drafts that go on."""
         going_on = []
         for draft, its in zip(drafts, rows, strict=True):
@@ -154,11 +160,11 @@ class ModelDrafter(SecondModel):
                 going_on.append(draft)
         return going_on
 
-    def _law(self, draft: ModelGrowing, rows: Rows) -> Tensor:
+    def _law(self, draft: RunnerBuilder, rows: Rows) -> Tensor:
         """Processed logits of the frontier."""
         return draft.process(rows.output.logits_MV[rows.start : rows.stop])
 
-    def _expand_greedy(self, draft: ModelGrowing, rows: Rows) -> None:
+    def _expand_greedy(self, draft: RunnerBuilder, rows: Rows) -> None:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
         output, row = rows.output, rows.start
         if not draft.context.laws.trivial:
@@ -171,11 +177,11 @@ class ModelDrafter(SecondModel):
         if not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
-        draft.soften(output, row)
+        draft.keep_greedy_law(output, row)
         node = draft.add(output.best[row], parent, confidence, 0)
         draft.frontier = [node] if draft.has_room(node) else []
 
-    def _expand_coupled(self, draft: ModelGrowing, rows: Rows) -> None:
+    def _expand_coupled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """One child, drawn by the noise of its position. `match` does not mind which tokens are proposed."""
         logits_V = self._law(draft, rows)[0]
         context, parent = draft.context, draft.frontier[0]
@@ -192,7 +198,7 @@ class ModelDrafter(SecondModel):
         node = draft.add(token, parent, confidence, 0)
         draft.frontier = [node] if draft.has_room(node) else []
 
-    def _expand_sampled(self, draft: ModelGrowing, rows: Rows) -> None:
+    def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
         q_MV = torch.softmax(self._law(draft, rows), dim=-1)
         if bool(torch.isnan(q_MV).any()):
@@ -216,7 +222,7 @@ class ModelDrafter(SecondModel):
         fresh.sort(key=lambda node: -draft.reach[node])
         draft.frontier = sorted(node for node in fresh[: self._count] if draft.has_room(node))
 
-    def _expand_topk(self, draft: ModelGrowing, rows: Rows) -> None:
+    def _expand_topk(self, draft: RunnerBuilder, rows: Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
         output, first = rows.output, rows.start
         if not draft.context.laws.trivial:
@@ -239,10 +245,10 @@ class ModelDrafter(SecondModel):
             fresh.append(draft.add(token, parent, q, 0))
         draft.frontier = [node for node in fresh if draft.has_room(node)]
 
-    def _pays(self, draft: ModelGrowing, reach: float, confidence: float) -> bool:
-        patience = draft.budget.patience
-        return patience is None or patience.worthwhile(reach, confidence, len(draft.tokens))
+    def _pays(self, draft: RunnerBuilder, reach: float, confidence: float) -> bool:
+        stop_rule = draft.budget.stop_rule
+        return stop_rule is None or stop_rule.worthwhile(reach, confidence, len(draft.tokens))
 
-    def _finish(self, draft: ModelGrowing) -> Draft:
+    def _finish(self, draft: RunnerBuilder) -> Draft:
         draft.state.awaiting = bool(draft.tokens)
         return draft.finish(_LAW_OF[self._tree])

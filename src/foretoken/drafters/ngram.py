@@ -15,9 +15,9 @@ from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Budget, Context, Outcome, Patience
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome, StopRule
 from foretoken.core.tree import TokenTree
-from foretoken.drafters.rates import AgreementRates
+from foretoken.drafters.agreement import AgreementRates
 
 _LONGEST_AGREEMENT = 32  # looking further back would not tell more
 
@@ -37,7 +37,7 @@ class _Index:
     agreement: int = 0
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Finds the longest n-gram that ends the text and occurred before, and copies what followed it last time.
 
     Paper:   Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding; option names as in vLLM.
@@ -50,6 +50,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    flops = 0.0  # there is no model of its own
     laws: tuple[type[Law], ...] = (PointMass,)
     branches = False
 
@@ -116,8 +117,8 @@ class NgramDrafter:
         rates = self._rates.rates
         confidences = rates[min(agreement, _LONGEST_AGREEMENT) :][:limit]
         confidences += rates[-1:] * (limit - len(confidences))
-        if budget.patience is not None:
-            limit = _worthwhile(confidences, budget.patience)
+        if budget.stop_rule is not None:
+            limit = _worthwhile(confidences, budget.stop_rule)
             if not limit:
                 return NO_DRAFT
         copied = list(tokens[source : source + limit])
@@ -151,11 +152,11 @@ class NgramDrafter:
         return 0, 0
 
 
-def _worthwhile(confidences: Sequence[float], patience: Patience) -> int:
+def _worthwhile(confidences: Sequence[float], stop_rule: StopRule) -> int:
     """How many nodes of a chain are worth their time."""
     reach = 1.0
     for num_nodes, confidence in enumerate(confidences):
-        if not patience.worthwhile(reach, confidence, num_nodes):
+        if not stop_rule.worthwhile(reach, confidence, num_nodes):
             return num_nodes
         reach *= confidence
     return len(confidences)

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from foretoken.core.draft import NO_DRAFT, Draft, PointMass
-from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.protocols import Budget, Context, Drafter, NoOptions
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Proposes nothing, remembers nothing."""
 
     name = "none"
-    laws = (PointMass,)
-    branches = False
+    flops = 0.0  # there is no model of its own
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Plain decoding has no options."""
-
-    def __init__(self, config: Config, target: Any = None) -> None:
+    def __init__(self, config: NoOptions, target: Any = None) -> None:
         del config, target
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         return [NO_DRAFT] * len(contexts)
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        pass
-
-    def release(self, request_id: int) -> None:
-        pass

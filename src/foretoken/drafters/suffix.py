@@ -18,9 +18,10 @@ from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.needs import Declared, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.tree import ROOT, TokenTree
-from foretoken.drafters.rates import AgreementRates
+from foretoken.drafters.agreement import AgreementRates
 from foretoken.drafters.suffix_automaton import SuffixAutomaton
 
 # what a context has shown so far: it went on once; several times in the same way; in several ways
@@ -29,7 +30,7 @@ _ONCE, _SAME, _VARIED = range(3)
 _by_count = itemgetter(0)
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Proposes the continuations of the longest suffix that occurred before, weighed by how often each followed.
 
     Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975 (frequency-scored trees from a suffix index, grown
@@ -44,6 +45,8 @@ class SuffixDrafter:
     """
 
     name = "suffix"
+    flops = 0.0  # there is no model of its own
+    declared = Declared(variants=(Variant(), Variant(options={"tree": False})))
     laws: tuple[type[Law], ...] = (PointMass,)
 
     @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,7 @@ class SuffixDrafter:
     def _grow(self, automaton: SuffixAutomaton, budget: Budget) -> Draft:
         """Best-first: always add the node that is most likely to stand, then consider its continuations."""
         min_match, max_match, min_score = self.config.min_match, self.config.max_match, self.config.min_score
-        max_nodes, max_depth, patience = budget.max_nodes, budget.max_depth, budget.patience
+        max_nodes, max_depth, stop_rule = budget.max_nodes, budget.max_depth, budget.stop_rule
         next_, link, length = automaton.next, automaton.link, automaton.length
         tokens: list[int] = []
         parents: list[int] = []
@@ -154,7 +157,7 @@ class SuffixDrafter:
             if not frontier or len(tokens) >= max_nodes:
                 break
             score, _, token, parent, depth, reach, confidence, state, matched = heappop(frontier)
-            if patience is not None and not patience.worthwhile(reach, confidence, len(tokens)):
+            if stop_rule is not None and not stop_rule.worthwhile(reach, confidence, len(tokens)):
                 break  # what is left in the frontier is less likely to stand
             node, reach = len(tokens), -score
             tokens.append(token)

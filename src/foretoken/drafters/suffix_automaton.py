@@ -20,7 +20,8 @@ class SuffixAutomaton:
 
     Paper:   Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text" (construction).
     Exact:   ``count[s]`` is the number of occurrences of the substrings in state s, for every state that holds a
-             substring of at most ``count_limit`` tokens. Checked against brute force by tests/unit/test_suffix.py.
+             substring of at most ``count_limit`` tokens. Checked against brute force by
+             tests/unit/drafters/test_suffix.py.
     Differs: occurrence counts are normally made in one pass after construction. Here they are kept while the text
              grows: a new token ends one more occurrence of every suffix, that is of every state on one chain of links.
              The chain of a text such as "aaaa" is as long as the text, so counting starts at the state of the

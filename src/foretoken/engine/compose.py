@@ -2,47 +2,27 @@
 
 ``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, the fields of the drafter's own
 Config, and those of the verifier's, if it has one; a name that both have is written with its owner's before it
-(``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that brings a rule of its own
-(``own_verifier``) gets that, every other the strongest lossless one, as with ``verifier='auto'``. ``verification.*``
-says what the target may leave out when it verifies (plans/verification.py). Everything is checked here, never in the
-middle of a run.
+(``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that declares a rule of its own gets that,
+every other the strongest lossless one, as with ``verifier='auto'``. The settings of a plan begin with its key
+(``verification.ffn``). What one part needs and another offers is matched here, once, never in the middle of a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from foretoken import catalog
-from foretoken.core.errors import ConfigError, ModelError, nearest
-from foretoken.core.protocols import Drafter, Verifier
-from foretoken.drafters.sparse_draft import SparseDraft
-from foretoken.engine.recipe import PlanMaker, Recipe, verifier_named
-from foretoken.plans import verification as verifications
-from foretoken.plans.dense import DensePlan
-from foretoken.plans.dense_refresh import DenseRefresh
-from foretoken.plans.sparse import SparseVerification
-from foretoken.plans.verification import VerificationConfig
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.protocols import Drafter, PlanMaker, Verifier
+from foretoken.drafting import learned_part
+from foretoken.engine.recipe import Recipe, verifier_named
+from foretoken.models.dense import DensePlans
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens")
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
-_DRAFTER = ("name", "laws", "branches", "propose", "observe", "release")
-_RULE = ("name", "promise", "laws", "trees", "verify")
-
-
-def _options(plug_in: Any) -> list[str]:
-    """The names of a method's own options; none where it has no Config."""
-    config = getattr(plug_in, "Config", None)
-    return [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
-
-
-def _owner(key: str) -> str:
-    """A remedy, where the key is an option of verifiers: to name one of them."""
-    names = [entry.name for entry in catalog.entries("verifier") if key in _options(entry.load())]
-    return f" (an option of verifier {', '.join(map(repr, names))}: add verifier=...)" if names else ""
 
 
 def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
@@ -57,56 +37,83 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"speculative_config must be a mapping, not {type(settings).__name__}")
     settings = dict(settings or {})
-    verification = verifications.take(settings)
+    plan = _plan(settings, target)
     method = settings.pop("method", None)
     if method is None:
         method = "draft_model" if "model" in settings else "none"
     asked = settings.pop("verifier", None)
-    count = settings.pop("num_speculative_tokens", None)
-    if count in (None, "auto"):
-        num_nodes, adaptive = MAX_ADAPTIVE_NODES, True
-    elif isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MAX_NODES:
-        num_nodes, adaptive = count, False
-    else:
-        raise ConfigError(
-            f"num_speculative_tokens={count!r} must be an integer between 0 and {_MAX_NODES}, or 'auto' for adaptive"
-        )
-    if method == "none":
-        num_nodes, adaptive = 0, False
+    num_nodes, adaptive = _length(settings.pop("num_speculative_tokens", None), method)
     if asked is None:  # a drafter may have a rule of its own; 'auto' is lossless
-        asked = getattr(
-            catalog.find(method, "drafter").load() if isinstance(method, str) else method, "own_verifier", None
-        )
+        asked = _class_of(method).declared.own_verifier
     verifier = None if asked in (None, "auto") else _rule(asked, settings, method, target)
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
-        _check_fit(drafter.name, drafter, verifier)
-    if adaptive and hasattr(drafter, "max_nodes"):  # it has a rule of its own for when to stop
-        num_nodes, adaptive = drafter.max_nodes, False
-    plan: PlanMaker = DensePlan
-    refresh = None
-    if verification.sparse:
-        _check_budget(verifier, verification)
-        plan = SparseVerification(verification, target)
-        refresh = DenseRefresh(target, verification.refresh) if verification.refresh else None
-    elif verification.confirm:
-        drafter = _confirmed(drafter, verification, target, num_nodes)
-        if verifier is not None:
-            _check_fit(drafter.name, drafter, verifier)
-        num_nodes, adaptive = verification.confirm, False
-    return Recipe(drafter.name, drafter, verifier, num_nodes, adaptive, verification, plan, refresh)
+        _match(drafter, verifier, plan)
+    if adaptive and drafter.offers.length is not None:  # it has a rule of its own for when to stop
+        num_nodes, adaptive = drafter.offers.length, False
+    wrapped, count = plan.wrap(drafter, num_nodes)
+    if wrapped is not drafter and verifier is not None:
+        _match(wrapped, verifier, plan)
+    if count is not None:
+        num_nodes, adaptive = count, False
+    return Recipe(wrapped.name, wrapped, verifier, num_nodes, adaptive and num_nodes > 0, plan)
 
 
-def _confirmed(drafter: Drafter, verification: VerificationConfig, target: Any, num_nodes: int) -> Drafter:
-    """The sparse target drafts on top of the drafter, and the dense target verifies."""
-    return SparseDraft(
-        drafter,
-        target,
-        SparseVerification(verification, target),
-        dense_below=0 if verification.attention == "off" else verification.dense_below,
-        length=verification.confirm,
-        inner_length=num_nodes,
+def _length(count: Any, method: Any) -> tuple[int, bool]:
+    """Draft nodes per step at most, and whether the controller decides how many."""
+    if method == "none":
+        wanted = 0, False
+    elif count in (None, "auto"):
+        wanted = MAX_ADAPTIVE_NODES, True
+    else:
+        wanted = count, False
+    if count in (None, "auto") or (isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MAX_NODES):
+        return wanted
+    raise ConfigError(
+        f"num_speculative_tokens={count!r} must be an integer between 0 and {_MAX_NODES}, or 'auto' for adaptive"
     )
+
+
+def _plan(settings: dict[str, Any], target: Any) -> PlanMaker:
+    """The plan whose settings are given, taken out of ``settings``; the dense one without any.
+
+    ``{"verification": {"ffn": 0.05}}`` and ``{"verification.ffn": 0.05}`` are the same.
+    """
+    for entry in catalog.entries("plan"):
+        maker_class = entry.load()
+        given = settings_of(maker_class.settings_key, settings)
+        if given and (maker := maker_class.arranged(given, target)) is not None:
+            found: PlanMaker = maker
+            return found
+    return DensePlans()
+
+
+def settings_of(key: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings below a key, in either spelling, without it."""
+    inner = settings.pop(key, None)
+    if inner is not None and not isinstance(inner, Mapping):
+        raise ConfigError(
+            f"{key}={inner!r} must be a mapping, for example {{'ffn': 0.05}}; on the command line write "
+            f"--set {key}.ffn=0.05"
+        )
+    given = dict(inner or {})
+    for name in [name for name in settings if name.startswith(f"{key}.")]:
+        bare = name.removeprefix(f"{key}.")
+        if bare in given:
+            raise ConfigError(f"'{name}' is given twice: keep one")
+        given[bare] = settings.pop(name)
+    return given
+
+
+def _options(plug_in: Any) -> list[str]:
+    """The names of a method's own options."""
+    return [field.name for field in dataclasses.fields(plug_in.Config)]
+
+
+def _owner(key: str) -> str:
+    """A remedy, where the key is an option of verifiers: to name one of them."""
+    names = [entry.name for entry in catalog.entries("verifier") if key in _options(entry.load())]
+    return f" (an option of verifier {', '.join(map(repr, names))}: add verifier=...)" if names else ""
 
 
 def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> Drafter:
@@ -116,30 +123,49 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
     settings = _without_owner(settings, method, known)
     for key in settings:
         if key not in known:
-            names = [*known, *OWN_KEYS, verifications.KEY, *_options(verifier)]
+            plans = [entry.load().settings_key for entry in catalog.entries("plan")]
+            names = [*known, *OWN_KEYS, *plans, *(_options(verifier) if verifier is not None else ())]
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {nearest(key, names)}")
     try:
         config = drafter_class.Config(**settings)
     except TypeError as error:
         raise ConfigError(f"method '{method}': {str(error).split('__init__() ')[-1]}") from None
-    if hasattr(config, "suited_to"):
-        config = config.suited_to(verifier)
-    drafter: Drafter = drafter_class(config, target)
+    drafter: Drafter = drafter_class(drafter_class.settle(config, verifier), target)
     return drafter
 
 
 def _instance(drafter: Any, settings: Mapping[str, Any]) -> Drafter:
     """A drafter of your own; it has been configured by whoever made it."""
-    missing = [name for name in _DRAFTER if not hasattr(drafter, name)]
-    if isinstance(drafter, type) or missing:
-        raise ConfigError(
-            f"method={drafter!r} is neither a name nor a drafter ({', '.join(missing) or 'it is a class'}): "
-            "give a name of the catalogue, or an instance with the members of core.protocols.Drafter"
-        )
+    _check_members(drafter, "method", "drafter", Drafter)
     for key in settings:
         raise ConfigError(f"unknown option '{key}'{_owner(key)} beside a drafter that is passed as an instance")
     own: Drafter = drafter
     return own
+
+
+def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
+    """Refuse an instance of your own that lacks a member of its protocol.
+
+    Raises:
+        ConfigError: with what is missing.
+    """
+    members = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
+    missing = sorted(name for name in members if not hasattr(thing, name))
+    if isinstance(thing, type) or missing:
+        raise ConfigError(
+            f"{key}={thing!r} is neither a name nor a {kind} ({', '.join(missing) or 'it is a class'}): give a name of "
+            f"the catalogue, or an instance of a class that inherits from core.protocols.{protocol.__name__}, which "
+            "has defaults for most members"
+        )
+
+
+def _class_of(method: Any) -> type[Drafter]:
+    """The class of a drafter that is named, or of an instance."""
+    if not isinstance(method, str):
+        _check_members(method, "method", "drafter", Drafter)
+        return type(method)
+    found: type[Drafter] = catalog.find(method, "drafter").load()
+    return found
 
 
 def _rule(asked: Any, settings: dict[str, Any], method: Any, target: Any) -> Verifier:
@@ -150,12 +176,7 @@ def _rule(asked: Any, settings: dict[str, Any], method: Any, target: Any) -> Ver
             if _options(catalog.find(asked, "verifier").load())
             else verifier_named(asked)
         )
-    missing = [name for name in _RULE if not hasattr(asked, name)]
-    if isinstance(asked, type) or missing:
-        raise ConfigError(
-            f"verifier={asked!r} is neither a name nor a verifier ({', '.join(missing) or 'it is a class'}): "
-            "give a name of the catalogue, or an instance with the members of core.protocols.Verifier"
-        )
+    _check_members(asked, "verifier", "verifier", Verifier)
     own: Verifier = asked
     return own
 
@@ -178,8 +199,9 @@ def _with_options(name: str, settings: dict[str, Any], method: Any, target: Any)
     except TypeError as error:
         raise ConfigError(f"verifier '{name}': {str(error).split('__init__() ')[-1]}") from None
     verifier: Verifier
-    if entry.head:
-        verifier = verifier_class(config, _head(entry, config.head, target), target.special_ids)
+    if verifier_class.declared.learned_part is not None:
+        part_class = catalog.imported(verifier_class.declared.learned_part)
+        verifier = verifier_class(config, learned_part.find(part_class, config.head, target), target.special_ids)
     else:
         verifier = verifier_class(config)
     return verifier
@@ -202,50 +224,33 @@ def _without_owner(settings: Mapping[str, Any], owner: str, known: list[str]) ->
     return found
 
 
-def _head(entry: catalog.Entry, given: Any, target: Any) -> Any:
-    """What a verifier has learned: from the folder that is asked for, or the one beside the target's weights.
+def _match(drafter: Drafter, verifier: Verifier, plan: PlanMaker) -> None:
+    """Refuse a rule that does not fit the drafts, lacks evidence that it needs, or cannot keep its budget.
 
     Raises:
-        ModelError: there is none, it is damaged, or it was trained for another target.
+        ConfigError: with what fits instead.
     """
-    try:
-        place = Path(given).expanduser() if given else Path(target.source) / entry.name
-    except RuntimeError:
-        raise ConfigError(f"head={given!r}: there is no such home folder") from None
-    if not place.is_dir():
-        raise ModelError(
-            f"no head of verifier '{entry.name}' for '{target.name}' in {place}: make one with 'foretoken train "
-            f"{entry.name} --target {target.name} --draft DRAFT --out DIR' and give --set head=DIR"
-        )
-    head = entry.load_head().load(place)
-    head.check_target(target)
-    return head
-
-
-def _check_budget(verifier: Verifier | None, verification: VerificationConfig) -> None:
-    """A budget is counted against the target's law, which a sparse verification does not know."""
-    budget = getattr(getattr(verifier, "config", None), "max_distortion", None)
-    if budget is not None:
-        raise ConfigError(
-            f"max_distortion={budget:g} cannot be kept with sparse verification ({verification.in_words}): how far a "
-            "sparse step is from the target is not known; leave one of them out"
-        )
-
-
-def _check_fit(method: str, drafter: Drafter, verifier: Verifier) -> None:
     if drafter.branches and not verifier.trees:
         raise ConfigError(
-            f"verifier='{verifier.name}' verifies chains, but method '{method}' is set to propose trees: "
+            f"verifier='{verifier.name}' verifies chains, but method '{drafter.name}' is set to propose trees: "
             "use verifier='recursive' or 'match', or let the method propose chains"
         )
-    if getattr(verifier, "trusts_judge", False) and not getattr(drafter, "judges", False):
+    evidence = verifier.needs.evidence
+    if evidence is not None and not evidence.greedy_only and evidence not in drafter.offers.evidence:
+        theirs = [e.name for e in catalog.entries("drafter") if e.load().declared.own_verifier == verifier.name]
+        remedy = " or ".join(f"method='{name}'" for name in theirs) or "a method that offers it"
         raise ConfigError(
-            f"verifier='{verifier.name}' leaves tokens untested where the drafter's own judge approves, but method "
-            f"'{method}' has none: use method='sprinter', or another verifier"
+            f"verifier='{verifier.name}' decides by {evidence.title}, and drafts of method '{drafter.name}' carry "
+            f"none: use {remedy}, or another verifier"
         )
     for law in drafter.laws:
         if law not in verifier.laws:
             raise ConfigError(
                 f"verifier='{verifier.name}' is not valid for drafts of kind {law.__name__}, "
-                f"which '{method}' proposes: leave the verifier out to get one that is"
+                f"which '{drafter.name}' proposes: leave the verifier out to get one that is"
             )
+    if not plan.exact and verifier.budget is not None:
+        raise ConfigError(
+            f"max_distortion={verifier.budget:g} cannot be kept with {plan.reason}: how far such a step is from the "
+            "target is not known; leave one of them out"
+        )

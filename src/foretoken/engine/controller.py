@@ -42,7 +42,7 @@ _DRAFT_TURN = 5, 64  # else so many with drafts; a draft model then reads what i
 
 
 class Controller:
-    """Measures, and answers the one question of :class:`foretoken.core.protocols.Patience`."""
+    """Measures, and answers the one question of :class:`foretoken.core.protocols.StopRule`."""
 
     def __init__(self) -> None:
         self._stood = [_PRIOR * (i + 0.5) / _BINS for i in range(_BINS)]

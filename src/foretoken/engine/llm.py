@@ -69,35 +69,56 @@ class LLM:
         generation_config: str = "auto",
         trust_remote_code: bool = False,
     ) -> None:
+        _check_limits(max_num_seqs, max_rows_per_step)
         if generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
-        for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
         if threads is not None:
             if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
                 raise ConfigError(f"threads={threads!r} must be an integer, at least 1; leave it out for torch's")
             torch.set_num_threads(threads)
         target = load(model, dtype=dtype, device=device, max_length=max_model_len, trust_remote_code=trust_remote_code)
-        defaults = SamplingParams()
-        if generation_config == "auto":
-            defaults = _checkpoint_defaults(target)
-        self._set_up(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+        defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
+        self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+
+    @classmethod
+    def from_target(
+        cls,
+        target: LanguageModel,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        max_num_seqs: int = 16,
+        max_rows_per_step: int = 512,
+        seed: int | None = None,
+        default_params: SamplingParams | None = None,
+    ) -> LLM:
+        """A recipe over a target that is loaded already: weights are shared, the cache is its own.
+
+        Args:
+            target: as ``foretoken.models.load.load`` gives it, or the ``target`` of another ``LLM``.
+            speculative_config, max_num_seqs, max_rows_per_step, seed: as for the class.
+            default_params: of requests that bring none; None: greedy, as ``SamplingParams()`` has it.
+        Raises:
+            ConfigError: an option is unknown or out of range.
+            ModelError: a draft model or a learned part cannot be had, or does not fit the target.
+        """
+        _check_limits(max_num_seqs, max_rows_per_step)
+        llm = cls.__new__(cls)
+        defaults = default_params or SamplingParams()
+        llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+        return llm
 
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
-        twin = LLM.__new__(LLM)
-        twin._set_up(
+        return LLM.from_target(
             self.target,
-            speculative_config,
-            self.max_num_seqs,
-            self.max_rows_per_step,
-            self._seed,
-            self.default_params,
+            speculative_config=speculative_config,
+            max_num_seqs=self.max_num_seqs,
+            max_rows_per_step=self.max_rows_per_step,
+            seed=self._seed,
+            default_params=self.default_params,
         )
-        return twin
 
-    def _set_up(
+    def _build(
         self,
         target: LanguageModel,
         speculative_config: Mapping[str, Any] | None,
@@ -168,8 +189,7 @@ class LLM:
         params = params or self.default_params
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
-        self._params_for([prompt], params)
-        (request,) = self._requests(prompt, params, 0)
+        (request,) = self.new_requests(prompt, params)
         if request.text is None:
             request.text = TextStream(self.tokenizer, prompt=request.tokens)
         return self._stream(request)
@@ -200,6 +220,22 @@ class LLM:
             # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
             raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
         return {"prompt_token_ids": list(ids)}
+
+    def new_requests(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Request]:
+        """The requests that :meth:`generate` would make of one prompt, not queued yet.
+
+        For tests and measurements that drive ``llm.engine`` themselves: ``engine.add(request)``, then
+        ``engine.step()`` until ``request.finished``.
+
+        Returns:
+            ``params.n`` requests.
+        Raises:
+            InputError: the prompt is empty, too long or of the wrong kind.
+            ConfigError: params do not fit the recipe.
+        """
+        params = params or SamplingParams()
+        self._params_for([prompt], params)
+        return self._requests(prompt, params, 0)
 
     def close(self) -> None:
         """Cancel whatever runs."""
@@ -368,6 +404,12 @@ class LLM:
             request.logprobs,
             self.recipe.promise_for(request.params),
         )
+
+
+def _check_limits(max_num_seqs: int, max_rows_per_step: int) -> None:
+    for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
 
 
 def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:

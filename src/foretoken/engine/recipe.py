@@ -5,20 +5,14 @@ It is checked as a whole when it is put together (engine/compose.py), never in t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from foretoken import catalog
-from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
+from foretoken.core.draft import Draft, Evidence, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Drafter, Plan, Verifier
+from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.core.sampling import SamplingParams
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.plans.dense_refresh import DenseRefresh
-from foretoken.plans.verification import VerificationConfig
 
-PlanMaker = Callable[[KVCache, PackedBatch], Plan]
 BEST_OF_TREES: dict[type[Law], str] = {
     Sampled: "kseq",
     WithoutReplacement: "recursive",
@@ -37,9 +31,7 @@ class Recipe:
         verifier: the verifier that was asked for, or the drafter's own; None chooses per draft.
         num_nodes: draft nodes per step, at most.
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
-        verification: what the target may leave out when it verifies.
-        plan: makes the compute plan of a step accordingly.
-        refresh: computes again densely what sparse verifications have left in the cache; None: it stays.
+        plan: makes the plan of every step: how the target computes it.
     """
 
     method: str
@@ -47,9 +39,7 @@ class Recipe:
     verifier: Verifier | None
     num_nodes: int
     adaptive: bool
-    verification: VerificationConfig
     plan: PlanMaker
-    refresh: DenseRefresh | None = None
 
     def verifier_for(self, draft: Draft, params: SamplingParams) -> Verifier:
         """The asked-for verifier, else the strongest lossless rule for this draft.
@@ -72,7 +62,7 @@ class Recipe:
     @property
     def promise(self) -> str:
         """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
-        if self.verification.sparse:  # the rule is exact, but for the law that it is shown
+        if not self.plan.exact:  # the rule is exact, but for the law that it is shown
             return "approximate"
         if self.verifier is not None:
             return self.verifier.promise
@@ -83,10 +73,10 @@ class Recipe:
         promise = self.promise
         return "same text" if params.greedy and promise != "approximate" else promise
 
-    @property
-    def compares_laws(self) -> bool:
-        """Whether drafts must carry the drafter's law at temperature 0, too."""
-        return bool(getattr(self.verifier, "compares_laws", False))
+    def evidence_for(self, params: SamplingParams) -> type[Evidence] | None:
+        """What the drafts of a request are to carry for the verifier."""
+        kind = None if self.verifier is None else self.verifier.needs.evidence
+        return None if kind is None or (kind.greedy_only and not params.greedy) else kind
 
     def check(self, params: SamplingParams) -> None:
         """Refuse a request that the verifier cannot honour.
@@ -95,8 +85,9 @@ class Recipe:
             ConfigError: the `greedy` verifier was asked to sample, a lossy one for log-probabilities, or one that
                 compares laws for temperature 0 where the drafter has none to show.
         """
-        if self.compares_laws and params.greedy and not getattr(self.drafter, "softens", False):
-            assert self.verifier is not None
+        evidence = self.evidence_for(params)
+        if evidence is not None and evidence not in self.drafter.offers.evidence:
+            assert self.verifier is not None  # at other temperatures it was checked when the recipe was composed
             raise ConfigError(
                 f"verifier='{self.verifier.name}' cannot honour temperature=0: it compares the draft's law with the "
                 f"target's, and drafts of '{self.method}' carry none there; use a temperature above 0, or "
@@ -116,8 +107,8 @@ class Recipe:
     @property
     def why_approximate(self) -> str:
         """The setting because of which nothing is promised; "" for a lossless recipe."""
-        if self.verification.sparse:
-            return f"sparse verification ({self.verification.in_words})"
+        if not self.plan.exact:
+            return self.plan.reason
         return f"verifier='{self.verifier.name}'" if self.verifier and self.promise == "approximate" else ""
 
 

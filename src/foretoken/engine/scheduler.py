@@ -7,7 +7,7 @@ long prompt never stops the others. Waiting requests join in order of arrival as
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foretoken.engine.request import Request
 from foretoken.models.cache import KVCache
@@ -21,11 +21,13 @@ class Work:
         decoding: requests whose prompt is processed; each needs its root row.
         prefill: (request, number of prompt rows to process now).
         spare_rows: rows left in the budget for drafts.
+        failed: requests that ended with an error before the forward.
     """
 
     decoding: list[Request]
     prefill: list[tuple[Request, int]]
     spare_rows: int
+    failed: list[Request] = field(default_factory=list)
 
 
 class Scheduler:

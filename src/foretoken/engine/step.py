@@ -1,55 +1,47 @@
 """The one loop: propose, verify, commit. Plain decoding is the empty draft.
 
-work    = scheduler.next()                      requests join and leave at every step
-drafts  = drafter.propose(decoding)             one token tree per request, possibly empty
-logits  = target.forward(packed rows)           prompts, roots and drafts in one forward
-verdict = verifier.verify(draft, laws)          per request
-cache.commit(path); request.accept(tokens)      a list of tokens, cut where the request ends
+work    = schedule()                  requests join and leave at every step
+drafts  = propose(work)               one token tree per request, possibly empty
+round   = pack(work, drafts)          prompts, roots, drafts and what verifiers probe, in one batch
+          forward(round)              the target, once
+          verify(round)               one verdict per request: a path and one more token
+          commit(round)               a list of tokens each, cut where the request ends
+
+An executor (executors/) runs these verbs in its order. Asking the drafter is in propose.py, deciding in decide.py, and
+what happens to a request that fails in faults.py.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.core.errors import ForetokenError, RequestError
-from foretoken.core.laws import Laws
-from foretoken.core.protocols import BatchVerifier, Budget, BudgetedVerifier, Outcome, Plan, Seen, SelfDrafter, Verifier
-from foretoken.core.tree import EMPTY_TREE
-from foretoken.core.verdict import Verdict
-from foretoken.drafters.last_states import LastStates
+from foretoken.core.errors import RequestError
+from foretoken.core.needs import HiddenLayers
+from foretoken.core.protocols import Features, Outcome, Plan
+from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine.controller import Controller
+from foretoken.engine.decide import Decider
+from foretoken.engine.executors.executor import Executor
+from foretoken.engine.executors.serial import SerialExecutor
+from foretoken.engine.faults import Faults
+from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
-from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.shared_forward import shared_forward
+from foretoken.engine.resumed_forward import resumed_forward
+from foretoken.engine.round import Job, Round
+from foretoken.engine.scheduler import Scheduler, Work
 from foretoken.models.batch import PackedBatch
-from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.last_states import LastStates
 
-log = logging.getLogger(__name__)
-_News = TypeVar("_News", Outcome, Seen)
-
-
-@dataclass(slots=True)
-class _Case:
-    """One request's draft before its verifier."""
-
-    request: Request
-    draft: Draft
-    num_rows: int
-    logits_MV: Tensor
-    laws: Laws = field(init=False)
-    verdict: Verdict | None = None
+_NOTHING = HiddenLayers((), 0)  # drafts have resume points, but their drafter wants to see nothing
 
 
 class Engine:
@@ -68,26 +60,28 @@ class Engine:
         self.cache = target.new_cache(max_slots)
         self.scheduler = Scheduler(self.cache, max_rows)
         self.controller = Controller()
-        self._adaptive = recipe.adaptive and recipe.num_nodes > 0
-        self._last: LastStates | None = None
-        if (needs := getattr(recipe.verifier, "needs", None)) is not None:
-            self._last = LastStates(target, normed=needs.normed)
-        self._inside: SelfDrafter | None = None
-        if hasattr(recipe.drafter, "sight"):
-            self._inside = cast(SelfDrafter, recipe.drafter)
-            self._inside.attach(self.cache)
+        self.executor: Executor = SerialExecutor()
+        self._lock = threading.RLock()  # one step at a time, whoever asks for it
+        last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
+        self._last = None if last_state is None else LastStates(target, normed=last_state.normed)
+        self._faults = Faults(self.scheduler, recipe.drafter)
+        self._proposer = Proposer(recipe, target.vocab_size, self.cache.max_length, self.controller, self._faults)
+        self._decider = Decider(recipe, target.vocab_size, self._last, self._faults)
+        recipe.drafter.attach(self.cache)
 
     def add(self, request: Request) -> None:
         """Queue a request; it joins at the next step that has a slot for it."""
         request.started = perf_counter()
-        request.metrics.sparse = self.recipe.verification.sparse
-        self.scheduler.add(request)
+        request.metrics.sparse = not self.recipe.plan.exact
+        with self._lock:
+            self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
         """End a request now; what it has generated stays."""
-        if not request.finished:
-            request.finish_reason = "cancelled"
-        self._leave(request)  # also one that ended in a step that was interrupted before it could leave
+        with self._lock:
+            if not request.finished:
+                request.finish_reason = "cancelled"
+            self._faults.leave(request)  # also one that ended in a step that was interrupted before it could leave
 
     @property
     def busy(self) -> bool:
@@ -96,312 +90,173 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One round for everybody who runs. Returns the requests that got tokens or ended."""
-        began = perf_counter()
-        work = self.scheduler.next()
-        if self.recipe.refresh is not None:
-            self.recipe.refresh(self.cache, work.decoding)
-        refreshed = perf_counter()
-        failed: list[Request] = []
-        drafts = self._propose(work.decoding, work.spare_rows, failed)
-        drafted = perf_counter()
+        with self._lock:
+            return self.executor.step(self)
 
-        batch = PackedBatch()
-        jobs: list[tuple[Request, Draft, int]] = []  # request, draft, rows wanted
-        cache = self.cache
+    # ------------------------------------------------------------------ the verbs
+
+    def schedule(self) -> Work:
+        """Decide who runs in this step, and bring up to date what an earlier plan has left behind."""
+        work = self.scheduler.next()
+        self.recipe.plan.before_step(self.cache, work.decoding)
+        return work
+
+    def propose(self, work: Work) -> list[Draft]:
+        """One draft for each request that decodes, in order, checked against its budget; empty where there is none."""
+        return self._proposer.propose(work.decoding, work.spare_rows, work.failed)
+
+    def pack(self, work: Work, drafts: Sequence[Draft]) -> Round:
+        """Reserve the rows of this step in the cache and put them into one batch."""
+        batch, cache = PackedBatch(), self.cache
+        current = Round(batch, [], work.failed)
         for request, draft in zip(work.decoding, drafts, strict=True):
             if request.finished:
                 continue
-            rows = 1 + len(draft)
+            tree = self._with_probes(request, draft)
+            rows = 1 + len(tree)
             cache.reserve(request.slot, rows)
-            batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], draft.tree)
-            jobs.append((request, draft, rows))
+            batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree)
+            current.jobs.append(Job(request, draft, rows, rows))
         for request, count in work.prefill:
             begin = cache.lengths[request.slot]
             last = begin + count == len(request.tokens)
             cache.reserve(request.slot, count)
             batch.add_chunk(request.slot, begin, request.tokens[begin : begin + count], wanted=int(last))
-            jobs.append((request, NO_DRAFT, int(last)))
-        if not jobs:
-            return failed
+            current.jobs.append(Job(request, NO_DRAFT, count, int(last), prompt=True))
+        return current
 
-        packed = perf_counter()
-        output = self._compute(jobs, batch)
-        computed = perf_counter()
+    def forward(self, current: Round) -> None:
+        """Compute the batch by the recipe's plan, and show a drafter what it has asked for.
 
-        touched, tokens, nodes = self._decide(jobs, batch, output)
-        ended = perf_counter()
-
-        # Times are shared evenly by the requests of the step; a request alone gets its own exactly.
-        share = 1.0 / len(jobs)
-        draft_time, verify_time = (drafted - refreshed) * share, (computed - packed) * share
-        other_time = (ended - began) * share - draft_time - verify_time
-        for request, _, _ in jobs:
-            metrics = request.metrics
-            metrics.draft_seconds += draft_time
-            metrics.verify_seconds += verify_time
-            metrics.other_seconds += other_time
-        if self._adaptive and not work.prefill:
-            self.controller.measure(
-                rows=len(batch),
-                nodes=nodes,
-                tokens=tokens,
-                draft=drafted - refreshed,
-                verify=computed - packed,
-                total=ended - began,
-            )
-        return failed + touched
-
-    def _compute(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch) -> Output:
-        """The target's forward; with the last hidden states of the wanted rows, if a verifier will look at a draft."""
+        The last hidden states of the wanted rows are kept if a verifier will look at a draft.
+        """
+        jobs, batch = current.jobs, current.batch
         plan = self.recipe.plan(self.cache, batch)
-        drafts = [draft for _, draft, _ in jobs]
-        last = self._last if any(map(len, drafts)) else None
-        if self._inside is None:
-            if last is None:
-                output = self.target.forward(batch, plan)
-            else:
-                output = self.target.forward(batch, plan, span=replace(last.span, tap_rows=batch.wanted))
-            self._count_experts(jobs, batch, plan)
-            return output
-        output, pieces = shared_forward(
-            self.target, self.cache, batch, drafts, plan, self._inside.sight, last=last is not None
-        )
-        seen = [
-            Seen(request, piece.begin, draft, piece.hidden, piece.best)
-            for (request, draft, _), piece in zip(jobs, pieces, strict=True)
-        ]
-        self._tell([request for request, _, _ in jobs], seen, self._inside.see)
-        self._count_experts(jobs, batch, plan)
-        return output
-
-    def _count_experts(self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, plan: Plan) -> None:
-        """Note how many different experts a sparse verification read."""
-        found = getattr(plan, "num_experts", None)
-        if found is None:
-            return
-        for (request, _, _), segment in zip(jobs, batch.segments, strict=True):
-            if segment.verification:
-                request.metrics.experts_sum += found
-                request.metrics.experts_steps += 1
-
-    def _propose(self, decoding: list[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
-        """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends."""
-        recipe = self.recipe
-        if recipe.num_nodes == 0 or not decoding:
-            return [NO_DRAFT] * len(decoding)
-        nodes = min(recipe.num_nodes, spare_rows // len(decoding))
-        patience = None
-        if self._adaptive:
-            self.controller.plan(len(decoding))
-            patience = self.controller
-        # The last token of a request never needs a draft behind it: one token is always emitted.
-        budgets = []
-        for request in decoding:
-            depth = min(request.room - 1, nodes)
-            # A tree may be wider than deep: all of its rows must find room in the cache.
-            most = min(nodes, self.cache.max_length - len(request.tokens)) if depth else 0
-            budgets.append(Budget(most, depth, patience, recipe.compares_laws))
-        try:
-            return self._ask(decoding, budgets)
-        except Exception as error:
-            if len(decoding) == 1:
-                self._fail(decoding[0], error)
-                failed.append(decoding[0])
-                return [NO_DRAFT]
-        drafts = []
-        for request, budget in zip(decoding, budgets, strict=True):
-            try:
-                drafts += self._ask([request], [budget])
-            except Exception as error:
-                self._fail(request, error)
-                failed.append(request)
-                drafts.append(NO_DRAFT)
-        # asked alone, they may have been begun to different depths; one forward goes on from one of them
-        depth = next((draft.begun.depth for draft in drafts if draft.begun is not None), 0)
-        return [NO_DRAFT if draft.begun is not None and draft.begun.depth != depth else draft for draft in drafts]
-
-    def _ask(self, requests: list[Request], budgets: list[Budget]) -> list[Draft]:
-        """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
-        drafts = self.recipe.drafter.propose(requests, budgets)
-        for request, draft, budget in zip(requests, drafts, budgets, strict=True):
-            tokens = draft.tree.tokens
-            if tokens and (len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self.target.vocab_size):
-                raise RequestError(
-                    f"drafter '{self.recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
-                    f"at most {budget.max_nodes} below {self.target.vocab_size} may be"
-                )
-            if tokens:
-                self._check_law(request, draft)
-        return drafts
-
-    def _check_law(self, request: Request, draft: Draft) -> None:
-        """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
-        drafter, kind = self.recipe.drafter, type(draft.law)
-        # at temperature 0 the kind does not matter: every rule walks along the argmax
-        if not request.params.greedy and kind not in drafter.laws:
-            declared = ", ".join(law.__name__ for law in drafter.laws)
-            raise RequestError(
-                f"drafter '{self.recipe.method}' proposed a draft of kind {kind.__name__}, but declares {declared}"
+        drafter = self.recipe.drafter
+        asked = drafter.needs.hidden_layers
+        if asked is None and any(job.draft.resume is not None for job in jobs):
+            asked = _NOTHING
+        last = self._last if any(len(job.draft) for job in jobs) else None
+        if asked is None:
+            span = None if last is None else replace(last.span, tap_rows=batch.wanted)
+            current.output = self.target.forward(batch, plan, span=span)
+        else:
+            drafts = [job.draft for job in jobs]
+            current.output, pieces = resumed_forward(
+                self.target, self.cache, batch, drafts, plan, asked, last=last is not None
             )
-        try:
-            check(draft.law, draft.tree, self.target.vocab_size)
-        except ValueError as error:
-            raise RequestError(
-                f"drafter '{self.recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
-            ) from error
+            features = [
+                Features(job.request, piece.begin, job.draft, piece.hidden, piece.best)
+                for job, piece in zip(jobs, pieces, strict=True)
+            ]
+            self._faults.tell([job.request for job in jobs], features, drafter.on_forward)
+        _count_experts(current, plan)
 
-    def _decide(
-        self, jobs: list[tuple[Request, Draft, int]], batch: PackedBatch, output: Output
-    ) -> tuple[list[Request], int, int]:
-        """Verify every request, commit, and append. Returns requests that got tokens, tokens and nodes in all."""
-        touched: list[Request] = []
-        judged: list[Request] = []
+    def verify(self, current: Round) -> None:
+        """Let the recipe's rule decide every draft of the round; a fault ends its own request only."""
+        self._decider.decide(current)
+
+    def commit(self, current: Round) -> list[Request]:
+        """Keep accepted rows, append the tokens, tell the drafter. Returns the requests that got tokens or ended."""
+        tested: list[Job] = []
         outcomes: list[Outcome] = []
-        num_tokens = num_nodes = row = 0
-        cases: list[_Case] = []
-        for job, segment in zip(jobs, batch.segments, strict=True):
-            request, draft, count = job
-            rows = slice(row, row + count)
-            row += count
-            if count == 0:  # a chunk in the middle of a prompt
-                self.cache.commit(request.slot, range(segment.num_rows))
+        for job in current.jobs:
+            if job.request.finished:
                 continue
-            touched.append(request)
-            cases.append(_Case(request, draft, segment.num_rows, output.logits_MV[rows]))
+            if job.wanted == 0:  # a chunk in the middle of a prompt
+                self.cache.commit(job.request.slot, range(job.num_rows))
+                continue
+            verdict, draft = job.verdict, job.draft
+            assert verdict is not None
+            tokens = [*(draft.tree.tokens[node] for node in verdict.path), verdict.extra]
             try:
-                if not all(map(math.isfinite, output.peaks[rows])):
-                    raise RequestError(
-                        "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
-                    )
-                cases[-1].laws = self._laws(request, draft, output, rows)
+                taken = self._commit_one(job, tokens, verdict.path)
             except Exception as error:
-                self._fail(request, error)
-                cases.pop()
-        self._judge(cases)
-        for case in cases:
-            request, draft, verdict = case.request, case.draft, case.verdict
-            if verdict is None:
+                self._faults.fail(job.request, error)
                 continue
-            try:
-                tokens = [draft.tree.tokens[node] for node in verdict.path]
-                tokens.append(verdict.extra)
-                path_rows = [0, *(node + 1 for node in verdict.path)]
-                self.cache.commit(request.slot, range(case.num_rows) if draft is NO_DRAFT else path_rows)
-                taken = request.accept(tokens)
-                if request.logprobs is not None:
-                    top = request.params.logprobs or 0
-                    request.logprobs += _logprobs(case.logits_MV[path_rows[:taken]], tokens[:taken], top)
-            except Exception as error:
-                self._fail(request, error)
-                continue
-            metrics = request.metrics
-            metrics.num_steps += 1
-            metrics.num_tokens += taken
-            for distortion in verdict.distortions[:taken]:  # one by one, as the rule counted them against its budget
-                metrics.distortion_sum += distortion
-            metrics.kl_sum += sum(verdict.divergences[:taken])
-            num_tokens += taken
+            job.request.metrics.count_step(verdict, taken)
+            current.num_tokens += taken
             if len(draft):
-                num_nodes += len(draft)
-                metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
-                judged.append(request)
-                outcomes.append(Outcome(request.request_id, draft, verdict, tuple(tokens)))
-                if self._adaptive:
+                current.num_nodes += len(draft)
+                job.request.metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
+                tested.append(job)
+                outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
+                if self.recipe.adaptive:
                     self.controller.learn(draft, verdict)
         if outcomes:
-            self._tell(judged, outcomes, self.recipe.drafter.observe)
+            self._faults.tell([job.request for job in tested], outcomes, self.recipe.drafter.observe)
+        touched = [job.request for job in current.jobs if job.wanted or job.request.finished]
         for request in touched:
             if request.finished:
-                self._leave(request)
-        return touched, num_tokens, num_nodes
+                self._faults.leave(request)
+        return touched
 
-    def _tell(self, requests: list[Request], news: Sequence[_News], learn: Callable[[Sequence[_News]], None]) -> None:
-        """Let the drafter learn; if it fails, from one request at a time, so that only the culprit ends."""
-        try:
-            learn(news)
-            return
-        except Exception as error:
-            if len(news) == 1:
-                if not requests[0].finished:
-                    self._fail(requests[0], error)
-                return
-        for request, each in zip(requests, news, strict=True):
-            self._tell([request], [each], learn)
+    def account(self, current: Round, *, draft: float, verify: float, total: float) -> None:
+        """Take in how long the parts of the step took, in seconds.
 
-    def _laws(self, request: Request, draft: Draft, output: Output, rows: slice) -> Laws:
-        """The target's laws at every node; they are processed where a rule looks at them."""
-        maker = request.laws
-        start = len(request.tokens)
-        logits_MV = output.logits_MV[rows]
-        hidden = None
-        if self._last is not None and len(draft):
-            hidden = partial(self._last.of, output, range(rows.start, rows.stop))
-        if maker.trivial:
-            best = output.best[rows]
-            positions = range(start, start + len(best))
-            return Laws(
-                logits_MV, greedy=True, positions=positions, best=best, hidden=hidden, stop_ids=request.stop_ids
+        Times are shared evenly by the requests of the step; a request alone gets its own exactly.
+        """
+        share = 1.0 / len(current.jobs)
+        other = (total - draft - verify) * share
+        for job in current.jobs:
+            metrics = job.request.metrics
+            metrics.draft_seconds += draft * share
+            metrics.verify_seconds += verify * share
+            metrics.other_seconds += other
+        if self.recipe.adaptive and not any(job.prompt for job in current.jobs):
+            self.controller.measure(
+                rows=len(current.batch),
+                nodes=current.num_nodes,
+                tokens=current.num_tokens,
+                draft=draft,
+                verify=verify,
+                total=total,
             )
-        tree = draft.tree or EMPTY_TREE
-        laws = Laws(
-            logits_MV,
-            greedy=request.params.greedy,
-            positions=(start, *(start + depth for depth in draft.tree.depths)),
-            process=lambda rows: maker.process(
-                logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
-            ),
-            hidden=hidden,
-            stop_ids=request.stop_ids,
-        )
-        # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
-        if not math.isfinite(laws.logits_at(0).max()):
-            raise RequestError("no token is possible here: logit_bias and min_tokens forbid all of them")
-        return laws
 
-    def _judge(self, cases: Sequence[_Case]) -> None:
-        """Let each case's rule decide, the cases of a rule together where it can; fills in the verdicts."""
-        groups: dict[int, tuple[Verifier, list[_Case]]] = {}
-        for case in cases:
-            verifier = self.recipe.verifier_for(case.draft, case.request.params)
-            groups.setdefault(id(verifier), (verifier, []))[1].append(case)
-        for verifier, group in groups.values():
-            if len(group) > 1 and hasattr(verifier, "verify_batch"):
-                try:
-                    verdicts = cast(BatchVerifier, verifier).verify_batch(
-                        [case.draft for case in group],
-                        [case.laws for case in group],
-                        [case.request.streams for case in group],
-                    )
-                except Exception:  # one by one, so that only the culprit ends
-                    log.debug("verifying one by one", exc_info=True)
-                else:
-                    for case, verdict in zip(group, verdicts, strict=True):
-                        case.verdict = verdict
-                    continue
-            for case in group:
-                try:
-                    draft, laws, streams = case.draft, case.laws, case.request.streams
-                    if hasattr(verifier, "verify_within"):
-                        lossy = cast(BudgetedVerifier, verifier)
-                        case.verdict = lossy.verify_within(draft, laws, streams, case.request.metrics)
-                    else:
-                        case.verdict = verifier.verify(draft, laws, streams)
-                except Exception as error:
-                    self._fail(case.request, error)
+    # ------------------------------------------------------------------ inside
 
-    def _fail(self, request: Request, error: Exception) -> None:
-        """End one request with its error; the others go on."""
-        if not isinstance(error, ForetokenError):
-            log.exception("request %d failed", request.request_id, exc_info=error)
-        request.finish_reason = "error"
-        request.error = str(error) or type(error).__name__
-        self._leave(request)
+    def _with_probes(self, request: Request, draft: Draft) -> TokenTree:
+        """The draft's tree, and behind it what its verifier wants to see beside."""
+        if not len(draft):
+            return EMPTY_TREE
+        verifier = self.recipe.verifier_for(draft, request.params)
+        probed = verifier.probe(draft, request)
+        return draft.tree if probed is None else checked_probe(draft.tree, probed, verifier.name)
 
-    def _leave(self, request: Request) -> None:
-        if request.slot >= 0 or request in self.scheduler.waiting:
-            request.metrics.seconds = perf_counter() - request.started
-            self.scheduler.remove(request)
-            self.recipe.drafter.release(request.request_id)
+    def _commit_one(self, job: Job, tokens: list[int], path: Sequence[int]) -> int:
+        """Keep one request's rows and append its tokens; how many of them were taken."""
+        request = job.request
+        path_rows = [0, *(node + 1 for node in path)]
+        self.cache.commit(request.slot, range(job.num_rows) if job.prompt else path_rows)
+        taken = request.accept(tokens)
+        if request.logprobs is not None:
+            assert job.logits_MV is not None
+            top = request.params.logprobs or 0
+            request.logprobs += _logprobs(job.logits_MV[path_rows[:taken]], tokens[:taken], top)
+        return taken
+
+
+def checked_probe(tree: TokenTree, probed: TokenTree, verifier: str) -> TokenTree:
+    """A verifier's probe, refused unless it leaves the draft in front of it as it is.
+
+    Raises:
+        RequestError: the first nodes are not the draft's.
+    """
+    count = len(tree)
+    if probed.tokens[:count] != tree.tokens or probed.parents[:count] != tree.parents:
+        raise RequestError(f"verifier '{verifier}' probes another draft than the one that was proposed")
+    return probed
+
+
+def _count_experts(current: Round, plan: Plan) -> None:
+    """Note how many different experts a sparse verification read."""
+    found = plan.num_experts
+    if found is None:
+        return
+    for job in current.jobs:
+        if not job.prompt:
+            job.request.metrics.experts_sum += found
+            job.request.metrics.experts_steps += 1
 
 
 def _logprobs(logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -32,6 +32,14 @@ class Follower(Protocol):
         ...
 
 
+class Mover(Protocol):
+    """Moves rows of all buffers faster than a copy of each can."""
+
+    def move(self, cache: KVCache, slot: int, to: int, rows: Sequence[int]) -> bool:
+        """Rows of a slot, increasing, to ``to`` and the places behind it; False if it cannot, and nothing was moved."""
+        ...
+
+
 class KVCache:
     """Keys and values of every layer, per layer ``[S, G, C, D]``.
 
@@ -56,12 +64,20 @@ class KVCache:
         self.serial = next(_serials)  # of its own, which an address is not once a cache is gone
         self.generation = 0  # counts reallocations: who keeps addresses must look again
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
+        self.can_branch = True
+        self.can_roll_back = True
+        self.mover: Mover | None = None  # set by whoever knows all buffers' addresses
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 
     @property
     def free_slots(self) -> int:
         """Slots that can still be acquired."""
         return len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held at present."""
+        return sum(each.nbytes for each in (*self.keys, *self.values) if each is not None)
 
     def acquire(self) -> int:
         """Take an empty slot.
@@ -116,8 +132,9 @@ class KVCache:
         start = self.lengths[slot]
         count = len(rows)
         first_moved = next((i for i, row in enumerate(rows) if row != i), count)
-        if first_moved < count:
-            index = torch.tensor([start + row for row in rows[first_moved:]])
+        sources = [start + row for row in rows[first_moved:]]
+        if sources and (self.mover is None or not self.mover.move(self, slot, start + first_moved, sources)):
+            index = torch.tensor(sources)
             with torch.inference_mode():  # the buffers are made inside a forward
                 for buffer in (*self.keys, *self.values):
                     if buffer is not None:

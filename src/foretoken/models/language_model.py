@@ -22,6 +22,8 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
+from foretoken.models.fused import trial as fused_trial
+from foretoken.models.fused.fit import fits_by_name
 from foretoken.models.native import NativePlan
 from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
@@ -123,9 +125,9 @@ class LanguageModel:
         self.layers_loaded = self.layer_rows = self.scored_rows = 0
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
-        window = self._probe()
+        self._probe()
         if packed:
-            self._pack(window)
+            self._pack()
 
     @property
     def flops(self) -> float:
@@ -156,7 +158,7 @@ class LanguageModel:
             batch: packed rows; must not be empty.
             plan: made for this batch and the cache of its slots.
             top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
-            span: run these layers only, or keep hidden states; drafters/shallow.py checks that a model can.
+            span: run these layers only, or keep hidden states; drafting/early_exit.py checks that a model can.
         """
         layers = self.num_layers if span is None else span.last - span.first
         self.layers_loaded += layers
@@ -165,8 +167,7 @@ class LanguageModel:
         if self.fused is not None and plan.native is not None:
             ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
             return Output.ranked(ranked)
-        swaps = getattr(plan, "swaps", None) or {}
-        with torch.inference_mode(), attention.following(plan), swapped(swaps):
+        with torch.inference_mode(), attention.following(plan), swapped(plan.swaps):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {
                 "input_ids": batch.ids_1T(self.device),
@@ -194,27 +195,20 @@ class LanguageModel:
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
         return self.forward(batch, _NO_ATTENTION, top=top, span=span)
 
-    def _pack(self, window: int | None) -> None:
-        """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself.
-
-        Args:
-            window: the smallest sliding window of any layer.
-        """
+    def _pack(self) -> None:
+        """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
             return
+        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits)
+        if self.fused is not None:
+            return
         odd = why_not_its_weights(self.model)
-        if odd is not None:
+        if odd is not None and not fits_by_name(self.model):
             log.warning("model '%s' is computed layer by layer, which is slower: %s", self.name, odd)
-        native = odd is None and decoder.misfit(self.model) is None
-        reach = min(self.max_length, window or self.max_length) if native else self.max_length
-        expected_MV = trial.read(self._logits, reach)
-        if native:
-            self.fused = decoder.FusedDecoder.of(self.model, self.max_length)
-            found_MV = trial.read(self._logits, reach, KVCache(self.num_layers, 1, self.max_length))
-            self._compare("the native decoder", found_MV, expected_MV)
-        elif can_prepack(self.dtype, self.device):
+        if can_prepack(self.dtype, self.device):
+            expected_MV = trial.read(self._logits, self.max_length)
             prepack(self.model)
-        self._compare("packed weights", trial.read(self._logits, reach), expected_MV)
+            self._compare("packed weights", trial.read(self._logits, self.max_length), expected_MV)
 
     def _logits(self, batch: PackedBatch, plan: Plan) -> Tensor:
         return self.forward(batch, plan).logits_MV
@@ -224,13 +218,12 @@ class LanguageModel:
         if difference is not None:
             raise Mispacked(f"{what} and the model's own layers do not agree: {difference}")
 
-    def _probe(self) -> int | None:
-        """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest sliding window."""
+    def _probe(self) -> None:
+        """Refuse here, and not mid-run, what a packed batch would compute wrongly."""
         kind = type(self.model).__name__
         try:
-            window = probe.check(self._logits, self.num_layers, self.max_length)
+            probe.check(self._logits, self.num_layers, self.max_length)
             trial.check_positions(self.model, self.max_length, self.device)
-            return window
         except ForetokenError as error:
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) is not supported: {error}{_counting(self.model)}"
@@ -252,7 +245,7 @@ def _counting(model: Any) -> str:
     )
 
 
-class _NoAttention:
+class _NoAttention(Plan):
     """The plan of a forward that runs no layer."""
 
     native = NativePlan(KVCache(0, 1, 1))

@@ -1,6 +1,7 @@
 """Loading a checkpoint: one function, every way it can fail said clearly.
 
-A name is a bundled model (``zoo:base``), a local folder, or a hub id. What ``transformers`` would only warn about
+A name is a bundled model (``zoo:base``), one that is made when it is asked for (``grown:base:100m``, ``shape:100m``), a
+local folder, or a hub id. What ``transformers`` would only warn about
 (weights that are missing and hence random) is an error here.
 """
 
@@ -26,7 +27,7 @@ from transformers import (
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
-from foretoken.models import attention, lora
+from foretoken.models import attention, grown, lora, shapes
 from foretoken.models.language_model import LanguageModel, Mispacked
 from foretoken.models.text_part import text_part
 
@@ -47,7 +48,7 @@ def load(
     """Load a causal language model and its tokenizer for inference.
 
     Args:
-        name: ``zoo:NAME``, a local folder, or a hub id.
+        name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, or a hub id.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
@@ -93,6 +94,15 @@ def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: boo
     return model.to(place).eval(), files.tokenizer()
 
 
+def load_config(name: str | Path) -> Any:
+    """A checkpoint's configuration, without its weights.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    return _Files.of(name, trusted=False).config
+
+
 def place_of(device: str) -> torch.device:
     """The device of this name; see :func:`load`."""
     if device == "auto":
@@ -125,6 +135,10 @@ def source_of(name: str | Path) -> str:
     text = str(name)
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
+    if text.startswith(grown.PREFIX):
+        return str(grown.folder(text, lambda original: load_as_is(original, device="cpu")))
+    if text.startswith(shapes.PREFIX):
+        return str(shapes.folder(text))
     folder = Path(text).expanduser()
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", lora.CONFIG)):

@@ -20,7 +20,7 @@ from foretoken.models.cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Attention over selected blocks of the committed prefix; plans/block_rule.py defines the selection.
+    """Attention over selected blocks of the committed prefix; methods/sparse/blocks.py defines the selection.
 
     The query that selects exists in the forward only, so that selecting is the decoder's part.
 
@@ -56,7 +56,8 @@ class NativePlan:
     Attributes:
         cache: where keys and values are written and read.
         blocks: None: attention over all columns.
-        thresholds: for each row, below what an MLP's activated gate is shut (plans/sparse_ffn.py); None: dense MLPs.
+        thresholds: for each row, below what an MLP's activated gate is shut (methods/sparse/feed_forward.py); None:
+            dense MLPs.
         clock: is told the time that attention took; None: nobody asks.
     """
 

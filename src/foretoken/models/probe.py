@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AttentionMaskInterface
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
 
@@ -32,7 +33,7 @@ _MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _EDGES = sorted({0, 1, 2, 3, 5, 7, 11, 100, 1000, *(2**n + d for n in range(4, 20) for d in (-1, 0, 1))})
 
 
-class RollCall:
+class RollCall(Plan):
     """A plan that notes which layers call and what they bring, and answers with zeros.
 
     Args:
@@ -40,8 +41,6 @@ class RollCall:
         max_length: positions that will be served; what a mask does beyond them does not matter.
         twins: two packed rows that hold the same token at the same position.
     """
-
-    native = None
 
     def __init__(self, num_layers: int, max_length: int, twins: tuple[int, int] | None = None) -> None:
         self.num_layers = num_layers

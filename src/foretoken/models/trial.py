@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
@@ -31,7 +32,7 @@ _FAR = 2**13  # temperatures and rotary frequencies that depend on the position 
 _ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 
 
-class TrialPlan:
+class TrialPlan(Plan):
     """Rows attend to the rows of their own segment, up to themselves.
 
     Args:

@@ -18,16 +18,15 @@ from typing import Any
 
 import torch
 
-from foretoken import catalog
 from foretoken.core.errors import InputError
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
-from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-from foretoken.plans.dense import DensePlan
+from foretoken.models.prefill import chunks
 from foretoken.tasks.catalog import Task
 from foretoken.tasks.example import Example
 
@@ -205,16 +204,14 @@ def negative_log_likelihood(target: LanguageModel, prompt_ids: Sequence[int], ou
     cache = target.new_cache(1)
     slot = cache.acquire()
     total = 0.0
-    for begin in range(0, len(read), _ROWS):
-        chunk = read[begin : begin + _ROWS]
-        wanted = min(len(chunk), max(0, begin + len(chunk) - first))
-        cache.reserve(slot, len(chunk))
-        batch = PackedBatch()
-        batch.add_chunk(slot, begin, chunk, wanted=wanted)
+
+    def behind(begin: int, end: int) -> int:
+        return min(end - begin, max(0, end - first))
+
+    for begin, end, batch in chunks(cache, slot, read, rows=_ROWS, wanted=behind):
         output = target.forward(batch, DensePlan(cache, batch))
-        cache.commit(slot, range(len(chunk)))
-        if wanted:
-            start = begin + len(chunk) - wanted - first
+        if wanted := behind(begin, end):
+            start = end - wanted - first
             expected_M1 = torch.tensor(output_ids[start : start + wanted], device=target.device)[:, None]
             logp_MV = torch.log_softmax(output.logits_MV.float(), dim=-1)
             total -= float(logp_MV.gather(1, expected_M1).sum())
@@ -236,11 +233,7 @@ def question_ids(llm: LLM, question: str) -> list[int]:
 def _flops(llm: LLM) -> float | None:
     """Of everything that target and drafter have computed so far; None where the drafter does not count its own."""
     drafter = llm.recipe.drafter
-    own = getattr(drafter, "flops", None)
-    if own is None:
-        learned = {entry.name: entry.weights != "none" for entry in catalog.entries("drafter")}
-        own = None if learned.get(drafter.name, True) else 0.0
-    return None if own is None else llm.target.flops + own
+    return None if drafter.flops is None else llm.target.flops + drafter.flops
 
 
 def _reading(llm: LLM, outputs: Sequence[RequestOutput]) -> float:
@@ -249,7 +242,7 @@ def _reading(llm: LLM, outputs: Sequence[RequestOutput]) -> float:
     for output in outputs:
         length = len(output.prompt_token_ids)
         total += llm.target.reading_flops(length - 1)
-        if output.metrics.num_draft_tokens and hasattr(llm.recipe.drafter, "reading_flops"):
+        if output.metrics.num_draft_tokens:
             total += llm.recipe.drafter.reading_flops(length)
     return total
 

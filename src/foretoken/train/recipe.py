@@ -261,11 +261,9 @@ def add_to_record(out: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def folder(name: str) -> str:
     """What the library is given for a checkpoint: the folder of ``zoo:NAME``, a folder, or a hub id as it is."""
-    from foretoken import zoo
+    from foretoken.models.load import source_of
 
-    if name.startswith(zoo.PREFIX):
-        return str(zoo.path(name))
-    return str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    return source_of(name)
 
 
 def _fingerprint(name: str) -> str:

@@ -6,12 +6,13 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual, residual_without
 from foretoken.core.verdict import Verdict, follow
 
 
-class BlockVerifier:
+class BlockVerifier(Verifier):
     """Keep the longest prefix that passes its own test, whether or not shorter ones pass theirs."""
 
     name = "block"

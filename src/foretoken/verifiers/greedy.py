@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict, follow
 
 
-class GreedyVerifier:
+class GreedyVerifier(Verifier):
     """Accept while a child equals the target's argmax."""
 
     name = "greedy"

@@ -8,16 +8,19 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, Law, TopThenSampled
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers.walk import Pick, Siblings, at_tokens, walk
 
 
-class GreedyDraftVerifier:
+class GreedyDraftVerifier(Verifier):
     """Reaches the optimal-transport bound of its drafting scheme."""
 
     name = "greedy_draft"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (TopThenSampled,)
     trees = True

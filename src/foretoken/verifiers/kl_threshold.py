@@ -8,28 +8,30 @@ import torch
 from torch import Tensor
 
 from foretoken.core.distortion import divergence
-from foretoken.core.draft import Law, Sampled
+from foretoken.core.draft import GreedyLaws, Law, Sampled
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Knob, Needs
+from foretoken.verifiers.exact_or_member import ExactOrMember
 from foretoken.verifiers.lossy import LossyConfig
-from foretoken.verifiers.standard_or import StandardOrVerifier
 
 
-class KlThresholdVerifier(StandardOrVerifier):
+class KlThresholdVerifier(ExactOrMember):
     """Accept x if KL(p, q) <= max_kl and the target is not sure of another token, or if the exact test does.
 
     Paper:   "Revisiting Judge Decoding from First Principles via Training-Free Distributional Divergence",
         arXiv:2601.04766: linear judges mostly learn the divergence of the two laws again, so look at that. The exact
         test alone counts where the target's favourite has more than 0.9.
-    Exact:   no. The emitted law is known (:meth:`StandardOrVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Exact:   no. The emitted law is known (:meth:`ExactOrMember.law`) and metered: test_lossy.py.
     Differs: KL(p, q) = sum p log(p / q), p the target; the sources at hand do not say which way round it is there. Both
         laws are the request's, after temperature and filters: where a filter leaves p a token that q lacks, KL is
         infinite and the test is exact. At temperature 0 the laws at temperature 1 are compared, and the draft must
-        carry its own (``Draft.soft_NV``). Point masses have no q to compare. Chains only.
+        carry its own (``GreedyLaws``). Point masses have no q to compare. Chains only.
     """
 
     name = "kl_threshold"
     laws: tuple[type[Law], ...] = (Sampled,)
-    compares_laws = True  # at temperature 0, too
+    needs = Needs(evidence=GreedyLaws)  # at temperature 0
+    declared = Declared(knob=Knob(option="max_kl", values=(0.1, 0.3, 1.0)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

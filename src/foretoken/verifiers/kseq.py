@@ -9,6 +9,8 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, Law, Sampled
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio
 from foretoken.core.verdict import Verdict
@@ -17,10 +19,11 @@ from foretoken.verifiers.walk import Pick, Siblings, walk
 _ROUNDS = 60  # of the search for rho, at most; it ends after about six
 
 
-class KSeqVerifier:
+class KSeqVerifier(Verifier):
     """Sequential selection among independent draws, within 1 - 1/e of the optimum."""
 
     name = "kseq"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = True

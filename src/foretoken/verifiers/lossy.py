@@ -13,13 +13,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from foretoken.core.distortion import Account, Spent, divergence, total_variation
-from foretoken.core.draft import Draft, Law, PointMass, Sampled
+from foretoken.core.draft import Draft, GreedyLaws, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -59,17 +59,22 @@ class LossyConfig:
             raise ConfigError(f"{name}={value!r} must be a number in [0, 1]: {remedy}")
 
 
-class LossyVerifier(ABC):
+class LossyVerifier(Verifier, ABC):
     """Base of the lossy rules; they give ``name``, ``Config``, :meth:`law`, :meth:`decide` and :meth:`stands`."""
 
     name: str
     promise = "approximate"
     laws: tuple[type[Law], ...] = (PointMass, Sampled)
     trees = True
-    Config: type[LossyConfig]
+    Config: ClassVar[type[Any]]  # a LossyConfig
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
+
+    @property
+    def budget(self) -> float | None:
+        bound: float | None = self.config.max_distortion
+        return bound
 
     @abstractmethod
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
@@ -92,7 +97,7 @@ class LossyVerifier(ABC):
 
         Args:
             p_V: the target's.
-            q_V: the drafter's, where the draft carries it (``Draft.soft_NV``); else None.
+            q_V: the drafter's, where the draft carries it (``GreedyLaws``); else None.
             token: has p > 0.
         """
 
@@ -125,8 +130,9 @@ class LossyVerifier(ABC):
 
         def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
             if target.greedy:
-                soft_V = None if draft.soft_NV is None else draft.soft_NV[children[0]]
-                return self._step_greedy(target, node + 1, soft_V, tokens, account)
+                greedy = draft.evidence
+                q_V = greedy.q_NV[children[0]] if isinstance(greedy, GreedyLaws) else None
+                return self._step_greedy(target, node + 1, q_V, tokens, account)
             q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
             return self._step(target.p_at(node + 1), q_V, tokens, rng, account)
 
@@ -141,7 +147,7 @@ class LossyVerifier(ABC):
         account.add(0.0, 0.0)
         return exactly(p_V, q_V, tokens, rng)
 
-    def _step_greedy(self, target: Laws, row: int, soft_V: Tensor | None, tokens: Siblings, account: Account) -> Pick:
+    def _step_greedy(self, target: Laws, row: int, q_V: Tensor | None, tokens: Siblings, account: Account) -> Pick:
         best = target.best[row]
         raw_V: Tensor | None = None
         for number, token in enumerate(tokens):
@@ -152,7 +158,7 @@ class LossyVerifier(ABC):
                 continue
             if raw_V is None:
                 raw_V = torch.softmax(target.logits_at(row).float(), dim=-1)
-            if float(raw_V[token]) > 0.0 and self.stands(raw_V, soft_V, token):
+            if float(raw_V[token]) > 0.0 and self.stands(raw_V, q_V, token):
                 account.add(1.0, float("inf"))
                 return number, token
         account.add(0.0, 0.0)

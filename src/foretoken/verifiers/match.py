@@ -6,11 +6,12 @@ import torch
 
 from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, gumbel
 from foretoken.core.verdict import Verdict, follow
 
 
-class MatchVerifier:
+class MatchVerifier(Verifier):
     """A seeded request yields the same tokens whatever was drafted, and if nothing was."""
 
     name = "match"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.needs import Declared, Knob
 from foretoken.core.randomness import Streams
 from foretoken.verifiers.lossy import LossyConfig, LossyVerifier, exactly
 from foretoken.verifiers.walk import Pick, Siblings
@@ -17,7 +18,7 @@ class MixtureVerifier(LossyVerifier):
 
     Paper:   Narasimhan et al. 2024, arXiv:2405.19261, which verifies against a mixture of both laws; there the weight
         is a deferral rule's, here it is one number.
-    Exact:   no; exact for m. tests/unit/test_lossy.py.
+    Exact:   no; exact for m. tests/unit/verifiers/test_lossy.py.
     Differs: q enters m without the tokens that the target cannot emit (p = 0: filtered or forbidden), normalised again,
         so that filters and bans hold. A point mass has q = 1 at the token; of several siblings, at the eldest. Where
         nothing is drafted m = p. At temperature 0 the rule is the argmax of the mixture: x stands if
@@ -25,6 +26,7 @@ class MixtureVerifier(LossyVerifier):
     """
 
     name = "mixture"
+    declared = Declared(knob=Knob(option="lam", values=(0.1, 0.2, 0.4)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

@@ -8,15 +8,18 @@ from torch import Tensor
 
 from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers.walk import Pick, Siblings, walk
 
 
-class NaiveVerifier:
+class NaiveVerifier(Verifier):
     """Valid for every draft, and the optimum for deterministic ones; drawn ones deserve a rule that knows their law."""
 
     name = "naive"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True

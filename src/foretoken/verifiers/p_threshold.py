@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foretoken.core.needs import Declared, Knob
+from foretoken.verifiers.exact_or_member import ExactOrMember
 from foretoken.verifiers.lossy import LossyConfig
-from foretoken.verifiers.standard_or import StandardOrVerifier
 
 
-class PThresholdVerifier(StandardOrVerifier):
+class PThresholdVerifier(ExactOrMember):
     """Accept x if p(x) >= min_prob, or if the exact test does.
 
     Paper:   none; the baseline "accept what is probable" that Judge Decoding, arXiv:2501.19309, is compared with.
-    Exact:   no. The emitted law is known (:meth:`StandardOrVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Exact:   no. The emitted law is known (:meth:`ExactOrMember.law`) and metered: test_lossy.py.
     Differs: unlike `typical` and `topk_relaxed`, which draw from p where a token is not in their set, what is below the
         threshold is not refused but tested: the rule never accepts less than the exact one. p is the request's law,
         after temperature and filters. At temperature 0 x stands if it is the argmax or p(x) >= min_prob at temperature
@@ -22,6 +23,7 @@ class PThresholdVerifier(StandardOrVerifier):
     """
 
     name = "p_threshold"
+    declared = Declared(knob=Knob(option="min_prob", values=(0.3, 0.1, 0.03)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

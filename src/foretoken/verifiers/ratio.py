@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual, residual_without
 from foretoken.core.verdict import Verdict, follow
@@ -13,10 +15,11 @@ from foretoken.verifiers import recursive
 from foretoken.verifiers.walk import walk
 
 
-class RatioVerifier:
+class RatioVerifier(Verifier):
     """Token-wise speculative sampling."""
 
     name = "ratio"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = False

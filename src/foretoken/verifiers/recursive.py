@@ -9,16 +9,19 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio, residual_without
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers.walk import Pick, Siblings, at_tokens, walk
 
 
-class RecursiveVerifier:
+class RecursiveVerifier(Verifier):
     """Multi-round speculative sampling, from the root down."""
 
     name = "recursive"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
     trees = True

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, HubPair, Law
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio
 from foretoken.core.siblings import hub_of
@@ -16,10 +18,11 @@ from foretoken.core.verdict import Verdict
 from foretoken.verifiers.walk import Pick, Siblings, walk
 
 
-class SpecHubVerifier:
+class SpecHubVerifier(Verifier):
     """The optimum of its own pair law, by two tests and two sums."""
 
     name = "spechub"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (HubPair,)
     trees = True

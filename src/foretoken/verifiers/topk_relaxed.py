@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Knob
 from foretoken.verifiers.accepted_set import SetVerifier
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -17,13 +18,14 @@ class TopkRelaxedVerifier(SetVerifier):
 
     Paper:   none; relaxed acceptance of TensorRT-LLM, option names as there:
         https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html
-    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/verifiers/test_lossy.py.
     Differs: there it is greedy only; here p is the request's law, after temperature and filters, and what follows a
         refusal is a draw from it. At temperature 0 the test looks at the law at temperature 1. Of equals at the edge of
         the k, torch's topk chooses.
     """
 
     name = "topk_relaxed"
+    declared = Declared(knob=Knob(option="relaxed_delta", values=(0.05, 0.2, 0.8)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

@@ -16,6 +16,8 @@ from torch import Tensor
 from foretoken.core.draft import Draft, HubPair, Law, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers import greedy_draft, kseq, recursive, spechub
@@ -35,10 +37,11 @@ _OTHERWISE: dict[type[Law], Decide] = {
 }
 
 
-class TransportVerifier:
+class TransportVerifier(Verifier):
     """The upper bound itself, where the draft's law has few tokens (top-k, top-p, min-p)."""
 
     name = "transport"
+    offers = Offers(batches=True)
     promise = "same law"
     laws: tuple[type[Law], ...] = (Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.needs import Declared, Knob
 from foretoken.verifiers.accepted_set import SetVerifier
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -15,7 +16,7 @@ class TypicalVerifier(SetVerifier):
     """Accept x if p(x) > min(epsilon, delta exp(-H(p))); after a refusal the next token is a draw of p.
 
     Paper:   Cai et al. 2024, arXiv:2401.10774, section 2.3.1 (epsilon 0.09, delta 0.3 are the released code's).
-    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/test_lossy.py.
+    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/verifiers/test_lossy.py.
     Differs: Medusa decodes the first token of every step greedily and accepts it without a test, which at temperatures
         above 0 is a further bias; ours is a draw from p (the argmax at temperature 0), so a step of no draft is plain
         decoding. Medusa takes the longest path whose tokens all stand; ours walks down, at every node to the first
@@ -24,6 +25,7 @@ class TypicalVerifier(SetVerifier):
     """
 
     name = "typical"
+    declared = Declared(knob=Knob(option="epsilon", values=(0.3, 0.1, 0.02)))
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):

@@ -1,11 +1,23 @@
 /* Which columns a group of heads looks at: all of them, those of a window, or selected blocks of the prefix.
  *
- * The definition of the selection is plans/block_rule.py; what is here must choose the same blocks.
+ * The definition of the selection is methods/sparse/blocks.py; what is here must choose the same blocks.
  */
 
 typedef struct {
     long from, to; /* columns from .. to - 1; of all runs but the last, a multiple of 16 of them */
 } Run;
+
+/* The fewest columns that a row of a segment sees before itself: of a tree, along its own path. */
+static long furthest_look(const Segment *s) {
+    if (!s->seen) return s->prefix + s->tail;
+    long fewest = s->tail + s->rows;
+    for (long r = 0; r < s->rows; r++) {
+        long count = 0;
+        for (long j = 0; j < s->tail + s->rows; j++) count += s->seen[r * (s->tail + s->rows) + j];
+        if (count < fewest) fewest = count;
+    }
+    return s->prefix + fewest - 1;
+}
 
 /* The k-th largest of n floats, k >= 1, none of them NaN; reorders them. */
 static float kth_largest(float *x, long n, long k) {

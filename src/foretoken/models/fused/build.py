@@ -19,8 +19,10 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from foretoken.core.files import cache_folder
+
 _HERE = Path(__file__).parent
-_SOURCES = ("decoder.c", "kernels.h", "blocks.h", "gates.h", "team.h")
+_SOURCES = sorted(each.name for each in _HERE.iterdir() if each.suffix in (".c", ".h"))
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -31,7 +33,7 @@ _FLAGS = (
     "-Wno-psabi",
     "-pthread",
 )
-_ABI = 4
+_ABI = 6
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +53,24 @@ def library() -> ctypes.CDLL | None:
         detail = getattr(error, "stderr", None) or str(error)
         log.warning("the fused CPU decoder could not be built, the general path is used: %s", detail.strip()[-500:])
         return None
+    return declared(found)
+
+
+def declared(found: ctypes.CDLL) -> ctypes.CDLL | None:
+    """The library with what its functions take and give; None if it is another version's."""
     found.foretoken_abi.restype = ctypes.c_int64
-    return found if found.foretoken_abi() == _ABI else None
+    if found.foretoken_abi() != _ABI:
+        return None
+    found.foretoken_team_new.restype = ctypes.c_void_p
+    found.foretoken_team_free.argtypes = [ctypes.c_void_p]
+    found.foretoken_team_free.restype = None
+    found.foretoken_forward.argtypes = [ctypes.c_void_p] * 3
+    found.foretoken_linear.argtypes = [ctypes.c_void_p] * 2
+    found.foretoken_move.argtypes = [ctypes.c_void_p]
+    found.foretoken_move.restype = None
+    for function in (found.foretoken_forward, found.foretoken_linear):
+        function.restype = ctypes.c_int64
+    return found
 
 
 def _compiler() -> list[str] | None:
@@ -73,7 +91,7 @@ def _built(compiler: list[str]) -> Path:
     for name in _SOURCES:
         key.update((_HERE / name).read_bytes())
     key.update("\0".join([version, _processor(), *_FLAGS]).encode())
-    folder = _cache_folder()
+    folder = cache_folder()
     target = folder / f"decoder-{key.hexdigest()[:20]}.so"
     if target.exists():
         return target
@@ -94,15 +112,3 @@ def _processor() -> str:
     except OSError:
         pass
     return f"{platform.machine()} {platform.processor()}"
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "foretoken"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="foretoken-"))  # ours alone: nobody else can have put a library there

@@ -1,4 +1,4 @@
-/* A gated MLP whose nearly shut channels are left out; included by kernels.h. The definition is plans/sparse_ffn.py.
+/* A gated MLP whose nearly shut channels are left out. The definition is methods/sparse/feed_forward.py.
  *
  *     gate tiles    g = silu(x Wg), zero below the row's threshold
  *     up tiles      only those with a channel that some row keeps
@@ -9,12 +9,14 @@
  */
 
 /* Gate and up tiles lo..hi-1 (in pairs) of all rows: hidden = g * up, as elements. */
-static void NAME(open_gates)(const Model *m, const Layer *layer, const Call *call, long lo, long hi, const uint32_t *normed) {
+static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long hi, const uint32_t *normed) {
+    const Model *m = job->model;
+    const Call *call = job->call;
     const long T = call->num_rows, units = m->width / UNIT, tile = 16 * units, pairs = (hi - lo) / 2;
     const long stride = m->gate_up_stride;
     const uint32_t *gate = layer->gate_up + lo * tile;
     /* of a row's place for these tiles, gates take the first half and the other projection the second */
-    float *gates = m->gate_up_out + lo * 16, *ups = gates + pairs * 16;
+    float *gates = job->gate_up_out + lo * 16, *ups = gates + pairs * 16;
     NAME(product)(gate, 2 * tile, 0, pairs, normed, units, units, T, gates, stride, 0, 0);
     long begin = 0;
     for (long p = 0; p <= pairs; p++) {
@@ -36,18 +38,18 @@ static void NAME(open_gates)(const Model *m, const Layer *layer, const Call *cal
             const vf g = *(const vf_unaligned *)(gates + r * stride + p * 16);
             const vi shut = g == 0.0f; /* where all are, nobody has computed the other factor */
             const vf up = *(const vf_unaligned *)(ups + r * stride + p * 16);
-            NAME(narrow)((char *)(m->hidden + r * m->ffn_units) + (lo / 2 + p) * 16 * (4 / UNIT), (vf)((vi)(g * up) & ~shut));
+            NAME(narrow)((char *)(job->hidden + r * m->ffn_units) + (lo / 2 + p) * 16 * (4 / UNIT), (vf)((vi)(g * up) & ~shut));
         }
 }
 
 /* The units of `hidden` that are not zero in all rows, ascending; NULL if leaving the others out would hardly pay. */
-static const int32_t *NAME(open_units)(const Model *m, long rows, Scratch *scratch, long *count) {
-    const long units = m->ffn_units;
-    int32_t *open = (int32_t *)scratch_units(scratch, 5, units);
+static const int32_t *NAME(open_units)(const Job *job, long rows, Scratch *scratch, long *count) {
+    const long units = job->model->ffn_units;
+    int32_t *open = scratch->part[5].data;
     long n = 0;
     for (long u = 0; u < units; u++) {
         uint32_t any = 0;
-        for (long r = 0; r < rows; r++) any |= m->hidden[r * units + u];
+        for (long r = 0; r < rows; r++) any |= job->hidden[r * units + u];
         open[n] = (int32_t)u;
         n += any != 0;
     }

@@ -3,11 +3,13 @@
  * A forward is a sequence of stages; the threads claim pieces of a stage and nobody waits for a thread that has claimed
  * nothing. On an idle machine this is an ordinary team; on a busy one, where the system may not run a thread for many
  * milliseconds, the caller simply does more of the work itself. (A barrier would make every stage wait for everybody.)
+ *
+ * A team is an object with threads and working memory of its own: forwards of two teams overlap, those of one follow
+ * each other. Threads do not survive a fork; a team does, and starts new ones in the child.
  */
 
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
-#define MAX_STAGES 4096
 #define MAX_THREADS 256
 
 typedef struct {
@@ -16,25 +18,51 @@ typedef struct {
 } Stage;
 
 typedef struct {
+    void *data;
+    size_t size; /* bytes */
+} Buffer;
+
+typedef struct {
+    Buffer part[6]; /* queries, keys side by side, scores, normed rows, scores of blocks, runs of columns or open units */
+} Scratch;
+
+typedef struct {
     const Model *model; /* a forward ... */
     const Call *call;
     const Linear *linear; /* ... or one product */
+    float *residual, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
+    uint32_t *attended, *hidden;
+    Scratch *scratch; /* one for each thread */
     Stage *stages;
     int threads;
 } Job;
 
-static struct {
+typedef struct {
+    struct Team *team;
+    int number; /* from 1 on: the caller is 0 */
+    pthread_t thread;
+} Worker;
+
+typedef struct Team {
     pthread_mutex_t callers; /* one job at a time */
     pthread_mutex_t door;    /* guards `sleeping` */
     pthread_cond_t bell;
     int sleeping, started;
     atomic_uint number; /* of the newest job; odd while it is open */
     atomic_int inside;  /* workers that may be looking at the job */
+    atomic_int closing; /* workers leave for good */
     Job *job;
-    pid_t owner; /* threads do not survive a fork */
-} pool = {.callers = PTHREAD_MUTEX_INITIALIZER, .door = PTHREAD_MUTEX_INITIALIZER, .bell = PTHREAD_COND_INITIALIZER};
+    Worker workers[MAX_THREADS];
+    Buffer stages, rows[5], scratch; /* grown in the caller before a job is open: no job allocates anything */
+    struct Team *before, *after;
+} Team;
 
-static Stage stages[MAX_STAGES];
+/* All teams of the process: a fork must find them. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_once_t once;
+    Team *first;
+} teams = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
 static inline void pause_a_little(long spins) {
     if (spins > SPINS_BEFORE_YIELD) {
@@ -54,10 +82,6 @@ static inline long claim(Stage *stage, long count) {
     return atomic_fetch_add_explicit(&stage->next, 1, memory_order_acq_rel);
 }
 
-static inline int open_for(Stage *stage, long count) {
-    return atomic_load_explicit(&stage->next, memory_order_relaxed) < count;
-}
-
 static inline void finish(Stage *stage) { atomic_fetch_add_explicit(&stage->done, 1, memory_order_release); }
 
 static inline void wait_for(Stage *stage, long count) {
@@ -75,7 +99,8 @@ static inline long shares(const Job *job, long tiles) {
     return (tiles + each - 1) / each;
 }
 
-/* Claim tiles lo..hi-1 of a product; 0 when there is nothing left to claim. */
+/* Claim tiles lo..hi-1 of a product; 0 when there is nothing left to claim. What a product reads may be prepared after
+ * the first claim and not before: until a claimed share is finished, nobody goes on to a stage that writes it. */
 static inline int next_share(const Job *job, Stage *stage, long tiles, long *lo, long *hi) {
     const long each = tiles_per_share(job, tiles), i = claim(stage, shares(job, tiles));
     *lo = i * each;
@@ -83,63 +108,113 @@ static inline int next_share(const Job *job, Stage *stage, long tiles, long *lo,
     return *lo < tiles;
 }
 
-static void run(Job *job, int thread);
+static void run(const Job *job, int thread);
 
-static void *work(void *argument) {
-    const int thread = (int)(intptr_t)argument;
+static void *serve(void *argument) {
+    Team *team = ((Worker *)argument)->team;
+    const int thread = ((Worker *)argument)->number;
     unsigned seen = 0;
     for (long spins = 0;; spins++) {
-        const unsigned number = atomic_load_explicit(&pool.number, memory_order_acquire);
+        const unsigned number = atomic_load_explicit(&team->number, memory_order_acquire);
         if ((number & 1) && number != seen) {
-            atomic_fetch_add_explicit(&pool.inside, 1, memory_order_seq_cst);
-            if (atomic_load_explicit(&pool.number, memory_order_seq_cst) == number && thread < pool.job->threads)
-                run(pool.job, thread);
-            atomic_fetch_sub_explicit(&pool.inside, 1, memory_order_release);
+            atomic_fetch_add_explicit(&team->inside, 1, memory_order_seq_cst);
+            if (atomic_load_explicit(&team->number, memory_order_seq_cst) == number && thread < team->job->threads)
+                run(team->job, thread);
+            atomic_fetch_sub_explicit(&team->inside, 1, memory_order_release);
             seen = number;
             spins = 0;
         } else if (spins < SPINS_BEFORE_SLEEP) {
             pause_a_little(0);
         } else {
-            pthread_mutex_lock(&pool.door);
-            pool.sleeping++;
-            while (atomic_load(&pool.number) == number) pthread_cond_wait(&pool.bell, &pool.door);
-            pool.sleeping--;
-            pthread_mutex_unlock(&pool.door);
+            pthread_mutex_lock(&team->door);
+            team->sleeping++;
+            while (atomic_load(&team->number) == number && !atomic_load(&team->closing))
+                pthread_cond_wait(&team->bell, &team->door);
+            team->sleeping--;
+            pthread_mutex_unlock(&team->door);
             spins = 0;
         }
+        if (atomic_load_explicit(&team->closing, memory_order_acquire)) return 0;
     }
-    return 0;
 }
 
-/* Run a job with up to `threads` threads, the caller included; the caller holds `pool.callers`. */
-static void together(Job *job, int threads, long num_stages) {
-    if (num_stages > MAX_STAGES) abort();
+/* Run a job with up to `threads` threads, the caller included; the caller holds `callers`, and the stages are cleared. */
+static void together(Team *team, Job *job, int threads) {
     job->threads = threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
-    job->stages = stages;
-    for (long i = 0; i < num_stages; i++) {
-        atomic_store_explicit(&stages[i].next, 0, memory_order_relaxed);
-        atomic_store_explicit(&stages[i].done, 0, memory_order_relaxed);
+    for (; team->started < threads - 1; team->started++) {
+        Worker *worker = team->workers + team->started;
+        *worker = (Worker){.team = team, .number = team->started + 1};
+        if (pthread_create(&worker->thread, 0, serve, worker)) break; /* those that there are do it */
     }
-    if (pool.owner != getpid()) {
-        pool.owner = getpid();
-        pool.started = pool.sleeping = 0;
-        atomic_store(&pool.inside, 0);
-    }
-    for (; pool.started < threads - 1; pool.started++) {
-        pthread_t thread;
-        if (pthread_create(&thread, 0, work, (void *)(intptr_t)(pool.started + 1))) break;
-        pthread_detach(thread);
-    }
-    pool.job = job;
+    team->job = job;
     if (threads > 1) {
-        pthread_mutex_lock(&pool.door);
-        atomic_fetch_add(&pool.number, 1); /* open */
-        if (pool.sleeping) pthread_cond_broadcast(&pool.bell);
-        pthread_mutex_unlock(&pool.door);
+        pthread_mutex_lock(&team->door);
+        atomic_fetch_add(&team->number, 1); /* open */
+        if (team->sleeping) pthread_cond_broadcast(&team->bell);
+        pthread_mutex_unlock(&team->door);
     }
     run(job, 0);
     if (threads > 1) {
-        atomic_fetch_add(&pool.number, 1); /* closed: who has not entered stays out */
-        for (long spins = 0; atomic_load_explicit(&pool.inside, memory_order_seq_cst); spins++) pause_a_little(spins);
+        atomic_fetch_add(&team->number, 1); /* closed: who has not entered stays out */
+        for (long spins = 0; atomic_load_explicit(&team->inside, memory_order_seq_cst); spins++) pause_a_little(spins);
     }
+}
+
+/* ------------------------------------------------------------------------------------------------ life of a team */
+
+static void without_threads(Team *team) {
+    pthread_mutex_init(&team->callers, 0);
+    pthread_mutex_init(&team->door, 0);
+    pthread_cond_init(&team->bell, 0);
+    team->started = team->sleeping = 0;
+    atomic_store(&team->number, 0);
+    atomic_store(&team->inside, 0);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&teams.lock); }
+
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&teams.lock); }
+
+/* Only the thread that forked is here. Locks may be held, and counts be those of threads that are gone. */
+static void after_fork_in_child(void) {
+    for (Team *team = teams.first; team; team = team->after) without_threads(team);
+    pthread_mutex_unlock(&teams.lock);
+}
+
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
+
+/* A team without threads yet; they are started by the first job that asks for them. NULL: no memory. */
+Team *foretoken_team_new(void) {
+    pthread_once(&teams.once, watch_forks);
+    Team *team = calloc(1, sizeof(Team));
+    if (!team) return 0;
+    without_threads(team);
+    pthread_mutex_lock(&teams.lock);
+    team->after = teams.first;
+    if (teams.first) teams.first->before = team;
+    teams.first = team;
+    pthread_mutex_unlock(&teams.lock);
+    return team;
+}
+
+/* End the threads and give the memory back; no job may be running or begin. */
+void foretoken_team_free(Team *team) {
+    pthread_mutex_lock(&team->door);
+    atomic_store(&team->closing, 1);
+    pthread_cond_broadcast(&team->bell);
+    pthread_mutex_unlock(&team->door);
+    for (int i = 0; i < team->started; i++) pthread_join(team->workers[i].thread, 0);
+    pthread_mutex_lock(&teams.lock);
+    if (team->before)
+        team->before->after = team->after;
+    else
+        teams.first = team->after;
+    if (team->after) team->after->before = team->before;
+    pthread_mutex_unlock(&teams.lock);
+    for (size_t t = 0; t < team->scratch.size / sizeof(Scratch); t++)
+        for (int part = 0; part < 6; part++) free(((Scratch *)team->scratch.data)[t].part[part].data);
+    free(team->scratch.data);
+    free(team->stages.data);
+    for (int i = 0; i < 5; i++) free(team->rows[i].data);
+    free(team);
 }

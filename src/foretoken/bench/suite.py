@@ -1,0 +1,126 @@
+"""A suite: recipes that are compared on prompts, as data, and what is looked at beside the common table.
+
+The suites lie in ``bench/suites/``, one file each, and are listed here. ``foretoken bench --suite NAME`` runs one:
+plain decoding first, every method on the same prompts in interleaved order, decoding apart from reading the prompt.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from foretoken.bench.harness import Method
+from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, read_prompts
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.sampling import SamplingParams
+
+SUITES = ("exits", "judge", "rules", "self_speculation", "sprinter")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        header: above it.
+        read: takes the value out of a row; None is printed as a dash.
+        form: how a number is printed; text is printed as it is.
+    """
+
+    header: str
+    read: Callable[[Mapping[str, Any]], Any]
+    form: str = "{:.2f}"
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """The value as it is printed."""
+        value = self.read(row)
+        return "–" if value is None else value if isinstance(value, str) else self.form.format(value)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a suite's own.
+
+    Attributes:
+        name: its key in the JSON.
+        title: above the table.
+        columns: the first one names the row.
+        rows: JSON-ready.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a study may use: the run that the suite has just made, ready for more.
+
+    Attributes:
+        engines: label -> ``LLM``, the baseline first.
+        methods: the rows, the baseline first.
+        prompts: of the run.
+        params: of the run.
+        chat: whether prompts go through the chat template.
+    """
+
+    engines: Mapping[str, Any]
+    methods: Sequence[Method]
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    chat: bool
+
+
+def bundled_prompts(data: Path | None) -> list[Prompt]:
+    """The suite of 30 prompts that the package brings."""
+    return read_prompts(BUNDLED_SUITE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Recipes on prompts.
+
+    Attributes:
+        name: what users type.
+        question: what it compares, in one line.
+        methods: the recipes, written as for ``--methods``.
+        model: the target.
+        draft_model: for recipes that need one; None: the target's own.
+        prompts: reads them; its argument is the folder of the corpora, None where nobody named it.
+        options: defaults of the command line that differ from those of ``foretoken bench``: ``max_tokens``,
+            ``repeats``, ``temperature``, ``ignore_eos``, ``dtype``.
+        counters: name -> what to read of the baseline's engine; the figure is what a token cost of it.
+        columns: of the table of decoding, beside the common ones.
+        study: measures what the harness does not.
+    """
+
+    name: str
+    question: str
+    methods: Sequence[str]
+    model: str = "zoo:base"
+    draft_model: str | None = None
+    prompts: Callable[[Path | None], list[Prompt]] = bundled_prompts
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    counters: Mapping[str, Callable[[Any], float]] = field(default_factory=lambda: MappingProxyType({}))
+    columns: Sequence[Column] = ()
+    study: Callable[[Run], list[Section]] | None = None
+
+
+def find_suite(name: str) -> Suite:
+    """A suite by its name.
+
+    Raises:
+        ConfigError: there is no such suite; the message names the nearest.
+    """
+    if name not in SUITES:
+        raise ConfigError(
+            f"unknown suite '{name}': {nearest(name, SUITES)}; or name a file of prompts, for example ./{name}.jsonl"
+        )
+    suite: Suite = importlib.import_module(f"foretoken.bench.suites.{name}").SUITE
+    return suite

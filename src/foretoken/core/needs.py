@@ -1,0 +1,124 @@
+"""What a method declares of itself, with defaults for everything: nobody looks for a capability with ``hasattr``.
+
+``Needs`` and ``Offers`` belong to an instance and are matched once, when a recipe is composed (engine/compose.py).
+``Declared`` belongs to its class and is collected: by the command line, the certificates, the trade-off and the tests.
+
+    drafter.needs.hidden_layers     what it is shown of every forward of the target     drafter.on_forward
+    verifier.needs.last_state       what it is shown of every row of a draft            Laws.hidden_MD
+    verifier.needs.evidence     ◄── drafter.offers.evidence                             Draft.evidence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.core.draft import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenLayers:
+    """Which hidden states of the target a drafter asks for, after every forward.
+
+    Attributes:
+        depths: depths of the residual stream, increasing; depth e is what e layers give.
+        last: only so many last rows of a prompt are wanted; None: all of them.
+    """
+
+    depths: tuple[int, ...]
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastState:
+    """The last hidden state of each row of a draft, which a verifier asks for; it comes as ``Laws.hidden_MD``.
+
+    Attributes:
+        normed: True asks for the state as the target's head reads it, behind the final norm; False for that before it.
+    """
+
+    normed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an instance must be given beside tokens and laws.
+
+    Attributes:
+        hidden_layers: hidden states of the target, for a drafter. They may change from step to step; None: never any.
+        last_state: the target's last hidden state of every row, for a verifier.
+        evidence: the kind of evidence that a verifier decides by, which the drafter must offer.
+    """
+
+    hidden_layers: HiddenLayers | None = None
+    last_state: LastState | None = None
+    evidence: type[Evidence] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offers:
+    """What an instance can do beyond the members that every one of its kind has.
+
+    Attributes:
+        evidence: the kinds of evidence that a drafter's drafts can carry.
+        length: a drafter's own number of draft nodes per step, at most: it decides itself when to stop, so the
+            adaptive controller stays away from it. None: it has no rule of its own.
+        batches: whether a verifier decides many requests in one go.
+    """
+
+    evidence: tuple[type[Evidence], ...] = ()
+    length: int | None = None
+    batches: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """How a lossy rule enters a trade-off unless told otherwise.
+
+    Attributes:
+        option: the option that varies, the rule's or its drafter's.
+        values: its values, from strict to loose.
+        drafter: the method that drafts for it; None: the study's, which exact verification has, too.
+    """
+
+    option: str
+    values: tuple[Any, ...]
+    drafter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A shape of a method that the exactness tests must see.
+
+    Attributes:
+        options: its options.
+        untrained: options of :attr:`Declared.learned_part`'s ``untrained``; None: the method needs no learned part, or
+            finds the bundled one.
+        one_rule: this variant changes nothing about the law of the drafts, so one lossless rule is enough.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    untrained: Mapping[str, Any] | None = None
+    one_rule: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What others need to know of a method before there is an instance of it; an attribute of its class.
+
+    Attributes:
+        draft_model: whether the option ``model`` names a second checkpoint of the target's vocabulary.
+        own_verifier: the rule that a drafter brings; None: the strongest lossless one.
+        learned_part: "module:Class" of what was trained for it (drafting/learned_part.py); None: nothing was.
+        training: "module:NAME" of its ``foretoken train`` command (train/command.py); None: there is none.
+        knob: how a lossy rule enters a trade-off; None: it stays out of it.
+        variants: the shapes that the exactness tests must see.
+    """
+
+    draft_model: bool = False
+    own_verifier: str | None = None
+    learned_part: str | None = None
+    training: str | None = None
+    knob: Knob | None = None
+    variants: tuple[Variant, ...] = (Variant(),)

@@ -1,0 +1,133 @@
+"""A draft while it grows: nodes, where they hang, and the rows of q that they were drawn from.
+
+Shared by the drafters that run a model: they differ in which model computes the next rows, and in when they stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, GreedyLaws, Law, PointMass, ResumePoint, Sampled, Tabulated
+from foretoken.core.errors import RequestError
+from foretoken.core.protocols import Budget, Context
+from foretoken.core.siblings import draw_siblings
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.models.language_model import Output
+
+
+@dataclass(slots=True)
+class DraftBuilder:
+    """One request's draft.
+
+    Attributes:
+        confidence, reach: of each node: that it stands given its parent does, and that its whole path does.
+        row_of: index into ``q_rows`` of each node.
+        greedy_rows: of each node of a chain at temperature 0, if the budget asks: the law that it is the argmax of.
+        frontier: nodes to expand next; ROOT at first.
+    """
+
+    context: Context
+    budget: Budget
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    row_of: list[int] = field(default_factory=list)
+    q_rows: list[Tensor] = field(default_factory=list)
+    greedy_rows: list[Tensor] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+    chain: bool = True
+
+    def add(self, token: int, parent: int, confidence: float, q_row: int) -> int:
+        """Append a node and return its number."""
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self.reach.append(confidence * self.reach_of(parent))
+        self.confidence.append(confidence)
+        self.row_of.append(q_row)
+        self.chain = self.chain and parent == node - 1
+        return node
+
+    def reach_of(self, parent: int) -> float:
+        """Estimated probability that a parent stands."""
+        return 1.0 if parent == ROOT else self.reach[parent]
+
+    def has_room(self, node: int) -> bool:
+        """Whether children of ``node`` may still be proposed."""
+        return len(self.tokens) < self.budget.max_nodes and self.depths[node] < self.budget.max_depth
+
+    def ancestors(self, node: int) -> list[int]:
+        """The node's ancestors, nearest first, without the root."""
+        found = []
+        node = self.parents[node]
+        while node != ROOT:
+            found.append(node)
+            node = self.parents[node]
+        return found
+
+    def process(self, logits_MV: Tensor) -> Tensor:
+        """Processed logits of the frontier, under the history that each node stands for."""
+        maker = self.context.laws
+        if maker.trivial:
+            return logits_MV
+        return maker.process(logits_MV, TokenTree(self.tokens, self.parents), self.frontier)
+
+    def draw(self, output: Output, row: int, name: str) -> int:
+        """Give the last node of a chain its child: the argmax at temperature 0, else drawn from q.
+
+        Args:
+            output: of a forward with ``top`` at least 1.
+            row: of the chain's last node in it.
+            name: of the drafting model, for messages.
+        Raises:
+            RequestError: q has no token.
+        """
+        parent = self.frontier[0]
+        if self.context.params.greedy:
+            if not self.context.laws.trivial:
+                output, row = Output.of(self.process(output.logits_MV[row : row + 1]), top=1), 0
+            share = output.top_shares[row * (len(output.top_shares) // len(output.best))]
+            if share != share:
+                raise no_law(name)
+            self.keep_greedy_law(output, row)
+            return self.add(output.best[row], parent, share, 0)
+        q_V = torch.softmax(self.process(output.logits_MV[row : row + 1])[0].float(), dim=-1)
+        (token,) = draw_siblings(Sampled, q_V, 1, self.context.streams)
+        share = float(q_V[token])
+        if share != share:
+            raise no_law(name)
+        self.q_rows.append(q_V)
+        return self.add(token, parent, share, len(self.q_rows) - 1)
+
+    def keep_greedy_law(self, output: Output, row: int) -> None:
+        """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""
+        if self.budget.evidence is GreedyLaws:
+            self.greedy_rows.append(torch.softmax(output.logits_MV[row].float(), dim=-1))
+
+    def finish(self, kind: type[Law], resume: ResumePoint | None = None) -> Draft:
+        """The draft. Without rows of q it is a point mass, whatever ``kind`` says."""
+        if not self.tokens:
+            return NO_DRAFT
+        tree = TokenTree(self.tokens, None if self.chain else self.parents)
+        confidence = tuple(min(1.0, max(1e-6, value)) for value in self.confidence)
+        if not self.q_rows:
+            law = Coupled() if kind is Coupled and not self.context.params.greedy else PointMass()
+            evidence = GreedyLaws(torch.stack(self.greedy_rows)) if self.greedy_rows else None
+            return Draft(tree, law, confidence, resume, evidence)
+        tabulated = cast(type[Tabulated], kind)
+        return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of)), confidence, resume)
+
+
+def no_law(name: str) -> RequestError:
+    """What to say where a draft model gives no law to draw from."""
+    return RequestError(
+        f"draft model '{name}' has nothing to propose: its logits are NaN, "
+        "or logit_bias and min_tokens forbid every token"
+    )

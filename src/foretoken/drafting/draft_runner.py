@@ -1,0 +1,232 @@
+"""A second checkpoint, run over drafts while they grow: what the drafters with a model of their own share.
+
+The draft model has its own K/V cache. Its committed prefix trails the target's by the tokens it has not read yet:
+
+    target tokens   x x x x x x a b c      c is the root of the next draft
+    draft cache     x x x x x x a          b (accepted last, never read by the draft) and c are read first
+
+One level of the tree is one packed forward over all requests.
+
+Letters: B requests, N draft nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
+from foretoken.core.errors import MismatchError
+from foretoken.core.needs import Declared, Offers
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.drafting.draft_builder import DraftBuilder
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
+from foretoken.models.load import load
+from foretoken.models.prefill import CHUNK_ROWS, prefill
+from foretoken.models.span import Span
+
+_SLOTS = 1024  # requests at once, at most; buffers grow with use
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a forward that belong to one draft."""
+
+    output: Output
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class State:
+    """One request: its slot in the draft's cache, and which tail row each node of the last draft was read into."""
+
+    slot: int
+    row_of: dict[int, int] = field(default_factory=dict)
+    awaiting: bool = False  # rows of a draft lie in the tail until observe says what became of them
+
+
+@dataclass(slots=True)
+class RunnerBuilder(DraftBuilder):
+    """A draft while it grows, and where its request stands in the draft's cache."""
+
+    state: State = field(kw_only=True)
+
+
+class DraftRunner(Drafter, ABC):
+    """A draft model and its cache. Drafters give :meth:`_expand` and :meth:`_finish`.
+
+    Args:
+        model: the draft checkpoint, in the target's dtype and on its device; or a draft that is loaded already.
+        target: whose tokens are drafted.
+        top: how many tokens of each row are ranked.
+    Raises:
+        MismatchError: the draft has another vocabulary.
+    """
+
+    declared = Declared(draft_model=True)
+    offers = Offers(evidence=(GreedyLaws,))
+    span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
+
+    def __init__(self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1) -> None:
+        dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
+        self.model = (
+            load(model, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
+            if isinstance(model, str)
+            else model
+        )
+        reason = check_same_vocabulary(target, self.model)
+        if reason is not None:
+            raise MismatchError(
+                f"draft model '{self.model.name}' has another vocabulary than '{target.name}' ({reason}): "
+                "use a draft with the target's tokenizer"
+            )
+        self.vocab_size = target.vocab_size
+        self.cache = self.model.new_cache(_SLOTS)
+        self._top = top
+        self._states: dict[int, State] = {}
+
+    @property
+    def flops(self) -> float:
+        """Of all forwards of the draft so far, counted; see models/work.py."""
+        return self.model.flops
+
+    def reading_flops(self, num_tokens: int) -> float:
+        """Of the draft's reading so many tokens of a prompt, the same count."""
+        return self.model.reading_flops(num_tokens)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Grow one draft per request, level by level; one forward per level for all of them."""
+        growing = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            # The draft may have fewer positions than the target: then the request goes on without drafts.
+            depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
+            if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
+                bounded = replace(budget, max_depth=depth)
+                growing.append(RunnerBuilder(context, bounded, state=self._state(context)))
+        active = [draft for draft in growing if self._wants_first(draft)]
+        if active:
+            with torch.inference_mode():
+                self._read(active)
+                rows = self._forward_roots(active)
+                while active:
+                    active = self._expand(active, rows)
+                    if active:
+                        rows = self._forward_level(active)
+        done = {draft.context.request_id: self._finish(draft) for draft in growing}
+        return [done.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep the cache rows of accepted nodes, drop the others."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.request_id)
+            if state is not None and state.awaiting:
+                rows = [state.row_of[node] for node in outcome.verdict.path if node in state.row_of]
+                self.cache.commit(state.slot, rows)
+                state.awaiting = False
+
+    def release(self, request_id: int) -> None:
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            self.cache.release(state.slot)
+
+    # ------------------------------------------------------------------ forwards
+
+    def _has_place(self, context: Context) -> bool:
+        return context.request_id in self._states or self.cache.free_slots > 0
+
+    def _state(self, context: Context) -> State:
+        state = self._states.get(context.request_id)
+        if state is None:
+            state = self._states[context.request_id] = State(self.cache.acquire())
+        state.row_of.clear()
+        state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
+        if self.cache.lengths[state.slot] >= len(context.tokens):
+            # asked again about the same root, after another request's draft failed: the root is read again
+            self.cache.rollback(state.slot, len(context.tokens) - 1)
+        return state
+
+    def _read(self, drafts: Sequence[RunnerBuilder]) -> None:
+        """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
+        for draft in drafts:
+            tokens, slot = draft.context.tokens, draft.state.slot
+            begin = self.cache.lengths[slot]
+            whole = max(0, len(tokens) - begin - 1) // CHUNK_ROWS * CHUNK_ROWS  # the rest is read with the root
+            prefill(self.model, self.cache, slot, tokens[begin : begin + whole])
+
+    def _forward_roots(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
+        """Read up to and including the root; one row per draft."""
+        batch = PackedBatch()
+        for draft in drafts:
+            slot = draft.state.slot
+            begin = self.cache.lengths[slot]
+            rest = draft.context.tokens[begin:]
+            self.cache.reserve(slot, len(rest) + draft.budget.max_nodes)
+            batch.add_chunk(slot, begin, rest, wanted=1)
+        output = self._forward(batch)
+        for draft in drafts:
+            slot = draft.state.slot
+            self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
+        return [Rows(output, row, row + 1) for row in range(len(drafts))]
+
+    def _forward_level(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
+        """Read the frontier of every draft behind the nodes already read; a row per frontier node."""
+        batch = PackedBatch()
+        rows = []
+        for draft in drafts:
+            slot = draft.state.slot
+            read = draft.state.row_of
+            tokens = [draft.tokens[node] for node in draft.frontier]
+            rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
+            if draft.chain and len(tokens) == 1:  # a chain's tail is as good as a prefix
+                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)
+            else:
+                batch.add_level(
+                    slot,
+                    self.cache.lengths[slot],
+                    tokens,
+                    depths=[draft.depths[node] - 1 for node in draft.frontier],
+                    tail=len(read),
+                    tail_depths=[draft.depths[node] - 1 for node in read],
+                    ancestors=[self._seen(draft, node) for node in draft.frontier],
+                )
+            for node in draft.frontier:
+                read[node] = len(read)
+        output = self._forward(batch)
+        return [Rows(output, start, stop) for start, stop in rows]
+
+    def _seen(self, draft: RunnerBuilder, node: int) -> list[int]:
+        """Tail rows that a node about to be read may attend to: its ancestors'."""
+        return [draft.state.row_of[each] for each in draft.ancestors(node)]
+
+    def _forward(self, batch: PackedBatch) -> Output:
+        """One forward; the draft's table may be padded to another size than the target's."""
+        span = None if self.span is None else replace(self.span, tap_rows=batch.wanted)
+        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top, span=span)
+        width = output.logits_MV.shape[-1]
+        if width == self.vocab_size:
+            return output
+        if width > self.vocab_size:
+            return Output.of(output.logits_MV[:, : self.vocab_size], top=self._top, hidden=output.hidden)
+        padded_MV = torch.nn.functional.pad(output.logits_MV, (0, self.vocab_size - width), value=-torch.inf)
+        return Output.of(padded_MV, top=self._top, hidden=output.hidden)
+
+    # ------------------------------------------------------------------ growing
+
+    def _wants_first(self, draft: RunnerBuilder) -> bool:
+        """Whether drafting pays at all, before anything is spent; the draft's confidence is not known yet."""
+        stop_rule = draft.budget.stop_rule
+        return stop_rule is None or stop_rule.worthwhile(1.0, 1.0, 0)
+
+    @abstractmethod
+    def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
+        """Give the frontier of each draft its children; returns the drafts that go on."""
+
+    @abstractmethod
+    def _finish(self, draft: RunnerBuilder) -> Draft:
+        """What is proposed; drafters add the law."""

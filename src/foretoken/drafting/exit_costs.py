@@ -1,0 +1,155 @@
+"""What a step with drafts from an exit costs: in layers loaded, as published, or in plain steps, as measured.
+
+Layers loaded are what time is made of where a model is large and every pass waits for its weights. On a small one the
+first layers may stay in the processor's cache from token to token, rows cost something, and so does every call; so
+whole steps are measured as they are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Protocol
+
+from torch import Tensor
+
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.span import Span
+
+_LENGTHS = (1, 4, 12)
+_REPEATS = 5
+
+
+class ExitHead(Protocol):
+    """What a method may put between an exit and the target's head, with a cache of its own."""
+
+    def forward(self, batch: PackedBatch, cache: KVCache, hidden_TD: Tensor, *, top: int) -> Output:
+        """Logits of the wanted rows from the hidden states of all rows at the exit, ``hidden_TD`` [T, D]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of one target's steps, in any one unit: known at a few points, on straight lines between and beyond them.
+
+    Attributes:
+        plain: of a step without a draft.
+        exits: increasing, at least two.
+        lengths: draft lengths, increasing, at least two.
+        table: of a step from each of the exits with each of the lengths.
+    """
+
+    plain: float
+    exits: Sequence[int]
+    lengths: Sequence[int]
+    table: Sequence[Sequence[float]]
+
+    @classmethod
+    def in_layers(cls, layers: int, head: float) -> Costs:
+        """The published unit: a pass of L layers costs L, whatever its rows; n drafts from exit E cost n (E + head).
+
+        Args:
+            layers: L.
+            head: of norm and head, in layers; the paper has 0.
+        """
+        exits, lengths = (1, layers), (0, 1)
+        table = [[length * (exit_layer + head) + layers + head for length in lengths] for exit_layer in exits]
+        return cls(layers + head, exits, lengths, table)
+
+    @classmethod
+    def measured(cls, target: LanguageModel) -> Costs:
+        """In plain steps, on this machine, measured in a moment."""
+        layers = target.num_layers
+        exits = sorted({1, max(2, layers // 2), max(2, layers - 1)})
+        table = [[measured_step(target, exit_layer, length) for length in _LENGTHS] for exit_layer in exits]
+        return cls(1.0, exits, _LENGTHS, table)
+
+    def step(self, exit_layer: int, length: float) -> float:
+        """Of one step.
+
+        Args:
+            length: drafted tokens; the mean of several steps need not be whole.
+        """
+        if not length:
+            return self.plain
+        return on_line(self.exits, [on_line(self.lengths, costs, length) for costs in self.table], exit_layer)
+
+
+def head_in_layers(target: LanguageModel) -> float:
+    """The head in units of one layer, by parameters: what is read from memory for a token."""
+    text = target.config.get_text_config(decoder=True)
+    head = target.vocab_size * text.hidden_size
+    outside = head if getattr(text, "tie_word_embeddings", False) else 2 * head
+    return head / ((target.num_parameters - outside) / target.num_layers)
+
+
+def on_line(points: Sequence[int], values: Sequence[float], at: float) -> float:
+    """Linear between neighbouring points, and beyond the outer ones."""
+    right = next((place for place, point in enumerate(points) if point >= at and place), len(points) - 1)
+    left = right - 1
+    return values[left] + (values[right] - values[left]) * (at - points[left]) / (points[right] - points[left])
+
+
+def measured_step(target: LanguageModel, exit_layer: int, length: int, adapter: ExitHead | None = None) -> float:
+    """How many plain steps a step with a draft takes on this machine, measured in a moment.
+
+    A plain step stands before every other: so nothing stays warm that would not, and whatever else the machine does at
+    that time slows both.
+
+    Args:
+        length: drafted tokens.
+        adapter: what draws them at the exit; None: the target's own head.
+    """
+    plain, step = _Step(target, target.num_layers, 0), _Step(target, exit_layer, length, adapter)
+    plain()
+    step()
+    ratios = []
+    for _ in range(_REPEATS):
+        began = perf_counter()
+        plain()
+        between = perf_counter()
+        step()
+        ratios.append((perf_counter() - between) / (between - began))
+    return median(ratios)
+
+
+class _Step:
+    """One step on an empty cache: drafts from an exit, the last one's layers below it, verification above it."""
+
+    def __init__(self, target: LanguageModel, exit_layer: int, length: int, adapter: ExitHead | None = None) -> None:
+        self._target, self._exit, self._length, self._adapter = target, exit_layer, length, adapter
+        self._cache = target.new_cache(1)
+        self._own = KVCache(1, 1, target.max_length)  # the adapter's
+        for cache in (self._cache, self._own):
+            cache.reserve(cache.acquire(), 1 + length)
+
+    def __call__(self) -> None:
+        layers = self._target.num_layers
+        if not self._length:
+            self._forward(0, 1, Span(0, layers), 1)
+            return
+        low = Span(0, self._exit, taps=(self._exit,))
+        for row in range(self._length):
+            if self._adapter is None:
+                self._forward(row, 1, low, 1)
+            else:
+                hidden_1D = self._forward(row, 1, low, 0)[self._exit]
+                self._adapter.forward(_chunk(row, 1, 1), self._own, hidden_1D, top=1)
+        hidden_1D = self._forward(self._length, 1, low, 0)[self._exit]
+        rows = 1 + self._length
+        self._forward(0, rows, Span(self._exit, layers, hidden_1D.expand(rows, -1)), rows)
+
+    def _forward(self, first: int, count: int, span: Span, wanted: int) -> Mapping[int, Tensor]:
+        batch = _chunk(first, count, wanted)
+        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span).hidden
+
+
+def _chunk(first: int, count: int, wanted: int) -> PackedBatch:
+    batch = PackedBatch()
+    batch.add_chunk(0, first, [0] * count, wanted=wanted)
+    return batch

@@ -1,0 +1,297 @@
+"""Learned parts: what was trained for one model, found, checked and saved by one mechanism for all methods.
+
+A folder of one part lies anywhere, or beside the weights of the model that it was trained for, under the name of its
+algorithm. It has the layout of the speculators format:
+
+    config.json        {"architectures": ["JudgeHead"], "speculators_model_type": "judge",
+                        "speculators_config": {"algorithm": "judge",
+                                               "verifier": {"name_or_path": "zoo:base", "fingerprint": "4792..."},
+                                               "draft": {"name_or_path": ..., "fingerprint": ...}},
+                        "width": 384, "normed": true, "threshold": 0.9}
+    model.safetensors  the weights
+
+``draft`` is there if the part was trained for a pair of models; behind it come the fields of the part's own config.
+Differs from the speculators format: a fingerprint (models/fingerprint.py) says which weights the part belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError, MismatchError, ModelError
+from foretoken.core.files import write_whole
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+Part = TypeVar("Part", bound="LearnedPart")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedConfig:
+    """Whose a learned part is; subclasses add what it is.
+
+    Attributes:
+        target: what the target was called when the part was trained.
+        target_fingerprint: of that target's weights; the part is of no use to others.
+        draft, draft_fingerprint: the same of the draft model, for a part that belongs to a pair.
+    """
+
+    target: str
+    target_fingerprint: str
+    draft: str | None = None
+    draft_fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a file says what no part can be."""
+        for name in ("target", "target_fingerprint"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r}")
+        for name in ("draft", "draft_fingerprint"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name}={getattr(self, name)!r}")
+
+
+_OWNERS = frozenset(each.name for each in fields(LearnedConfig))
+
+
+class LearnedPart(ABC):
+    """What a method learned from a model; a subclass says what it consists of.
+
+    Attributes:
+        algorithm: what it is for; also the name of its folder beside a model's weights.
+        title: what messages call it, as in "no TITLE for 'zoo:base'".
+        option: the option of its method that names its folder.
+        Config: a frozen dataclass of what its ``config.json`` says.
+        shelf: a pattern of folder names, where a folder may hold several parts in folders of their own.
+        old_files: config and weights in the layout before the speculators one, which held the config's fields flat.
+        config: of this part.
+    """
+
+    algorithm: ClassVar[str]
+    title: ClassVar[str]
+    option: ClassVar[str] = "head"
+    Config: ClassVar[type[LearnedConfig]]
+    shelf: ClassVar[str | None] = None
+    old_files: ClassVar[tuple[str, str] | None] = None
+    config: Any
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights as they are saved."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls: type[Part], config: Any, tensors: Mapping[str, Tensor]) -> Part:
+        """The part that a config and saved weights describe.
+
+        Raises:
+            ValueError, KeyError, RuntimeError: they do not fit each other.
+        """
+
+    @classmethod
+    @abstractmethod
+    def random(cls: type[Part], target: LanguageModel, *args: Any, **options: Any) -> Part:
+        """A part with random weights that fits a target; subclasses name their options."""
+
+    @classmethod
+    @abstractmethod
+    def how(cls, target: str, draft: str, config: Any = None) -> str:
+        """The command that trains one, for messages.
+
+        Args:
+            target, draft: names of models.
+            config: of the part that does not fit, if there is one.
+        """
+
+    @abstractmethod
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a part that cannot work on the states of a model.
+
+        Raises:
+            MismatchError: it reads states of another shape.
+        """
+
+    def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
+        """Refuse a part of another target, or of another draft where a draft is given.
+
+        Raises:
+            MismatchError: it was trained for other weights, or reads states of another shape.
+        """
+        names = target.name, "DRAFT" if draft is None else draft.name
+        remedy = f"train one with '{self.how(*names, self.config)}'"
+        trained = f"the {self.title} was trained for the"
+        check_fingerprint(f"{trained} target", self.config.target, self.config.target_fingerprint, target, remedy)
+        if draft is not None:
+            check_fingerprint(f"{trained} draft", self.config.draft, self.config.draft_fingerprint, draft, remedy)
+        self.check_shape(target if draft is None else draft)
+
+    def save(self, folder: Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``; each replaces a whole file or none.
+
+        Raises:
+            ConfigError: another model lies in the folder.
+            ForetokenError: a file cannot be written.
+        """
+        from safetensors.torch import save
+
+        self.check_place(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}
+        write_whole(folder / WEIGHTS, save(weights))
+        write_whole(folder / CONFIG, json.dumps(self._settings(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls: type[Part], folder: Path) -> Part:
+        """Read a saved part, in the present layout or in the one before it.
+
+        Raises:
+            ModelError: there is none, it is of another kind, or it is damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        config_file, weights_file = cls._files(folder)
+        try:
+            settings = json.loads((folder / config_file).read_text(encoding="utf-8"))
+            config = cls.Config(**(cls._fields(settings) if config_file == CONFIG else cls._old_fields(settings)))
+            return cls.of(config, load_file(folder / weights_file))
+        except FileNotFoundError:
+            raise ModelError(f"{folder}: has no {cls.title} ({config_file} and {weights_file})") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+            reason = str(error).splitlines()[0]
+            raise ModelError(f"{folder}: the {cls.title} cannot be read ({reason})") from None
+
+    @classmethod
+    def untrained(cls, target: LanguageModel, folder: Path, **options: Any) -> str:
+        """Write a part with random weights, for tests that need one of the right shape; the folder as it is given.
+
+        Args:
+            options: of :meth:`random`.
+        """
+        cls.random(target, **options).save(folder)
+        return str(folder)
+
+    @classmethod
+    def lies_in(cls, folder: Path) -> bool:
+        """Whether there is such a part, whole or damaged, or something in its place."""
+        return (folder / cls._files(folder)[0]).is_file()
+
+    @classmethod
+    def check_place(cls, folder: Path) -> None:
+        """Refuse a folder that a part would spoil, before anything is trained.
+
+        Raises:
+            ConfigError: it is a file, or another model lies in it.
+        """
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--out {folder}: this is a file; name a folder to make")
+        present = (folder / CONFIG).is_file() or (folder / WEIGHTS).is_file()
+        if present and not cls._is_ours(folder / CONFIG):
+            raise ConfigError(f"--out {folder}: another model lies there; name a folder to make")
+
+    def _settings(self) -> dict[str, Any]:
+        """What ``config.json`` holds."""
+        config = self.config
+        owners = {"verifier": {"name_or_path": config.target, "fingerprint": config.target_fingerprint}}
+        if config.draft is not None:
+            owners["draft"] = {"name_or_path": config.draft, "fingerprint": config.draft_fingerprint}
+        return {
+            "architectures": [type(self).__name__],
+            "speculators_model_type": self.algorithm,
+            "speculators_config": {"algorithm": self.algorithm, **owners},
+            **{each.name: getattr(config, each.name) for each in fields(config) if each.name not in _OWNERS},
+        }
+
+    @classmethod
+    def _fields(cls, settings: Any) -> dict[str, Any]:
+        """The config's fields from what ``config.json`` holds."""
+        if not isinstance(settings, dict) or settings.get("speculators_model_type") != cls.algorithm:
+            raise ValueError(f"{CONFIG} is not of a {cls.title}: it has no speculators_model_type '{cls.algorithm}'")
+        owners = settings["speculators_config"]
+        found = {each.name: settings[each.name] for each in fields(cls.Config) if each.name not in _OWNERS}
+        for name, role in (("target", "verifier"), ("draft", "draft")):
+            if role == "verifier" or role in owners:
+                found |= {name: owners[role]["name_or_path"], f"{name}_fingerprint": owners[role]["fingerprint"]}
+        return found
+
+    @classmethod
+    def _old_fields(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """The config's fields from a file of the layout before: they lie flat in it."""
+        return {each.name: settings[each.name] for each in fields(cls.Config) if each.name in settings}
+
+    @classmethod
+    def _files(cls, folder: Path) -> tuple[str, str]:
+        """Names of config and weights: those of the old layout where only that is there."""
+        if cls.old_files and (folder / cls.old_files[0]).is_file() and not cls._is_ours(folder / CONFIG):
+            return cls.old_files
+        return CONFIG, WEIGHTS
+
+    @classmethod
+    def _is_ours(cls, path: Path) -> bool:
+        """Whether a config says that it is of such a part."""
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(settings, dict) and settings.get("speculators_model_type") == cls.algorithm
+
+
+def find(kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None) -> Part:
+    """The learned part that is asked for, or the one beside a model's weights, known to fit.
+
+    Args:
+        kind: which part.
+        given: what the user says: a folder; None or empty: ``kind.algorithm`` beside the weights.
+        target: the model that the part was trained for.
+        draft: the draft model, for a part that belongs to a pair; the part lies beside the draft's weights then.
+    Raises:
+        ConfigError: the folder begins with a home folder that does not exist.
+        ModelError: there is no such part, it is of another kind, or it is damaged; the message says how to make one.
+        MismatchError: it was trained for other models.
+    """
+    return find_all(kind, given, target, draft)[0]
+
+
+def find_all(
+    kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None
+) -> list[Part]:
+    """As :func:`find`, for a folder that may hold several parts (``kind.shelf``): all of them, at least one."""
+    owner = target if draft is None else draft
+    try:
+        place = Path(given).expanduser() if given else Path(owner.source) / kind.algorithm
+    except RuntimeError:
+        raise ConfigError(f"{kind.option}={given!r}: there is no such home folder") from None
+    folders = [place] if kind.lies_in(place) else sorted(place.glob(kind.shelf)) if kind.shelf else []
+    if not folders:
+        how = kind.how(target.name, "DRAFT" if draft is None else draft.name)
+        raise ModelError(
+            f"no {kind.title} for '{owner.name}' in {place}: make one with '{how}' and give --set {kind.option}=DIR"
+        )
+    parts = [kind.load(folder) for folder in folders]
+    for part in parts:
+        part.check_target(target, draft)
+    return parts
+
+
+def check_fingerprint(made: str, name: str | None, fingerprint: str | None, model: LanguageModel, remedy: str) -> None:
+    """Refuse what was made for other weights than a model has now.
+
+    Args:
+        made: the beginning of the message, as in "the judge was trained for the target".
+        name, fingerprint: of the model that it was made for.
+        remedy: the end of the message.
+    Raises:
+        MismatchError: the fingerprints differ.
+    """
+    if fingerprint != fingerprint_of(model.source):
+        known = "no fingerprint" if fingerprint is None else f"fingerprint {fingerprint[:12]}"
+        raise MismatchError(f"{made} '{name}' ({known}), not for '{model.name}' as it is now: {remedy}")

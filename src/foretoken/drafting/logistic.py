@@ -1,0 +1,106 @@
+"""One linear unit with a sigmoid behind it: what SPRINTER's and Judge Decoding's heads are made of.
+
+    x [M, D] ── w.x + b ── sigmoid ── a probability a row
+
+Letters: M rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import MismatchError
+from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
+from foretoken.models.language_model import LanguageModel
+
+Head = TypeVar("Head", bound="LogisticHead")
+
+
+class Logistic:
+    """w and b.
+
+    Args:
+        weight_D, bias: kept as float32.
+    """
+
+    def __init__(self, weight_D: Tensor, bias: float) -> None:
+        self.weight_D = weight_D.detach().float()
+        self.bias = bias
+
+    @classmethod
+    def random(cls, width: int, *, bias: float, spread: float, seed: int) -> Logistic:
+        """Normal weights of a standard deviation; with ``spread`` 0 a constant."""
+        return cls(spread * torch.randn(width, generator=torch.Generator().manual_seed(seed)), bias)
+
+    def probabilities(self, x_MD: Tensor) -> Tensor:
+        """The sigmoid of w.x + b, float32 [M]."""
+        # in float64: how a row is summed depends on the rows beside it, and what a row gets must not
+        return torch.sigmoid(x_MD.double() @ self.weight_D.double().to(x_MD.device) + self.bias).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticConfig(LearnedConfig):
+    """What a logistic head is, and whose.
+
+    Attributes:
+        width: of the states that it reads.
+    """
+
+    width: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.width) is not int or self.width < 1:
+            raise ValueError(f"width={self.width!r}")
+
+
+class LogisticHead(LearnedPart):
+    """A learned part that is one logistic unit; saved as ``weight`` [D] and ``bias`` [1].
+
+    Args:
+        config: whose it is.
+        unit: w and b of the states as a model gives them; whatever scaling they were trained under is folded in.
+    """
+
+    def __init__(self, config: Any, unit: Logistic) -> None:
+        self.config = config
+        self.unit = unit
+
+    def judge(self, hidden_MD: Tensor) -> Tensor:
+        """What the head says of each row, float32 [M] in [0, 1], from states [M, D] of any float type."""
+        return self.unit.probabilities(hidden_MD)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """w and b."""
+        return {"weight": self.unit.weight_D, "bias": torch.tensor([self.unit.bias])}
+
+    @classmethod
+    def of(cls: type[Head], config: LogisticConfig, tensors: Mapping[str, Tensor]) -> Head:
+        """The head that a config and saved weights describe.
+
+        Raises:
+            ValueError, KeyError: they do not fit each other, or the weights are not finite.
+        """
+        weight_D, bias = tensors["weight"], tensors["bias"]
+        if weight_D.shape != (config.width,) or bias.shape != (1,):
+            raise ValueError(f"width={config.width!r} with weights {list(weight_D.shape)} and {list(bias.shape)}")
+        if not bool(torch.isfinite(weight_D).all()) or not bool(torch.isfinite(bias).all()):
+            raise ValueError("weights that are NaN or infinite")
+        return cls(config, Logistic(weight_D, float(bias)))
+
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a model whose states have another width.
+
+        Raises:
+            MismatchError: they have.
+        """
+        width = model.config.get_text_config(decoder=True).hidden_size
+        if self.config.width != width:
+            raise MismatchError(
+                f"the {self.title} reads {self.config.width} numbers, but '{model.name}' has states of {width}"
+            )

@@ -1,0 +1,165 @@
+"""Deciding drafts: the target's laws at every node, the recipe's rule, and the check of what the rule decided."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from foretoken.core.errors import RequestError
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
+from foretoken.core.tree import ROOT
+from foretoken.core.verdict import Verdict
+from foretoken.engine.faults import Faults
+from foretoken.engine.recipe import Recipe
+from foretoken.engine.round import Job, Round
+from foretoken.models.language_model import Output
+from foretoken.models.last_states import LastStates
+
+log = logging.getLogger(__name__)
+
+
+class Decider:
+    """One engine's verifier, asked for all requests of a step.
+
+    Args:
+        recipe: which rule decides which draft.
+        vocab_size: of the target.
+        last_states: takes the target's last hidden states from a forward, for a rule that asks for them; else None.
+        faults: ends requests whose laws or verdicts fail.
+    """
+
+    def __init__(self, recipe: Recipe, vocab_size: int, last_states: LastStates | None, faults: Faults) -> None:
+        self._recipe = recipe
+        self._vocab_size = vocab_size
+        self._last_states = last_states
+        self._faults = faults
+
+    def decide(self, current: Round) -> None:
+        """Fill in the laws and the verdict of every job that has logits; one that fails ends its request."""
+        output = current.output
+        assert output is not None
+        row = 0
+        open_jobs: list[Job] = []
+        for job in current.jobs:
+            rows = slice(row, row + job.wanted)
+            row += job.wanted
+            if job.wanted == 0 or job.request.finished:
+                continue
+            try:
+                if not all(map(math.isfinite, output.peaks[rows])):
+                    raise RequestError(
+                        "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
+                    )
+                self._fill_in(job, output, rows.start)
+            except Exception as error:
+                self._faults.fail(job.request, error)
+            else:
+                open_jobs.append(job)
+        self._ask(open_jobs)
+        for job in open_jobs:
+            if job.verdict is None:
+                continue
+            try:
+                self._check(job.verdict, job)
+            except RequestError as error:
+                job.verdict = None
+                self._faults.fail(job.request, error)
+
+    def _fill_in(self, job: Job, output: Output, first: int) -> None:
+        """The target's laws at every node; they are processed where a rule looks at them."""
+        request, draft = job.request, job.draft
+        maker = request.laws
+        start = len(request.tokens)
+        num_nodes = len(draft)
+        rows = slice(first, first + 1 + num_nodes)
+        logits_MV = job.logits_MV = output.logits_MV[rows]
+        probes_PV = output.logits_MV[rows.stop : first + job.wanted] if rows.stop < first + job.wanted else None
+        hidden = None
+        if self._last_states is not None and num_nodes:
+            hidden = partial(self._last_states.of, output, range(rows.start, rows.stop))
+        if maker.trivial:
+            best = output.best[rows]
+            job.laws = Laws(
+                logits_MV,
+                greedy=True,
+                positions=range(start, start + len(best)),
+                best=best,
+                hidden=hidden,
+                stop_ids=request.stop_ids,
+                probe_logits_PV=probes_PV,
+            )
+            return
+        tree = draft.tree
+        job.laws = laws = Laws(
+            logits_MV,
+            greedy=request.params.greedy,
+            positions=(start, *(start + depth for depth in tree.depths)),
+            process=lambda rows: maker.process(
+                logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
+            ),
+            hidden=hidden,
+            stop_ids=request.stop_ids,
+            probe_logits_PV=probes_PV,
+        )
+        # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
+        if not math.isfinite(laws.logits_at(0).max()):
+            raise RequestError("no token is possible here: logit_bias and min_tokens forbid all of them")
+
+    def _ask(self, jobs: Sequence[Job]) -> None:
+        """Let each job's rule decide, the jobs of a rule together where it can; fills in the verdicts."""
+        groups: dict[int, tuple[Verifier, list[Job]]] = {}
+        for job in jobs:
+            verifier = self._recipe.verifier_for(job.draft, job.request.params)
+            groups.setdefault(id(verifier), (verifier, []))[1].append(job)
+        for verifier, group in groups.values():
+            if len(group) > 1 and verifier.offers.batches:
+                try:
+                    verdicts = verifier.verify_batch(
+                        [job.draft for job in group],
+                        [_laws(job) for job in group],
+                        [job.request.streams for job in group],
+                    )
+                    if len(verdicts) != len(group):
+                        raise ValueError(f"{len(verdicts)} verdicts for {len(group)} drafts")
+                except Exception:  # one by one, so that only the culprit ends
+                    log.debug("verifying one by one", exc_info=True)
+                else:
+                    for job, verdict in zip(group, verdicts, strict=True):
+                        job.verdict = verdict
+                    continue
+            for job in group:
+                request = job.request
+                try:
+                    job.verdict = verifier.verify_within(job.draft, _laws(job), request.streams, request.metrics)
+                except Exception as error:
+                    self._faults.fail(request, error)
+
+    def _check(self, verdict: Verdict, job: Job) -> None:
+        """Refuse a verdict that is no path of the draft and one token of the vocabulary.
+
+        Raises:
+            RequestError: it would have committed rows or emitted tokens that there are not.
+        """
+        tree, node = job.draft.tree, ROOT
+        for child in verdict.path:
+            if type(child) is not int or not 0 <= child < len(tree) or tree.parents[child] != node:
+                raise RequestError(
+                    f"{self._rule_of(job)} accepted the nodes {verdict.path}: they are no path of the draft"
+                )
+            node = child
+        if type(verdict.extra) is not int or not 0 <= verdict.extra < self._vocab_size:
+            raise RequestError(
+                f"{self._rule_of(job)} emitted the token {verdict.extra!r}: it must be an integer from 0 to "
+                f"{self._vocab_size - 1}"
+            )
+
+    def _rule_of(self, job: Job) -> str:
+        return f"verifier '{self._recipe.verifier_for(job.draft, job.request.params).name}'"
+
+
+def _laws(job: Job) -> Laws:
+    assert job.laws is not None
+    return job.laws

@@ -1,0 +1,119 @@
+"""Asking the drafter: the budgets, the check of what it proposes, and whose fault a failure is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretoken.core.check import check
+from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.errors import RequestError
+from foretoken.core.protocols import Budget
+from foretoken.engine.controller import Controller
+from foretoken.engine.faults import Faults
+from foretoken.engine.recipe import Recipe
+from foretoken.engine.request import Request
+
+
+class Proposer:
+    """One engine's drafter, asked for all requests together.
+
+    Args:
+        recipe: the drafter, and how long its drafts may be.
+        vocab_size: of the target.
+        max_length: of the target's cache, in rows.
+        controller: decides the draft length where the recipe is adaptive.
+        faults: ends requests whose drafts fail.
+    """
+
+    def __init__(
+        self, recipe: Recipe, vocab_size: int, max_length: int, controller: Controller, faults: Faults
+    ) -> None:
+        self._recipe = recipe
+        self._vocab_size = vocab_size
+        self._max_length = max_length
+        self._controller = controller
+        self._faults = faults
+
+    def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
+        """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
+
+        Args:
+            decoding: who is drafted for.
+            spare_rows: rows that the step has room for beside the roots.
+            failed: requests that end here are added.
+        Returns:
+            one draft for each of ``decoding``.
+        """
+        if self._recipe.num_nodes == 0 or not decoding:
+            return [NO_DRAFT] * len(decoding)
+        budgets = self._budgets(decoding, min(self._recipe.num_nodes, spare_rows // len(decoding)))
+        try:
+            return self._ask(decoding, budgets)
+        except Exception as error:
+            if len(decoding) == 1:
+                self._faults.fail(decoding[0], error)
+                failed.append(decoding[0])
+                return [NO_DRAFT]
+        drafts = []
+        for request, budget in zip(decoding, budgets, strict=True):
+            try:
+                drafts += self._ask([request], [budget])
+            except Exception as error:
+                self._faults.fail(request, error)
+                failed.append(request)
+                drafts.append(NO_DRAFT)
+        # Drafts that were asked for alone may resume at different depths, and one forward goes on from one of them.
+        depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
+        return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
+
+    def _budgets(self, decoding: Sequence[Request], nodes: int) -> list[Budget]:
+        recipe = self._recipe
+        stop_rule = None
+        if recipe.adaptive:
+            self._controller.plan(len(decoding))
+            stop_rule = self._controller
+        budgets = []
+        for request in decoding:
+            # The last token of a request never needs a draft behind it: one token is always emitted.
+            depth = min(request.room - 1, nodes)
+            # A tree may be wider than deep: all of its rows must find room in the cache.
+            most = min(nodes, self._max_length - len(request.tokens)) if depth else 0
+            budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params)))
+        return budgets
+
+    def _ask(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[Draft]:
+        """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
+        drafts = self._recipe.drafter.propose(requests, budgets)
+        for request, draft, budget in zip(requests, drafts, budgets, strict=True):
+            tokens = draft.tree.tokens
+            if not tokens:
+                continue
+            if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._vocab_size:
+                raise RequestError(
+                    f"drafter '{self._recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
+                    f"at most {budget.max_nodes} below {self._vocab_size} may be"
+                )
+            confidence = draft.confidence
+            if confidence and not (len(confidence) == len(tokens) and all(0.0 <= each <= 1.0 for each in confidence)):
+                raise RequestError(
+                    f"drafter '{self._recipe.method}' gave the confidences {confidence} for {len(tokens)} tokens: "
+                    "one probability for each, or none at all"
+                )
+            self._check_law(request, draft)
+        return drafts
+
+    def _check_law(self, request: Request, draft: Draft) -> None:
+        """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
+        drafter, kind = self._recipe.drafter, type(draft.law)
+        # At temperature 0 the kind does not matter: every rule walks along the argmax.
+        if not request.params.greedy and kind not in drafter.laws:
+            declared = ", ".join(law.__name__ for law in drafter.laws)
+            raise RequestError(
+                f"drafter '{self._recipe.method}' proposed a draft of kind {kind.__name__}, but declares {declared}"
+            )
+        try:
+            check(draft.law, draft.tree, self._vocab_size)
+        except ValueError as error:
+            raise RequestError(
+                f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
+            ) from error

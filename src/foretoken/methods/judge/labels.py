@@ -1,0 +1,133 @@
+"""Labelled tokens for the judge: which tokens are fine where they stand, and the target's states of them.
+
+    prompt ── t0 ── t1 ── t2 ── t3 …        the text; every token of it is read once
+                     └─ x                   a token that was tried in the place of t2, and was not fine
+
+A label belongs to a token *and* the text before it, so the tokens of a question form a tree, and one forward of the
+target gives the states of all of them.
+
+Letters: N tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.tree import TokenTree
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.last_states import LastStates
+from foretoken.models.prefill import prefill
+
+Label = tuple[str, bool]  # a task or a file, and whether the token is fine
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A question's tokens with their labels; tokens without a label are read all the same.
+
+    Attributes:
+        prompt: what the target reads before, at least one token; equal prompts are one question.
+        tree: the tokens.
+        labels: of each token: who says so, and whether it is fine; None where nobody knows.
+    """
+
+    prompt: Sequence[int]
+    tree: TokenTree
+    labels: Sequence[Label | None]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labelled tokens of many questions.
+
+    Attributes:
+        hidden_ND: float32, the target's state of the token, behind the final norm.
+        fine_N: bool.
+        asked_N: bool, the token is not what the target would have said itself: only there a judge's word counts.
+        question_N: int64, counted from 0.
+        source_N: int64, who says so: index into ``sources``.
+        sources: names.
+    """
+
+    hidden_ND: Tensor
+    fine_N: Tensor
+    asked_N: Tensor
+    question_N: Tensor
+    source_N: Tensor
+    sources: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.fine_N)
+
+    def of(self, kept_N: Tensor) -> Labels:
+        """Some of them.
+
+        Args:
+            kept_N: bool.
+        """
+        hidden_ND, fine_N, asked_N = self.hidden_ND[kept_N], self.fine_N[kept_N], self.asked_N[kept_N]
+        return Labels(hidden_ND, fine_N, asked_N, self.question_N[kept_N], self.source_N[kept_N], self.sources)
+
+
+def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
+    """Run the target once over every question.
+
+    Args:
+        questions: prompt and tree of each fit the target's context.
+    """
+    reader = _Reader(target)
+    numbers: dict[tuple[int, ...], int] = {}
+    sources: dict[str, int] = {}
+    hidden = [torch.zeros(0, target.config.get_text_config(decoder=True).hidden_size)]
+    rows: list[tuple[bool, bool, int, int]] = []
+    for question in questions:
+        known = {node: label for node, label in enumerate(question.labels) if label is not None}
+        if not known:
+            continue
+        states_ND, own = reader.read(question)
+        hidden.append(states_ND[list(known)])
+        number = numbers.setdefault(tuple(question.prompt), len(numbers))
+        for node, (source, fine) in known.items():
+            rows.append((fine, not own[node], number, sources.setdefault(source, len(sources))))
+    fine_of, asked, question_of, source_of = zip(*rows, strict=True) if rows else ((),) * 4
+    return Labels(
+        torch.cat(hidden),
+        torch.tensor(fine_of, dtype=torch.bool),
+        torch.tensor(asked, dtype=torch.bool),
+        torch.tensor(question_of, dtype=torch.int64),
+        torch.tensor(source_of, dtype=torch.int64),
+        tuple(sources),
+    )
+
+
+class _Reader:
+    """The target over a cache of its own."""
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target, self._cache = target, target.new_cache(1)
+        self._last = LastStates(target)
+
+    @torch.inference_mode()
+    def read(self, question: Marked) -> tuple[Tensor, list[bool]]:
+        """float32 [N, D], and of each token whether it is the target's own choice."""
+        slot = self._cache.acquire()
+        try:
+            *before, root = question.prompt
+            prefill(self._target, self._cache, slot, before)
+            self._cache.reserve(slot, 1 + len(question.tree))
+            batch = PackedBatch()
+            batch.add_tree(slot, self._cache.lengths[slot], root, question.tree)
+            output = self._target.forward(batch, DensePlan(self._cache, batch), span=self._last.span)
+        finally:
+            self._cache.release(slot)
+        # row 0 is the root, row i + 1 node i: a node is judged by its own row, and was chosen by its parent's
+        rows = range(1, 1 + len(question.tree))
+        chosen = [output.best[parent + 1] for parent in question.tree.parents]
+        own = [token == best for token, best in zip(question.tree.tokens, chosen, strict=True)]
+        return self._last.of(output, rows).cpu(), own

@@ -1,0 +1,256 @@
+"""Labels for the judge without annotators: does the answer survive a draft's token?
+
+    target's answer   def add ( a ,  b ) …
+    draft's choices    ·   sum  ·  · ·  ·
+    tried             def sum ( a ,  b ) …          the target goes on by itself; the same answer: the token is fine,
+                                                    and stays in the text; else it is not, and does not
+
+Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and target are tried from left to right, and a
+token is not fine if the final answer changes. So it is the target's own answer that is kept, be it right or wrong, and
+the task's checker compares with that; an answer in which it finds none (no number, no JSON) is left out.
+Differs: end tokens and other special tokens are not tried, since a judge never accepts them on its own. Tokens that
+draft and target agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of the vocabulary are
+put, and labelled bad without being tried: a judge that has only seen a draft's plausible mistakes lets nonsense pass.
+On the zoo's pair 22 % of random tokens were above 0.5 without them in the training, 4 % with four of them an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from random import Random
+from typing import Any
+
+import torch
+
+from foretoken.core.errors import ConfigError, ForetokenError, nearest
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.engine.llm import LLM
+from foretoken.methods.judge.labels import Label, Marked
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.prefill import prefill
+from foretoken.tasks import catalog
+from foretoken.tasks.catalog import Task
+from foretoken.tasks.evaluate import prompt_ids
+from foretoken.tasks.example import Example
+from foretoken.train.sources import TASKS
+
+ABREAST = 64  # questions in work at a time
+STRANGERS = 2  # random tokens for each answer
+RANDOM = "random tokens"  # whose labels they are
+_MOST_DRAWS = 1000  # for a question that was not asked before
+_SEED = 1000  # of the questions: not those of the zoo's mixture, which the target has seen
+
+
+@dataclass(frozen=True)
+class Mining:
+    """How labels are mined.
+
+    Attributes:
+        tasks: names of generated tasks (train/sources.py); their training halves are asked, in turns.
+        count: questions to ask.
+        seconds: stop after so long; None: never. Questions in work then count as far as they were walked.
+        seed: of the questions.
+    """
+
+    tasks: tuple[str, ...] = ("profiles", "code", "arithmetic", "json")
+    count: int = 1000
+    seconds: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse tasks that are not there."""
+        if not self.tasks:
+            raise ConfigError(f"--tasks: name at least one of {', '.join(TASKS)}")
+        for name in self.tasks:
+            if name not in TASKS:
+                raise ConfigError(f"--tasks {name}: {nearest(name, TASKS)}")
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What was found.
+
+    Attributes:
+        questions: with at least one label each.
+        asked: questions that were asked, by task.
+        right: of them, answered rightly by the target itself.
+    """
+
+    questions: list[Marked]
+    asked: dict[str, int]
+    right: dict[str, int]
+
+
+def mine(llm: LLM, draft: LanguageModel, how: Mining, report: Callable[[int], None] = lambda number: None) -> Mined:
+    """Ask questions and try the draft's tokens in the target's answers.
+
+    Args:
+        llm: the target, decoding plainly.
+        draft: of the same vocabulary.
+        report: called with the number of questions that are done.
+    """
+    ends = time.monotonic() + (how.seconds if how.seconds is not None else float("inf"))
+    waiting, active, done = _questions(llm, draft, how), list[_Walk](), list[_Walk]()
+    picks = _Picks(draft)
+    while time.monotonic() < ends:
+        while len(active) < ABREAST and (walk := next(waiting, None)) is not None:
+            active.append(walk)
+        trials = [(walk, walk.trial()) for walk in active]
+        if not trials:
+            break
+        outputs = llm.generate(
+            [{"prompt_token_ids": [*walk.prompt, *trial]} for walk, trial in trials],
+            [SamplingParams(temperature=0.0, max_tokens=walk.task.max_tokens - len(trial)) for walk, trial in trials],
+        )
+        for (walk, trial), output in zip(trials, outputs, strict=True):
+            if output.error is not None:
+                raise ForetokenError(
+                    f"model '{llm.target.name}' failed at a question of '{walk.task.name}': {output.error}"
+                )
+            walk.judge(trial, output.token_ids)
+            walk.advance(picks)
+        done += [walk for walk in active if walk.over]
+        active = [walk for walk in active if not walk.over]
+        report(len(done))
+    walked = [walk for walk in (*done, *active) if walk.started]
+    return Mined(
+        [walk.marked(llm.target.vocab_size) for walk in walked if walk.own is not None and walk.place],
+        {name: sum(walk.task.name == name for walk in walked) for name in how.tasks},
+        {name: sum(walk.task.name == name and walk.right for walk in walked) for name in how.tasks},
+    )
+
+
+def _questions(llm: LLM, draft: LanguageModel, how: Mining) -> Iterator[_Walk]:
+    """The questions that fit, tasks in turns; no prompt twice."""
+    readers = [(catalog.find(name), TASKS[name](_SEED + how.seed)) for name in how.tasks]
+    special = llm.target.special_ids  # what a judge may not let stand, the ends among them
+    longest = min(llm.target.max_length, draft.max_length)
+    known: set[str] = set()
+    for number in range(how.count):
+        task, examples = readers[number % len(readers)]
+        example = next((each for each in islice(examples, _MOST_DRAWS) if each.prompt not in known), None)
+        if example is None:  # this task has no other questions
+            continue
+        known.add(example.prompt)
+        prompt = prompt_ids(llm, example)
+        if len(prompt) + task.max_tokens < longest:
+            yield _Walk(task, example, prompt, llm.tokenizer, special)
+
+
+@dataclass
+class _Walk:
+    """One question on its way through the mismatches of its answer.
+
+    Attributes:
+        text: the target's answer with the tokens that were found fine in it; without the token that ended it.
+        ended: a token ended it.
+        own: what the checker compares with.
+        picks: the draft's choice in every place of the text, and behind it; empty if the text is new.
+        place: tokens of the text that are labelled; the next one is to be compared.
+        pick: the draft's token that is tried there; None: the target has not answered yet.
+        bad: tokens that were not fine: place and token.
+        started, right, over: it was answered; rightly; nothing is left to be tried.
+    """
+
+    task: Task
+    example: Example
+    prompt: list[int]
+    tokenizer: Any
+    special: frozenset[int]
+    text: list[int] = field(default_factory=list)
+    bad: list[tuple[int, int]] = field(default_factory=list)
+    place: int = 0
+    pick: int | None = None
+    ended: bool = False
+    own: Example | None = None
+    picks: list[int] = field(default_factory=list)
+    started: bool = False
+    right: bool = False
+    over: bool = False
+
+    def trial(self) -> list[int]:
+        """What the target is to go on from: nothing at first, then its answer up to a place and the draft's token."""
+        return [] if self.pick is None else [*self.text[: self.place], self.pick]
+
+    def judge(self, trial: list[int], continuation: Sequence[int]) -> None:
+        """Look at the answer that came of it."""
+        answer = [*trial, *continuation]
+        ended = answer[-1] in self.special
+        if ended:
+            answer.pop()
+        said = self.tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+        if self.pick is None:
+            self.started, self.right = True, self.task.score(said, self.example)["correct"] == 1.0
+            self.own = _own(self.task, self.example, said)
+            self.over = self.own is None
+        elif self.task.score(said, self.own)["correct"] == 1.0:  # type: ignore[arg-type]
+            self.place += 1
+        else:
+            self.bad.append((self.place, self.pick))
+            self.place += 1
+            return
+        self.text, self.ended, self.picks = answer, ended, []
+
+    def advance(self, picks: _Picks) -> None:
+        """Go to the next place where the draft says something else."""
+        if self.over:
+            return
+        if not self.picks:
+            self.picks = picks.of(self.prompt, self.text)
+        places = len(self.text) + self.ended  # where the target ends, the draft may go on
+        while self.place < min(places, self.task.max_tokens - 1):  # something is generated behind every trial
+            self.pick = self.picks[self.place]
+            said = self.text[self.place] if self.place < len(self.text) else None
+            if self.pick != said and self.pick not in self.special:
+                return
+            self.place += 1
+        self.over = True
+
+    def marked(self, vocabulary: int) -> Marked:
+        """The labels so far, with random tokens beside them."""
+        kept = self.text[: self.place]
+        rng = Random(self.example.prompt)
+        bad = [(place, token, self.task.name) for place, token in self.bad]
+        for place in rng.sample(range(len(kept)), min(STRANGERS, len(kept))):
+            stranger = rng.randrange(vocabulary)
+            if stranger != kept[place] and stranger not in self.special:
+                bad.append((place, stranger, RANDOM))
+        tokens = [*kept, *(token for _, token, _ in bad)]
+        parents = [*range(ROOT, len(kept) - 1), *(place + ROOT for place, _, _ in bad)]
+        fine: list[Label | None] = [None if token in self.special else (self.task.name, True) for token in kept]
+        return Marked(self.prompt, TokenTree(tokens, parents), [*fine, *((source, False) for *_, source in bad)])
+
+
+def _own(task: Task, example: Example, said: str) -> Example | None:
+    """The example with what was said as its answer; None if the checker finds no answer in that."""
+    if task.score(said, example).get("parses", 1.0) != 1.0:  # nothing can be compared with what does not parse
+        return None
+    own = replace(example, answer=said, alternatives=())
+    return own if task.score(said, own)["correct"] == 1.0 else None
+
+
+class _Picks:
+    """A model's own choice at every place of a text that another one wrote."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model, self._cache = model, model.new_cache(1)
+
+    @torch.inference_mode()
+    def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
+        """The most probable token in the place of each token of the text, and behind it."""
+        slot = self._cache.acquire()
+        try:
+            prefill(self._model, self._cache, slot, prompt[:-1])
+            rows = [prompt[-1], *text]
+            self._cache.reserve(slot, len(rows))
+            batch = PackedBatch()
+            batch.add_chunk(slot, self._cache.lengths[slot], rows, wanted=len(rows))
+            return list(self._model.forward(batch, DensePlan(self._cache, batch)).best)
+        finally:
+            self._cache.release(slot)

@@ -1,0 +1,220 @@
+"""Training of the judge's head (head.py): labels, fit, threshold, and what it is worth on held-out questions.
+
+Paper: arXiv:2501.19309. The target stays frozen; D + 1 numbers are trained.
+Differs: labels come from tasks that can be checked (judge_mining.py), or from a user's annotations (judge_triples.py).
+The head is trained on the tokens at which a judge is asked, those that are not the target's own choice. With the
+others among them, all of them fine and many times as many, it learns to tell the two kinds apart instead: on the zoo's
+pair the area under the ROC curve where it is asked fell from 0.80 to 0.67 (mean of eight splits).
+The threshold is the smallest that accepts at most a given share of the bad tokens of the held-out questions, random
+ones aside.
+
+Letters: N tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError, InputError, MismatchError
+from foretoken.core.files import write_whole
+from foretoken.core.intervals import wilson_interval
+from foretoken.core.provenance import provenance
+from foretoken.engine.llm import LLM
+from foretoken.methods.judge.fit import fit
+from foretoken.methods.judge.head import JudgeConfig, JudgeHead
+from foretoken.methods.judge.labels import Labels, Marked, read_states
+from foretoken.methods.judge.mining import RANDOM, Mining, mine
+from foretoken.methods.judge.triples import read_triples
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel, check_same_vocabulary
+from foretoken.models.load import load
+from foretoken.train.grouped_split import grouped_split
+from foretoken.train.recipe import RECORD, disk_trouble
+from foretoken.train.roc import auc, smallest_threshold
+
+TRAINED = 0.9  # of the questions
+FEWEST = 50  # tokens of either kind
+
+
+def run(
+    target_name: str,
+    draft_name: str | None,
+    out: Path,
+    mining: Mining | None,
+    *,
+    triples: Path | None = None,
+    tail: str = "mask",
+    false_accepts: float = 0.02,
+    seed: int = 0,
+    device: str = "cpu",
+    report: Callable[[int], None] = lambda number: None,
+    arguments: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Collect labels, train a head, and write it: ``config.json``, ``model.safetensors``, ``training.json``.
+
+    Args:
+        target_name, draft_name: zoo name, folder or hub id; the draft is needed for mining only.
+        mining: how to mine labels; None: from the triples alone.
+        triples: a file of annotations.
+        tail: what becomes of the tokens behind an annotated error.
+        false_accepts: share of the held-out bad tokens that the threshold may let pass.
+        seed: of the split.
+        report: called with the number of questions that were mined.
+        arguments: the command line, for the record.
+    Returns:
+        the record that is saved as ``training.json``.
+    Raises:
+        ForetokenError: an option, the pair, the data or the disk stop the run; nothing is written then.
+    """
+    _check(draft_name, out, mining, triples, false_accepts)
+    llm = LLM(target_name, speculative_config={"method": "none"}, device=device)
+    marked: list[Marked] = [] if triples is None else read_triples(triples, llm, tail)
+    draft = None if draft_name is None or mining is None else _draft(llm, draft_name, device)
+    began = time.monotonic()
+    mined = None if draft is None or mining is None else mine(llm, draft, mining, report)
+    mining_ends = time.monotonic()
+    labels = read_states(llm.target, marked if mined is None else [*marked, *mined.questions])
+    asked = labels.of(labels.asked_N)
+    tried_N = torch.tensor([asked.sources[place] != RANDOM for place in asked.source_N.tolist()], dtype=torch.bool)
+    train_N = _split(asked, tried_N, seed)
+    read = time.monotonic()
+    # random tokens are trained on, but too easy to choose by
+    fitted = fit(asked, train_N, ~train_N & tried_N)
+    judged = asked.of(~train_N & tried_N)
+    threshold = smallest_threshold(fitted.unit.probabilities(judged.hidden_ND), judged.fine_N, false_accepts)
+    held = asked.of(~train_N)
+    score_N = fitted.unit.probabilities(held.hidden_ND)
+    config = JudgeConfig(
+        width=asked.hidden_ND.shape[1],
+        threshold=threshold,
+        target=target_name,
+        target_fingerprint=fingerprint_of(llm.target.source),
+    )
+    record = {
+        "method": "judge",
+        "target": target_name,
+        "target_fingerprint": config.target_fingerprint,
+        "draft": draft_name,
+        "draft_fingerprint": None if draft is None else fingerprint_of(draft.source),
+        "parameters": config.width + 1,
+        "normed": config.normed,
+        "threshold": threshold,
+        "false_accepts": false_accepts,
+        "mining": None if mining is None else asdict(mining),
+        "asked": {} if mined is None else mined.asked,
+        "answered_rightly": {} if mined is None else mined.right,
+        "triples": None if triples is None else {"file": triples.name, "texts": len(marked), "tail": tail},
+        "labels": {
+            "tokens": len(labels),
+            "not_the_targets_own": int(tried_N.sum()),
+            "fine": int(asked.fine_N.sum()),
+            "random": int((~tried_N).sum()),
+        },
+        "fit": {
+            "strength": fitted.strength,
+            "bad_weight": round(fitted.bad_weight, 4),
+            "auc_by_strength": {f"{each:g}": _rounded(area) for each, area in fitted.areas.items()},
+        },
+        "held_out": {
+            **quality(judged, fitted.unit.probabilities(judged.hidden_ND), threshold),
+            "by_source": {
+                name: quality(held.of(held.source_N == place), score_N[held.source_N == place], threshold)
+                for place, name in enumerate(held.sources)
+            },
+        },
+        "seconds": {
+            "mining": round(mining_ends - began, 1),
+            "reading": round(read - mining_ends, 1),
+            "fitting": round(time.monotonic() - read, 1),
+        },
+        "seed": seed,
+        "threads": torch.get_num_threads(),
+        "provenance": provenance(arguments),
+    }
+    with disk_trouble(out):
+        JudgeHead(config, fitted.unit).save(out)
+        write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def quality(labels: Labels, score_N: Tensor, threshold: float) -> dict[str, Any]:
+    """What a head's word is worth, where it is asked.
+
+    Args:
+        labels: tokens that are not the target's own choice.
+        score_N: what the head says of them.
+    Returns:
+        ``fine``, ``bad`` (tokens); ``auc``; ``accepted``, the share above the threshold, ``fine_accepted``, the same of
+        the fine ones, and ``false_accepts``, of the bad ones, with its 95 % interval. None where there is nothing.
+    """
+    accepted_N, fine_N = score_N > threshold, labels.fine_N
+    fine, bad = int(fine_N.sum()), int((~fine_N).sum())
+    wrong = int((accepted_N & ~fine_N).sum())
+    return {
+        "fine": fine,
+        "bad": bad,
+        "auc": _rounded(auc(score_N, fine_N)),
+        "accepted": _rounded(float(accepted_N.float().mean())) if len(labels) else None,
+        "fine_accepted": _rounded(int((accepted_N & fine_N).sum()) / fine) if fine else None,
+        "false_accepts": _rounded(wrong / bad) if bad else None,
+        "false_accepts_interval": [round(each, 4) for each in wilson_interval(wrong, bad)] if bad else None,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _check(draft: str | None, out: Path, mining: Mining | None, triples: Path | None, false_accepts: float) -> None:
+    JudgeHead.check_place(out)
+    if not 0 <= false_accepts < 1:
+        raise ConfigError(f"--false-accepts {false_accepts}: must be a share from 0 up to, not including, 1")
+    if mining is None and triples is None:
+        raise ConfigError("there is nothing to train on: name --tasks, or give --triples FILE")
+    if mining is not None and draft is None:
+        raise ConfigError("--draft is needed for --tasks: its tokens are tried in the target's answers")
+
+
+def _draft(llm: LLM, name: str, device: str) -> LanguageModel:
+    draft = load(name, device=device)
+    reason = check_same_vocabulary(llm.target, draft)
+    if reason is not None:
+        raise MismatchError(
+            f"draft model '{name}' has another vocabulary than '{llm.target.name}' ({reason}): use a draft with the "
+            "target's tokenizer"
+        )
+    return draft
+
+
+def _split(labels: Labels, tried_N: Tensor, seed: int) -> Tensor:
+    """Which tokens to fit on: nine questions in ten; both kinds of tokens on either side.
+
+    Args:
+        tried_N: bool, random tokens aside.
+    Raises:
+        InputError: there are too few of a kind.
+    """
+    tried = labels.fine_N[tried_N]
+    for count, what in ((int(tried.sum()), "fine"), (int((~tried).sum()), "not fine")):
+        if count < FEWEST:
+            raise InputError(
+                f"only {count} tokens were found that are {what} and not what the target would say itself; {FEWEST} "
+                "are needed: ask more (--examples, --minutes), or other --tasks, or give --triples FILE"
+            )
+    train_N = grouped_split(labels.question_N, TRAINED, torch.Generator().manual_seed(seed))
+    for side_N in (train_N, ~train_N):
+        fine_N = labels.fine_N[side_N & tried_N]
+        if not 0 < int(fine_N.sum()) < len(fine_N):
+            raise InputError(
+                "the labels come from too few questions: those held out have fine tokens only, or none; ask more "
+                "(--examples, --minutes)"
+            )
+    return train_N

@@ -1,0 +1,177 @@
+"""Judge Decoding: a token stands if the exact test lets it, or if a trained head finds nothing wrong with it.
+
+    row      0: x_t     1: d_1     2: d_2     3: d_3
+    law        p_0        p_1        p_2        p_3      of the next token: d_i is tested against row i - 1
+    state      e_0        e_1        e_2        e_3      of the token itself, after reading it: d_i is judged by row i
+
+Letters: M rows, D width of the target, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from foretoken.core.distortion import Account, Spent, price_of
+from foretoken.core.draft import Draft, Law, PointMass, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.laws import Laws
+from foretoken.core.needs import Declared, Knob, LastState, Needs
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams
+from foretoken.core.residual import ratio
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers.lossy import LossyConfig, check_fit, descend, exactly, permitted
+from foretoken.verifiers.walk import Pick, Siblings
+
+
+class Head(Protocol):
+    """What judges; methods/judge/head.py has one. ``config`` says its ``threshold`` and what it reads (``normed``)."""
+
+    config: Any
+
+    def judge(self, hidden_MD: Tensor) -> Tensor:
+        """P(token is fine), float [M]."""
+        ...
+
+
+class JudgeVerifier(Verifier):
+    """Accept while the exact test or the judge says yes; what follows the first refusal is what the exact rule emits.
+
+    Paper:   Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309, section 4: accept if the standard test or
+        sigmoid(w.e + b) > delta, e the target's last hidden state of the token itself.
+    Exact:   no. With J(x) = 1 where the judge would let x stand, S = sum (p - q)+, and the filters' p:
+
+                 e(x) = min(p, q) + J(x) (q - p)+ + (1 - J) share of (p - q)+,     share = sum (1 - J) (q - p)+ / S
+                 TV(e, p) = sum J(x) (q - p)+
+
+             Of J only the drafted token's value is known: the target has read no other. So a drafted y with J(y) = 1 is
+             charged (1 - p(y)/q(y))+, whether or not the exact test let it stand: the mean over the draw is TV(e, p),
+             an unbiased estimate, and (log q/p)+ for the divergence, whose mean is at least KL(e, p). For point masses
+             (q = 1) both are exact given the draft; at temperature 0 a token that is not the argmax costs 1. Checked by
+             enumeration in tests/unit/methods/judge/test_verifier.py.
+    Differs: guards. On the judge's word alone there stands no token that ends the request, no special one
+             (``guarded``), and none with p = 0 (filtered, forbidden); of consecutive ones at most ``max_run``; there is
+             a budget. Where p >= q the exact test is certain, and the judge is not asked. Chains only. With
+             ``threshold=1`` the judge is off, and the rule is `recursive` on a chain, bit for bit.
+
+    Args:
+        config: options.
+        head: the judge.
+        guarded: tokens that never stand on its word alone, beside those that end the request.
+    """
+
+    name = "judge"
+    declared = Declared(
+        learned_part="foretoken.methods.judge.head:JudgeHead",
+        knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
+    )
+    promise = "approximate"
+    laws: tuple[type[Law], ...] = (PointMass, Sampled)
+    trees = False
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LossyConfig):
+        """Options of the judge.
+
+        Attributes:
+            head: a folder written by `foretoken train judge`; None: what lies beside the target's weights in ``judge``.
+            threshold: the judge's word counts above this, in [0, 1]; None: what the head was calibrated to. 1 switches
+                it off.
+            max_run: so many tokens in a row may stand on the judge's word alone; None: any number.
+            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
+                no bound, 0: exact.
+        """
+
+        head: str | None = None
+        threshold: float | None = None
+        max_run: int | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.head is not None and (not isinstance(self.head, str | Path) or not str(self.head)):
+                raise ConfigError(f"head={self.head!r} must be a folder written by 'foretoken train judge'")
+            if self.threshold is not None:
+                self.check_share("threshold", "lower accepts more, 1 switches it off, leave it out for the head's")
+            run = self.max_run
+            if run is not None and (not isinstance(run, int) or isinstance(run, bool) or run < 1):
+                raise ConfigError(
+                    f"max_run={run!r} must be an integer, at least 1: leave it out for no limit, use threshold=1 to "
+                    "switch the judge off"
+                )
+
+    def __init__(self, config: Config, head: Head, guarded: Collection[int]) -> None:
+        self.config = config
+        self.head = head
+        self.guarded = frozenset(guarded)
+        self.threshold: float = head.config.threshold if config.threshold is None else config.threshold
+        self.needs = Needs(last_state=LastState(head.config.normed) if self.threshold < 1.0 else None)
+
+    @property
+    def budget(self) -> float | None:
+        return self.config.max_distortion
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.
+
+        Args:
+            draft: chain of N nodes, point masses or independent draws.
+            target: N + 1 rows with ``hidden_MD``. The judge is asked once, for all nodes, when the exact test first may
+                refuse one.
+            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus, as the
+                exact rule has them.
+            spent: what the request has emitted and spent.
+        Returns:
+            Verdict with the distortion and divergence of every emitted token.
+        Raises:
+            ValueError: the draft branches, is of another kind, or ``target`` has no hidden states.
+        """
+        check_fit(self, draft, target)
+        account = Account(spent, self.config.max_distortion)
+        approved = cache(lambda: self.approved(draft, target))
+        run = 0  # tokens in a row, up to here, that stand on the judge's word alone
+
+        def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
+            nonlocal run
+            (child,), (token,) = children, tokens
+            allowed = self.config.max_run is None or run < self.config.max_run
+            if target.greedy:
+                best = target.best[node + 1]
+                off = token != best
+                stands = not off or (
+                    allowed and account.allows(1.0) and approved()[child] and permitted(target, node + 1, token)
+                )
+                run = run + 1 if off else 0
+                account.add(*((1.0, float("inf")) if off and stands else (0.0, 0.0)))
+                return (0, token) if stands else (None, best)
+            p_V = target.p_at(node + 1)
+            q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(child)
+            p, q = float(p_V[token]), 1.0 if q_V is None else float(q_V[token])
+            if allowed and 0.0 < p < q and account.allows((price := price_of(p, q))[0]) and approved()[child]:
+                account.add(*price)
+                run = 0 if rng.bernoulli("accept", (ratio(p, q),))[0] else run + 1
+                return 0, token
+            run = 0
+            account.add(0.0, 0.0)
+            return exactly(p_V, q_V, tokens, rng)
+
+        return descend(draft, target, rng, account, step)
+
+    def approved(self, draft: Draft, target: Laws) -> list[bool]:
+        """Of every node: whether its token may stand on the judge's word."""
+        if self.needs.last_state is None:
+            return [False] * len(draft)
+        never = self.guarded | target.stop_ids
+        fine: list[float] = self.head.judge(target.hidden_MD[1:]).tolist()
+        return [
+            each > self.threshold and token not in never for each, token in zip(fine, draft.tree.tokens, strict=True)
+        ]

@@ -1,0 +1,317 @@
+"""Kangaroo: the target's first layers and a small adapter draft, the other layers verify.
+
+    f = layers[0, E)(token)      first exit: the target's own, its keys and values are kept for verification
+    y = adapter(f)               one attention layer with a cache of its own
+    q = softmax(head(y))         the target's head
+    stop when max q <= threshold second exit; the token itself is verified all the same
+
+Letters: T packed rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.core.tree import ROOT
+from foretoken.drafting.draft_builder import no_law
+from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
+from foretoken.drafting.learned_part import find_all
+from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
+from foretoken.methods.kangaroo.exit_choice import choose_exit
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.language_model import LanguageModel, Output
+
+_SLOTS = 1024  # requests at once, at most; buffers grow with use
+_UNREAD_ROWS = 512  # hidden states of a prompt that wait for the adapter, at most
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: its slot in the adapter's cache, and committed rows that the adapter has not read yet."""
+
+    slot: int
+    waiting: list[Tensor] = field(default_factory=list)
+    num_waiting: int = 0
+    drafted: EarlyExitBuilder | None = None  # until observe says what became of it
+    num_adapted: int = 0  # of its nodes: how many the adapter has read
+
+    def wait(self, rows_TD: Tensor) -> None:
+        self.waiting.append(rows_TD)
+        self.num_waiting += len(rows_TD)
+
+
+class KangarooDrafter(Drafter):
+    """Drafts with layers [0, E) of the target, an adapter and the target's head.
+
+    Paper:   arXiv:2404.18911: chain drafting with two early exits; the tree is that of its NeurIPS 2024 version, whose
+             order of expansion is not published: ours takes, level by level, the ``width`` best nodes by cumulative
+             probability, and expands those whose own best continuation is more probable than the threshold.
+    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; the stop
+             looks only at laws before a draw and every drafted token is verified. Lossless under any lossless verifier
+             that knows the kind.
+    Differs: batches (requests stop drafting one by one); sampling; adapter rows of a prompt are read when the first
+             draft is asked for.
+    """
+
+    name = "kangaroo"
+    declared = Declared(
+        learned_part="foretoken.methods.kangaroo.adapter:Adapter",
+        variants=(
+            Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
+            Variant(options={"threshold": 0.1, "tree": True, "width": 4}, untrained={"exit_layer": 2}),
+            Variant(options={"threshold": 0}, untrained={"exit_layer": 3}, one_rule=True),
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of Kangaroo.
+
+        Attributes:
+            adapter: a folder written by `foretoken train kangaroo`, or one with a folder exit-E for each of several
+                depths; None: what lies beside the target's weights in ``kangaroo``.
+            exit_layer: layers that draft; 'auto' measures every adapter there is and explains its choice. None: the
+                only adapter, or of several the one of the depth nearest to an eighth of the target.
+            threshold: drafting stops where the most probable token has at most this probability; None: 0.6 for
+                chains, 0.4 for trees. 0 never stops, 1 drafts one token a step.
+            tree: propose a tree of the most probable continuations instead of a chain.
+            max_depth: longest path of a draft.
+            width: of a tree: continuations considered at a node, and nodes kept at a level.
+        """
+
+        adapter: str | None = None
+        exit_layer: int | str | None = None
+        threshold: float | None = None
+        tree: bool = False
+        max_depth: int = 6
+        width: int = 10
+
+        def __post_init__(self) -> None:
+            depth = self.exit_layer
+            known = depth is None or depth == "auto"
+            if not known and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
+                raise ConfigError(f"exit_layer={depth!r} must be a number of layers from 1, or 'auto'")
+            if self.adapter is not None and not isinstance(self.adapter, str | Path):
+                raise ConfigError(f"adapter={self.adapter!r} must be a folder")
+            given = self.threshold
+            if given is not None and (not isinstance(given, int | float) or not 0 <= given <= 1):
+                raise ConfigError(f"threshold={self.threshold!r} must be a probability between 0 and 1")
+            for name, most in (("max_depth", 64), ("width", 64)):
+                value = getattr(self, name)
+                if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                    raise ConfigError(f"{name}={value!r} must be an integer between 1 and {most}")
+
+    def __init__(self, config: Config, target: LanguageModel) -> None:
+        self.config = config
+        self.early_exit = EarlyExit(target)
+        adapter, self.explanation = _adapter(config, target)  # the command line prints it
+        self.exit_layer = adapter.config.exit_layer
+        self.threshold = config.threshold if config.threshold is not None else 0.4 if config.tree else 0.6
+        self.branches = config.tree
+        self.laws: tuple[type[Law], ...] = (PointMass,) if config.tree else (Sampled,)
+        self.needs = Needs(hidden_layers=HiddenLayers((self.exit_layer,)))
+        self._most = 60 if config.tree else config.max_depth
+        self.offers = Offers(evidence=(GreedyLaws,), length=self._most)
+        self._head = AdapterHead(target, adapter)
+        self._cache = KVCache(1, _SLOTS, target.max_length)
+        self._top = min(config.width, target.vocab_size) if config.tree else 1
+        self._states: dict[int, _State] = {}
+
+    def attach(self, cache: Any) -> None:
+        self.early_exit.attach(cache)
+
+    def on_forward(self, features: Sequence[Features]) -> None:
+        """Keep the hidden states of committed rows until the adapter reads them."""
+        full = []
+        for each in features:
+            if each.draft.resume is not None:
+                continue
+            state = self._states.get(each.context.request_id)
+            if state is None:
+                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
+                    continue
+                state = self._states[each.context.request_id] = _State(self._cache.acquire())
+            known = self._cache.lengths[state.slot] + state.num_waiting
+            state.wait(each.hidden[self.exit_layer][max(0, known - each.begin) :])
+            if state.num_waiting >= _UNREAD_ROWS:
+                full.append(state)
+        if full:
+            self._catch_up(full)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Grow one draft per request; every level is one forward of the first layers and one of the adapter."""
+        growing: list[tuple[EarlyExitBuilder, _State]] = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            state = self._states.get(context.request_id)
+            depth = min(budget.max_depth, self.config.max_depth)
+            if state is not None and budget.max_nodes > 0 and depth > 0:
+                self._rewind(state, context)
+                bounded = Budget(min(budget.max_nodes, self._most), depth, evidence=budget.evidence)
+                growing.append((EarlyExitBuilder(context, bounded), state))
+        with torch.inference_mode():
+            active = growing
+            while active:
+                self.early_exit.read([draft for draft, _ in active], self.exit_layer, (self.exit_layer,), scored=False)
+                active = [(draft, state) for draft, state in active if draft.frontier]
+                if active:
+                    self._expand(active)
+                active = [(draft, state) for draft, state in active if len(draft.unread)]
+        drafts = {draft.context.request_id: self._finish(draft, state) for draft, state in growing}
+        return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep the adapter's rows of accepted nodes; an accepted node that it has not read waits."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.request_id)
+            if state is None or state.drafted is None:
+                continue
+            path = outcome.verdict.path
+            self._cache.commit(state.slot, [node for node in path if node < state.num_adapted])
+            late = [1 + node for node in path if node >= state.num_adapted]
+            if late:
+                state.wait(state.drafted.hidden(self.exit_layer)[late])
+            state.drafted = None
+
+    def release(self, request_id: int) -> None:
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            self._cache.release(state.slot)
+
+    # ------------------------------------------------------------------ growing
+
+    def _expand(self, active: Sequence[tuple[EarlyExitBuilder, _State]]) -> None:
+        """Read the newest rows with the adapter and give the frontier its children."""
+        output, starts = self._adapt(active)
+        for (draft, _), start in zip(active, starts, strict=True):
+            if self.config.tree:
+                self._extend_tree(draft, output, start)
+            else:
+                self._extend_chain(draft, output, start)
+
+    def _extend_chain(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
+        confidence = output.top_shares[row]
+        node = draft.draw(output, row, self.name)
+        stop = confidence <= self.threshold or not draft.has_room(node)
+        draft.frontier = [] if stop else [node]
+
+    def _extend_tree(self, draft: EarlyExitBuilder, output: Output, first: int) -> None:
+        if not draft.context.laws.trivial:
+            rows = slice(first, first + len(draft.frontier))
+            output, first = Output.of(draft.process(output.logits_MV[rows]), top=self._top), 0
+        candidates: list[tuple[float, int, int, float]] = []
+        for row, parent in enumerate(draft.frontier, first):
+            ranked = slice(row * self._top, (row + 1) * self._top)
+            shares = output.top_shares[ranked]
+            if shares[0] != shares[0]:
+                raise no_law(self.name)
+            if parent != ROOT and shares[0] <= self.threshold:
+                continue
+            reach = draft.reach_of(parent)
+            candidates += [
+                (reach * q, parent, token, q) for q, token in zip(shares, output.top_ids[ranked], strict=True) if q > 0
+            ]
+        candidates.sort(key=lambda each: -each[0])
+        room = draft.budget.max_nodes - len(draft.tokens)
+        fresh = [draft.add(token, parent, q, 0) for _, parent, token, q in candidates[: min(self.config.width, room)]]
+        draft.frontier = fresh if fresh and draft.has_room(fresh[0]) else []
+
+    def _finish(self, draft: EarlyExitBuilder, state: _State) -> Draft:
+        if not draft.tokens:
+            return NO_DRAFT
+        state.drafted = draft
+        return draft.finish(Sampled, draft.resume_point(self.exit_layer))
+
+    # ------------------------------------------------------------------ the adapter
+
+    def _adapt(self, active: Sequence[tuple[EarlyExitBuilder, _State]]) -> tuple[Output, list[int]]:
+        """One forward of adapter and head over each draft's newest rows, behind what waits.
+
+        Returns:
+            the output, and the row in it of each draft's first frontier node.
+        """
+        batch, rows, starts = PackedBatch(), [], []
+        for draft, state in active:
+            fresh_TD = draft.kept[-1][self.exit_layer]
+            starts.append(len(batch.wanted))
+            prefix = self._cache.lengths[state.slot]
+            if draft.frontier == [ROOT]:
+                rows += [*state.waiting, fresh_TD]
+                count = state.num_waiting + 1
+                self._cache.reserve(state.slot, count + draft.budget.max_nodes)
+                batch.add_chunk(state.slot, prefix, [0] * count, wanted=1)
+                continue
+            rows.append(fresh_TD)
+            tail = state.num_adapted
+            if draft.chain:
+                batch.add_chunk(state.slot, prefix + tail, [0] * len(fresh_TD), wanted=len(fresh_TD))
+            else:
+                batch.add_level(
+                    state.slot,
+                    prefix,
+                    [0] * len(fresh_TD),
+                    depths=[draft.depths[node] - 1 for node in draft.frontier],
+                    tail=tail,
+                    tail_depths=[depth - 1 for depth in draft.depths[:tail]],
+                    ancestors=[draft.ancestors(node) for node in draft.frontier],
+                )
+        output = self._head.forward(batch, self._cache, rows[0] if len(rows) == 1 else torch.cat(rows), top=self._top)
+        for draft, state in active:
+            if draft.frontier == [ROOT]:
+                self._cache.commit(state.slot, range(state.num_waiting + 1))
+                state.waiting, state.num_waiting = [], 0
+            else:
+                state.num_adapted += len(draft.frontier)
+        return output, starts
+
+    def _catch_up(self, states: Sequence[_State]) -> None:
+        """Read what waits, without the head."""
+        batch = PackedBatch()
+        for state in states:
+            self._cache.reserve(state.slot, state.num_waiting)
+            batch.add_chunk(state.slot, self._cache.lengths[state.slot], [0] * state.num_waiting, wanted=0)
+        rows = [each for state in states for each in state.waiting]
+        self._head.forward(batch, self._cache, torch.cat(rows), top=0)
+        for state in states:
+            self._cache.commit(state.slot, range(state.num_waiting))
+            state.waiting, state.num_waiting = [], 0
+
+    def _rewind(self, state: _State, context: Context) -> None:
+        """Forget a draft that was never judged; the adapter has read its root, which is read again."""
+        state.drafted, state.num_adapted = None, 0
+        committed = len(context.tokens) - 1
+        if self._cache.lengths[state.slot] > committed:
+            self._cache.rollback(state.slot, committed)
+
+
+def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:
+    """The adapter that is asked for, checked against the target; and why it is this one, if that was measured."""
+    depth = config.exit_layer
+    found = {adapter.config.exit_layer: adapter for adapter in find_all(Adapter, config.adapter, target)}
+    if depth == "auto":
+        return choose_exit(target, found)
+    if isinstance(depth, int) and depth >= target.num_layers:
+        raise ConfigError(
+            f"exit_layer={depth} is out of range: '{target.name}' has {target.num_layers} layers, "
+            f"so 1 to {target.num_layers - 1} can draft"
+        )
+    if isinstance(depth, int) and depth not in found:
+        place = config.adapter or Path(target.source, Adapter.algorithm)
+        raise ConfigError(
+            f"exit_layer={depth}: there is no adapter for it in {place}, only for "
+            f"{', '.join(map(str, sorted(found)))}; make one with 'foretoken train kangaroo --target {target.name} "
+            f"--exit-layer {depth} --out DIR'"
+        )
+    if isinstance(depth, int):
+        return found[depth], ""
+    return found[min(found, key=lambda depth: (abs(depth - target.num_layers / 8), depth))], ""

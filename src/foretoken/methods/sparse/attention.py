@@ -1,0 +1,196 @@
+"""Attention over a few blocks of the prefix, chosen by the root row: for verification steps behind a long prefix.
+
+    a dense row      |0000000000000000000000000000000000000000|  root n0 n1 …
+    a sparse step    |00|      |00|00|            |00|00|00|00|  root n0 n1 …      the same blocks for all rows
+
+Paper:   sparse verification, arXiv:2512.21911: block-sparse attention, inter-draft-token reuse (only the root row
+         retrieves) and inter-layer reuse (only anchor layers retrieve; SA* there).
+Exact:   no: a recipe with this plan promises "approximate". Where nothing is left out (short prefixes, a budget of 1)
+         it is the dense plan, bit for bit.
+Differs: which blocks: see blocks.py. A layer that is no anchor takes the blocks of the nearest anchor
+         *before* it, so that a forward stays one pass through the layers; the first layer of a forward that can select
+         always does. Layers with a sliding window stay dense: they do not look far back.
+
+Prompts are dense, also in the same packed batch: a segment is sparse if it is a root with its draft, and its prefix is
+long enough. The selected blocks and what is behind them make a shorter prefix, over which attention is dense:
+
+    columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
+
+On a GPU with Triton the blocks are read where they lie (kernel.py); elsewhere, and where a model has soft
+caps or attention sinks, they are copied end to end.
+
+Letters: T packed rows, R rows of a segment, L columns, H query heads, G key/value heads, N blocks, K kept blocks,
+D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from foretoken.methods.sparse.blocks import BlockMeans, BlockRule, scores
+from foretoken.models.batch import PackedBatch, Segment
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan, Scoring
+from foretoken.models.native import Blocks, NativePlan
+
+if TYPE_CHECKING:
+    from foretoken.methods.sparse.kernel import BlockLists
+
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_KERNEL_WIDTH = 256  # of keys and values, at most
+
+log = logging.getLogger(__name__)
+
+
+class SparseAttention:
+    """Makes each step's plan; keeps the block means of the cache that it is used with.
+
+    Args:
+        rule: how many blocks are kept, and which.
+        anchors: layers that select; None: all do.
+    """
+
+    def __init__(self, rule: BlockRule, anchors: Sequence[int] | None = None) -> None:
+        self.rule = rule
+        self.anchors = None if anchors is None else frozenset(anchors)
+        self._means: tuple[int, BlockMeans] | None = None  # of the cache with this serial
+
+    def selects(self, layer: int) -> bool:
+        """Whether this layer chooses blocks; the first one of a forward does in any case."""
+        return self.anchors is None or layer in self.anchors
+
+    def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
+        """The plan of one step; a dense one where no segment is sparse."""
+        long = self.rule.dense_below
+        if not any(segment.verification and segment.prefix > long for segment in batch.segments):
+            return DensePlan(cache, batch)
+        if self._means is None or self._means[0] != cache.serial:
+            self._means = (cache.serial, BlockMeans(cache, self.rule.size))
+        return SparseAttentionPlan(cache, batch, self, self._means[1])
+
+
+class SparseAttentionPlan(DensePlan):
+    """One step's attention: sparse for long verifications, dense for the other segments.
+
+    Args:
+        cache, batch: see :class:`DensePlan`.
+        settings: the rule and the anchors.
+        means: of the cache.
+    """
+
+    def __init__(self, cache: KVCache, batch: PackedBatch, settings: SparseAttention, means: BlockMeans) -> None:
+        super().__init__(cache, batch)
+        self.rule = rule = settings.rule
+        self._selects = settings.selects
+        self._means = means
+        self._slots = [segment.slot for segment in batch.segments if segment.verification]
+        self.chosen: dict[int, list[Tensor]] = {}  # by segment: the latest anchor's blocks of each head
+        self._lists: dict[int, BlockLists] = {}  # the same for the kernel
+        self._seen: dict[int, Tensor] = {}  # by segment, for the kernel: int8 [R, tail + R]
+        groups = next((keys.shape[1] for keys in cache.keys if keys is not None), 1)
+        keep = [self._keep(segment, groups) for segment in batch.segments]
+        if any(keep):
+            blocks = Blocks(rule.size, rule.sinks, rule.locals, rule.across_heads, keep, self._selects, self._means_of)
+            self.native = NativePlan(cache, blocks)
+
+    def _keep(self, segment: Segment, num_groups: int) -> int:
+        return self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
+
+    def _means_of(self, layer: int) -> Tensor:
+        return self._means.of(layer, self._slots)
+
+    def _over(
+        self,
+        layer: int,
+        index: int,
+        segment: Segment,
+        q_HRD: Tensor,
+        k_GLD: Tensor,
+        v_GLD: Tensor,
+        scoring: Scoring,
+    ) -> Tensor:
+        keep = self._keep(segment, k_GLD.shape[0])
+        if not keep or scoring.window is not None:
+            return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scoring)
+        chosen = self.chosen.get(index)
+        if chosen is None or len(chosen) != k_GLD.shape[0] or self._selects(layer):
+            num_blocks = self.rule.num_blocks(segment.prefix)
+            means_GND = self._means_of(layer)[segment.slot, :, :num_blocks]
+            chosen = self.chosen[index] = self.rule.select(scores(q_HRD[:, 0], means_GND), keep)
+            self._lists.pop(index, None)
+        kernel = _kernel(q_HRD.device.type)
+        plain = scoring.softcap is None and scoring.sinks_H is None
+        if kernel is not None and plain and _fits(self.rule.size, q_HRD, k_GLD, v_GLD):
+            if index not in self._lists:
+                self._lists[index] = kernel.BlockLists.of(chosen)
+            if index not in self._seen:
+                self._seen[index] = _seen(segment, q_HRD.device)
+            of_segment = {"prefix": segment.prefix, "size": self.rule.size, "seen_RB": self._seen[index]}
+            output: Tensor = kernel.attend(
+                q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scoring.scaling, **of_segment
+            )
+            return output
+        if not self.rule.across_heads:  # as many for each head: all heads in one piece
+            groups = [(slice(None), torch.stack(chosen))]
+        else:
+            groups = [(slice(head, head + 1), blocks[None]) for head, blocks in enumerate(chosen)]
+        n = q_HRD.shape[0] // k_GLD.shape[0]
+        outputs = []
+        for heads, blocks_GK in groups:
+            k_GKD, v_GKD = (_kept(each[heads], blocks_GK, self.rule.size, segment.prefix) for each in (k_GLD, v_GLD))
+            shorter = replace(segment, prefix=segment.prefix - k_GLD.shape[1] + k_GKD.shape[1])
+            some = slice(None) if heads == slice(None) else slice(heads.start * n, heads.stop * n)
+            own = scoring if scoring.sinks_H is None else scoring._replace(sinks_H=scoring.sinks_H[some])
+            outputs.append(super()._over(layer, index, shorter, q_HRD[some], k_GKD, v_GKD, own))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _kept(x_GLD: Tensor, blocks_GK: Tensor, size: int, prefix: int) -> Tensor:
+    """The columns of these blocks, and those behind the last whole block."""
+    whole = prefix // size * size
+    blocks_GNBD = x_GLD[:, :whole].reshape(len(x_GLD), whole // size, size, -1)
+    heads_G1 = torch.arange(len(x_GLD), device=x_GLD.device)[:, None]
+    return torch.cat([blocks_GNBD[heads_G1, blocks_GK].flatten(1, 2), x_GLD[:, whole:]], dim=1)
+
+
+@lru_cache(maxsize=2)
+def _kernel(device: str) -> Any:
+    """The module of the kernel for this type of device, or None; found out once, and Triton imported only then."""
+    if os.environ.get("FORETOKEN_FUSED", "1") == "0":
+        return None
+    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        log.info("triton is not installed: sparse attention copies the blocks that it reads; install triton for speed")
+        return None
+    return importlib.import_module("foretoken.methods.sparse.kernel")
+
+
+def _fits(size: int, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor) -> bool:
+    """Whether the kernel is made for blocks of this size and tensors like these."""
+    return (
+        size >= 16
+        and size & (size - 1) == 0
+        and q_HRD.dtype in _KERNEL_DTYPES
+        and q_HRD.dtype == k_GLD.dtype == v_GLD.dtype
+        and max(q_HRD.shape[-1], v_GLD.shape[-1]) <= _KERNEL_WIDTH
+    )
+
+
+def _seen(segment: Segment, device: torch.device) -> Tensor:
+    """int8 [R, tail + R]: 1 where a row sees a row behind the prefix."""
+    if segment.seen is not None:
+        return segment.seen.to(device, torch.int8)
+    return torch.ones(segment.num_rows, segment.tail + segment.num_rows, dtype=torch.int8, device=device).tril_(
+        segment.tail
+    )

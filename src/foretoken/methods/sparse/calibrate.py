@@ -1,0 +1,282 @@
+"""Measure on text what sparse verification has to know of a target: see methods/sparse/calibration.py.
+
+The target reads blocks of text densely, in chunks, over its cache. Beside it stand observers:
+
+    MLPs, experts   which gates are shut at each threshold, in one row and in several rows together
+    experts         the ratios r_1 .. r_{k-1} of every row; their medians become beta
+    attention       which blocks the rows of a chunk would pick in each layer, and how alike two layers' picks are
+
+Letters: R rows of a chunk, F channels, n rows of a group, G key/value heads, N whole blocks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.data import documents as doc
+from foretoken.methods.sparse.blocks import BlockRule, scores
+from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds
+from foretoken.methods.sparse.feed_forward import ratios
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
+from foretoken.models.feed_forward import Forward, GatedMLP, RoutedExperts, gated_mlps, routed_experts
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.prefill import chunks
+from foretoken.train.rendering import encoder
+
+TAUS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+GROUPS = (1, 8, 32)  # rows of a verification: plain decoding, a usual draft, several requests or a tree
+THETA = 0.7
+RULE = BlockRule(budget=0.25, dense_below=0)
+_CHUNK = 128  # rows of a forward
+_ROOTS = range(0, _CHUNK, 32)  # rows of a chunk that pick blocks as if they were roots
+_TILE = 16
+_FORCED_ANCHORS = 2  # first layers that always pick for themselves
+
+
+def calibrate(
+    target: LanguageModel,
+    blocks: Iterable[Sequence[int]],
+    *,
+    rule: BlockRule = RULE,
+    theta: float = THETA,
+    provenance: Mapping[str, Any] | None = None,
+    report: Callable[[int], None] = lambda tokens: None,
+) -> Calibration:
+    """Read text and measure.
+
+    Args:
+        blocks: sequences of token ids; each is a context of its own.
+        rule: how blocks of the prefix are picked; ``dense_below`` 0, so that short contexts count as well.
+        theta: similarity below which a layer becomes an anchor.
+        provenance: recorded as given.
+        report: called with the tokens read so far, after every forward.
+    Raises:
+        InputError: there is no text.
+        UnsupportedArchitecture: MLPs or experts of a kind that is not known here.
+    """
+    mlps, experts = gated_mlps(target.model), routed_experts(target.model)
+    seen = _Seen(target.num_layers, rule)
+    swaps: dict[Any, Forward] = {mlp.module: _watch_mlp(mlp, seen) for mlp in mlps}
+    swaps.update({each.module: _watch_experts(each, seen) for each in experts})
+    cache = target.new_cache(1)
+    slot = cache.acquire()
+    num_tokens = 0
+    for tokens in blocks:
+        cache.rollback(slot, 0)
+        for begin, end, batch in chunks(cache, slot, tokens, rows=_CHUNK, wanted=lambda begin, end: 0):
+            with torch.inference_mode():
+                target.forward(batch, _Watching(cache, batch, swaps, seen))
+            seen.end_of_chunk()
+            num_tokens += end - begin
+            report(num_tokens)
+    if not num_tokens:
+        raise InputError("there is no text to calibrate on: the files hold no document")
+    return Calibration(
+        model=target.name,
+        fingerprint=fingerprint_of(target.source),
+        num_tokens=num_tokens,
+        ffn=seen.sparsities() if mlps or experts else (),
+        moe=seen.thresholds(experts) if experts else None,
+        attention=seen.anchors(theta),
+        provenance=dict(provenance or {}),
+    )
+
+
+def blocks_of(files: Sequence[Path], target: LanguageModel, *, block: int, num_tokens: int) -> Iterator[list[int]]:
+    """The files' documents end to end, in blocks of so many tokens, the files by turns, until there are enough.
+
+    Raises:
+        ConfigError: a block is longer than the target's context.
+        InputError: a file cannot be read.
+    """
+    if not 2 <= block <= target.max_length:
+        raise ConfigError(
+            f"--block {block}: must be between 2 and the {target.max_length} positions of '{target.name}'"
+        )
+    encode = encoder(target.tokenizer)
+    streams = [_cut(encode, path, block) for path in files]
+    given = 0
+    while streams and given < num_tokens:
+        for stream in list(streams):
+            tokens = next(stream, None)
+            if tokens is None:
+                streams.remove(stream)
+            elif given < num_tokens:
+                given += len(tokens)
+                yield tokens
+
+
+def _cut(encode: Callable[[list[str]], list[list[int]]], path: Path, block: int) -> Iterator[list[int]]:
+    kept: list[int] = []
+    for document in doc.documents(path):
+        kept += encode([document])[0]
+        while len(kept) >= block:
+            yield kept[:block]
+            kept = kept[block:]
+    if len(kept) > 1:
+        yield kept
+
+
+class _Watching(DensePlan):
+    """Dense, module by module, with observers in the modules' places, and an eye on queries and keys."""
+
+    def __init__(self, cache: KVCache, batch: PackedBatch, swaps: Mapping[Any, Forward], seen: _Seen) -> None:
+        super().__init__(cache, batch)
+        self.native = None
+        self.swaps = swaps
+        self._seen = seen
+
+    def attend(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, **options: Any) -> Tensor:
+        output = super().attend(layer, q_HTD, k_GTD, v_GTD, **options)
+        if options.get("window") is None:
+            keys_SGCD = self.cache.keys[layer]
+            assert keys_SGCD is not None
+            self._seen.pick(layer, q_HTD, keys_SGCD[self.segments[0].slot], self.segments[0].prefix)
+        return output
+
+
+def _watch_mlp(mlp: GatedMLP, seen: _Seen) -> Forward:
+    def forward(x: Tensor) -> Tensor:
+        gate, up = mlp.gate_up(x)
+        g = mlp.act(gate)
+        seen.gates(g.reshape(-1, g.shape[-1]))
+        y: Tensor = mlp.down(g * up)
+        return y
+
+    return forward
+
+
+def _watch_experts(experts: RoutedExperts, seen: _Seen) -> Forward:
+    own = experts.module.forward
+
+    def forward(x_RD: Tensor, chosen_Rk: Tensor, weights_Rk: Tensor) -> Tensor:
+        seen.ratios[experts.layer].append(ratios(weights_Rk).cpu())
+        for expert in chosen_Rk.unique().tolist():
+            rows = (chosen_Rk == expert).any(-1).nonzero()[:, 0]
+            gate_FD = experts.gate_up[expert].chunk(2)[0]
+            seen.gates(experts.act(torch.nn.functional.linear(x_RD[rows], gate_FD)), rows)
+        y_RD: Tensor = own(x_RD, chosen_Rk, weights_Rk)
+        return y_RD
+
+    return forward
+
+
+@dataclass
+class _Mean:
+    """A mean that grows."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, total: float, count: int) -> None:
+        self.total += total
+        self.count += count
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass
+class _Seen:
+    """What the observers have found so far."""
+
+    num_layers: int
+    rule: BlockRule
+    ratios: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _shut: dict[tuple[float, str, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
+    _picks: dict[int, list[Tensor]] = field(default_factory=dict)  # of this chunk: layer -> bool [G, N] of each root
+    _alike: dict[tuple[int, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
+
+    # ---------------------------------------------------------------- MLPs
+
+    def gates(self, g_RF: Tensor, rows: Tensor | None = None) -> None:
+        """Activated gates of some rows of the chunk; ``rows`` says which, if not all."""
+        places = torch.arange(len(g_RF), device=g_RF.device) if rows is None else rows
+        for tau in TAUS:
+            keep_RF = g_RF.abs() >= tau
+            for size in GROUPS:
+                # rows of a group keep together what one of them keeps; a group is there if one of its rows is
+                present, index_R = (places // size).unique(return_inverse=True)
+                kept_PF = torch.zeros(len(present), g_RF.shape[1], dtype=torch.int32, device=g_RF.device)
+                kept_PF.index_add_(0, index_R, keep_RF.int())
+                shut_PF = kept_PF == 0
+                self._shut[tau, "union", size].add(float(shut_PF.sum()), shut_PF.numel())
+                tiles = shut_PF[:, : shut_PF.shape[1] // _TILE * _TILE].unflatten(1, (-1, _TILE)).all(-1)
+                self._shut[tau, "tiles", size].add(float(tiles.sum()), tiles.numel())
+
+    def sparsities(self) -> tuple[Sparsity, ...]:
+        """One entry a threshold."""
+
+        def shares(tau: float, what: str) -> dict[int, float]:
+            return {size: round(self._shut[tau, what, size].value, 5) for size in GROUPS}
+
+        return tuple(
+            Sparsity(tau=tau, row=shares(tau, "union")[1], union=shares(tau, "union"), tiles=shares(tau, "tiles"))
+            for tau in TAUS
+        )
+
+    # ---------------------------------------------------------------- experts
+
+    def thresholds(self, experts: Sequence[RoutedExperts]) -> Thresholds:
+        """The medians."""
+        beta = {
+            layer: tuple(round(each, 6) for each in torch.cat(found).median(dim=0).values.tolist())
+            for layer, found in sorted(self.ratios.items())
+        }
+        return Thresholds(num_chosen=experts[0].num_chosen, beta=beta)
+
+    # ---------------------------------------------------------------- attention
+
+    def pick(self, layer: int, q_HTD: Tensor, keys_GCD: Tensor, prefix: int) -> None:
+        """What some rows of the chunk would pick in this layer; blocks that are kept anyway are left out."""
+        rule, num_groups = self.rule, keys_GCD.shape[0]
+        count = rule.num_blocks(prefix)
+        keep = rule.keep(prefix, num_groups)
+        if keep <= (rule.sinks + rule.locals) * num_groups:
+            return
+        means_GND = keys_GCD[:, : count * rule.size].unflatten(1, (count, rule.size)).mean(2, dtype=torch.float32)
+        for row in _ROOTS:
+            if row < q_HTD.shape[1]:
+                picked_GN = torch.zeros(num_groups, count, dtype=torch.bool)
+                for head, blocks in enumerate(rule.select(scores(q_HTD[:, row], means_GND), keep)):
+                    picked_GN[head, blocks.cpu()] = True
+                picked_GN[:, : rule.sinks] = picked_GN[:, count - rule.locals :] = False
+                self._picks.setdefault(layer, []).append(picked_GN)
+
+    def end_of_chunk(self) -> None:
+        """Compare the layers' picks."""
+        layers = sorted(self._picks)
+        for i in layers:
+            for j in layers:
+                ours, theirs = torch.stack(self._picks[i]), torch.stack(self._picks[j])
+                if ours.shape == theirs.shape:
+                    shared, either = (ours & theirs).sum(-1), (ours | theirs).sum(-1)
+                    alike = torch.where(either > 0, shared / either.clamp(min=1), 1.0)
+                    self._alike[i, j].add(float(alike.sum()), alike.numel())
+        self._picks.clear()
+
+    def anchors(self, theta: float) -> Anchors | None:
+        """Sweep upwards; a layer unlike the current anchor becomes the next."""
+        layers = sorted({i for i, _ in self._alike})
+        if not layers:
+            return None
+        found: list[int] = []
+        for number, layer in enumerate(layers):
+            if number < _FORCED_ANCHORS or self._alike[found[-1], layer].value < theta:
+                found.append(layer)
+        table = [[round(self._alike[i, j].value, 4) for j in range(self.num_layers)] for i in range(self.num_layers)]
+        rule = self.rule
+        settings = {"budget": rule.budget, "block": rule.size, "sinks": rule.sinks, "locals": rule.locals}
+        return Anchors(layers=tuple(found), theta=theta, jaccard=table, settings=settings)

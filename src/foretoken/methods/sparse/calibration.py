@@ -1,0 +1,229 @@
+"""What sparse verification has to know of a target beforehand, measured once on text: one small JSON file.
+
+    ffn         tau -> share of channels that are left out, of one row and of several together
+    moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/feed_forward.py
+    attention   layers that pick blocks for themselves (anchors), and how much neighbours agree
+
+``foretoken calibrate sparse`` writes it, beside the target's weights by default, where it is found by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ConfigError, MismatchError, ModelError
+from foretoken.core.files import write_whole
+from foretoken.drafting.learned_part import check_fingerprint
+from foretoken.models.language_model import LanguageModel
+
+FILE = "sparse.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sparsity:
+    """What one threshold leaves out, as means over layers and rows.
+
+    Attributes:
+        tau: the threshold.
+        row: share of channels below it in a row.
+        union: number of rows -> share of channels below it in all of so many consecutive rows.
+        tiles: number of rows -> share of tiles (16 neighbouring channels) that lie wholly in that share: what the
+            fused decoder can skip of the up projection.
+    """
+
+    tau: float
+    row: float
+    union: Mapping[int, float]
+    tiles: Mapping[int, float]
+
+    def speedup(self, rows: int) -> float:
+        """Of an MLP at best, by the weights it reads: gate whole, up by tiles, down by channels."""
+        return 3.0 / (1.0 + (1.0 - self.tiles[rows]) + (1.0 - self.union[rows]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Medians of the ratios, for every layer with experts.
+
+    Attributes:
+        num_chosen: k.
+        beta: layer -> beta_1 .. beta_{k-1}.
+    """
+
+    num_chosen: int
+    beta: Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchors:
+    """Which layers pick blocks.
+
+    Attributes:
+        layers: the anchors, increasing; the first two that may pick are among them.
+        theta: mean Jaccard similarity below which a layer became an anchor.
+        jaccard: [L][L], mean over heads and steps of the similarity of two layers' choices.
+        settings: of the selection that was observed (block, budget, ...), as VerificationConfig names them.
+    """
+
+    layers: Sequence[int]
+    theta: float
+    jaccard: Sequence[Sequence[float]]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Everything that was measured of one target.
+
+    Attributes:
+        model, fingerprint: whose; it is of no use to another.
+        num_tokens: of text that was read.
+        ffn: by threshold; empty for a model without gated MLPs.
+        moe: None for a model without routed experts.
+        attention: None where no context was long enough.
+        provenance: how it was made.
+    """
+
+    model: str
+    fingerprint: str
+    num_tokens: int
+    ffn: tuple[Sparsity, ...] = ()
+    moe: Thresholds | None = None
+    attention: Anchors | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the file whole, or not at all."""
+        write_whole(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        """Read a file.
+
+        Raises:
+            ModelError: there is none, or it is damaged.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
+                raise ValueError(f"format {found['format']!r}")
+            return cls(
+                model=str(found["model"]),
+                fingerprint=str(found["fingerprint"]),
+                num_tokens=int(found["num_tokens"]),
+                ffn=tuple(_sparsity(each) for each in found["ffn"]),
+                moe=None if found["moe"] is None else _thresholds(found["moe"]),
+                attention=None if found["attention"] is None else _anchors(found["attention"]),
+                provenance=dict(found["provenance"]),
+            )
+        except FileNotFoundError:
+            raise ModelError(f"{path}: there is no such calibration file") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path}: the calibration cannot be read ({type(error).__name__}: {error})") from None
+
+    def thresholds(self, layers: Sequence[int], num_chosen: int) -> Mapping[int, Sequence[float]]:
+        """The experts' ratio maps, known to fit.
+
+        Raises:
+            ConfigError: the file has none.
+            MismatchError: they are of other layers, or of another number of experts a row.
+        """
+        if self.moe is None:
+            raise ConfigError(f"the calibration of '{self.model}' has no thresholds for experts: {_remedy(self.model)}")
+        fits = set(self.moe.beta) >= set(layers) and all(
+            len(self.moe.beta[layer]) == num_chosen - 1 for layer in layers
+        )
+        if not fits or self.moe.num_chosen != num_chosen:
+            raise MismatchError(
+                f"the calibration's thresholds are for {self.moe.num_chosen} experts a row in layers "
+                f"{sorted(self.moe.beta)}, the model has {num_chosen} in {list(layers)}: {_remedy(self.model)}"
+            )
+        return self.moe.beta
+
+    def anchors_for(self, num_layers: int) -> Sequence[int]:
+        """The layers that pick blocks, known to fit.
+
+        Raises:
+            ConfigError: the file has none.
+            MismatchError: they are of a deeper model.
+        """
+        if self.attention is None:
+            raise ConfigError(
+                f"the calibration of '{self.model}' has no anchor layers, because no text was long enough for its "
+                f"blocks: {_remedy(self.model)} with longer documents, or a larger --block"
+            )
+        if self.attention.layers[-1] >= num_layers:
+            raise MismatchError(
+                f"the calibration's anchors are layers {list(self.attention.layers)}, the model has {num_layers}: "
+                f"{_remedy(self.model)}"
+            )
+        return self.attention.layers
+
+
+def default_path(target: LanguageModel) -> Path:
+    """Where a target's calibration lies if nobody says otherwise: beside its weights."""
+    return Path(target.source) / FILE
+
+
+def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
+    """A target's calibration: the file named, else the one beside its weights; None if there is none.
+
+    Raises:
+        ModelError: the file named is missing, or a file is damaged.
+        MismatchError: it was made for another model.
+    """
+    place = default_path(target) if path is None else Path(path).expanduser()
+    if path is None and not place.is_file():
+        return None
+    found = Calibration.load(place)
+    check_fingerprint(f"{place} was made for", found.model, found.fingerprint, target, _remedy(target.name))
+    return found
+
+
+def needed(target: LanguageModel, path: str | Path | None, what: str) -> Calibration:
+    """As :func:`find`, where a setting cannot do without.
+
+    Raises:
+        ConfigError: there is none; names the setting and the remedy.
+    """
+    found = find(target, path)
+    if found is None:
+        raise ConfigError(
+            f"{what} needs a calibration of '{target.name}', and none lies beside its weights: {_remedy(target.name)}"
+        )
+    return found
+
+
+def _remedy(model: str) -> str:
+    return f"make one with 'foretoken calibrate sparse --model {model} --data FILE'"
+
+
+def _sparsity(found: Mapping[str, Any]) -> Sparsity:
+    union, tiles = ({int(rows): _share(each) for rows, each in found[name].items()} for name in ("union", "tiles"))
+    return Sparsity(tau=float(found["tau"]), row=_share(found["row"]), union=union, tiles=tiles)
+
+
+def _thresholds(found: Mapping[str, Any]) -> Thresholds:
+    beta = {int(layer): tuple(float(each) for each in values) for layer, values in found["beta"].items()}
+    if any(not each >= 0 for values in beta.values() for each in values):
+        raise ValueError("a threshold that is no ratio")
+    return Thresholds(num_chosen=int(found["num_chosen"]), beta=beta)
+
+
+def _anchors(found: Mapping[str, Any]) -> Anchors:
+    layers = tuple(int(each) for each in found["layers"])
+    if not layers or layers[0] < 0 or list(layers) != sorted(set(layers)):
+        raise ValueError(f"anchors {list(layers)}")
+    jaccard = tuple(tuple(_share(each) for each in row) for row in found["jaccard"])
+    return Anchors(layers=layers, theta=_share(found["theta"]), jaccard=jaccard, settings=dict(found["settings"]))
+
+
+def _share(value: Any) -> float:
+    if not 0.0 <= float(value) <= 1.0:
+        raise ValueError(f"share {value!r}")
+    return float(value)

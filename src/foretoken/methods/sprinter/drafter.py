@@ -1,0 +1,144 @@
+"""SPRINTER: a draft model goes on for as long as a small trained head approves of its tokens.
+
+    pre    read x, h ── q ── draw y ── head(h): stop?            y stays in the draft whatever it says
+    post   read x, h ── head(h): is x good? stop? ── q ── draw y
+
+The head judges by h, the draft's last hidden state. The token at which drafting stops is the last of the draft, and the
+only one that the rule `sprinter` tests.
+
+Letters: M rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Offers, Variant
+from foretoken.core.protocols import Budget, Context
+from foretoken.core.tree import ROOT
+from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
+from foretoken.drafting.learned_part import find
+from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.last_states import LastStates
+
+
+class SprinterDrafter(DraftRunner):
+    """Drafts a chain with a second model until its head says stop, or the cap is reached.
+
+    Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557; head, threshold and cap are those of the released code.
+    Exact:   chains carry the q they were drawn from (a point mass at temperature 0). The stop looks at the past of the
+             token it keeps (`pre`) or at the token too (`post`); that token is kept either way and tested, so under a
+             lossless verifier this is a draft model with a learnt stop rule. Its own verifier, `sprinter`, is lossy.
+    Differs: batches (requests stop one by one); the draft stops at the request's last token, which is then tested like
+             one at the cap.
+    """
+
+    name = "sprinter"
+    laws: tuple[type[Law], ...] = (Sampled,)
+    declared = Declared(
+        draft_model=True,
+        own_verifier="sprinter",
+        learned_part="foretoken.methods.sprinter.head:SprinterHead",
+        variants=(Variant(untrained={"feature": "pre"}), Variant(untrained={"feature": "post"}, one_rule=True)),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of SPRINTER.
+
+        Attributes:
+            model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
+            head: a folder written by `foretoken train sprinter`; None: what lies beside the draft's weights in
+                ``sprinter``. It says whether it judges a token before (pre) or after (post) reading it.
+            threshold: drafting stops where the head's estimate that the token would be accepted is below this. 0 never
+                stops, anything above 1 always: one token a step, tested.
+            max_draft: tokens of a draft at most.
+        """
+
+        model: str
+        head: str | None = None
+        threshold: float = 0.5
+        max_draft: int = 20
+
+        def __post_init__(self) -> None:
+            if not isinstance(self.model, str) or not self.model:
+                raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
+            if self.head is not None and not isinstance(self.head, str | Path):
+                raise ConfigError(f"head={self.head!r} must be a folder")
+            level = self.threshold
+            if not isinstance(level, int | float) or isinstance(level, bool) or not 0 <= level <= 1:
+                raise ConfigError(f"threshold={level!r} must be a probability between 0 and 1")
+            most = self.max_draft
+            if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 256:
+                raise ConfigError(f"max_draft={most!r} must be an integer between 1 and 256")
+
+    def __init__(self, config: Config, target: LanguageModel, draft: LanguageModel | None = None) -> None:
+        super().__init__(config.model if draft is None else draft, target)
+        self.config = config
+        self._target = target
+        self.offers = Offers(evidence=(Approvals, GreedyLaws), length=config.max_draft)
+        self.head = find(SprinterHead, config.head, target, self.model)
+        self._last = LastStates(self.model)
+        self.span = self._last.span
+        self._judged: dict[int, list[float]] = {}  # of each request's draft: v of its nodes, as far as it was asked
+
+    def with_options(self, **options: Any) -> SprinterDrafter:
+        """Another drafter with some options changed, over the same loaded draft model if that stays.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        config = replace(self.config, **options)
+        return SprinterDrafter(config, self._target, self.model if config.model == self.config.model else None)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        most = self.config.max_draft
+        bounded = [
+            Budget(min(each.max_nodes, most), min(each.max_depth, most), evidence=each.evidence) for each in budgets
+        ]
+        self._judged = {context.request_id: [] for context in contexts}
+        return super().propose(contexts, bounded)
+
+    def judge(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[float]:
+        """v of the token that each draft's newest row stands for: the next one (pre), or the one read (post)."""
+        found: list[float] = self.head.judge(self._last.of(rows[0].output, [each.start for each in rows])).tolist()
+        return found
+
+    def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
+        after = self.head.config.feature == "post"
+        going_on = []
+        for draft, its, v in zip(drafts, rows, self.judge(drafts, rows), strict=True):
+            judged = self._judged[draft.context.request_id]
+            approved = v >= self.config.threshold
+            if after and draft.frontier != [ROOT]:
+                judged.append(v)
+                if not approved:
+                    draft.frontier = []
+                    continue
+            node = draft.draw(its.output, its.start, self.config.model)
+            if not after:
+                judged.append(v)
+            stop = not draft.has_room(node) or (not after and not approved)
+            draft.frontier = [] if stop else [node]
+            if draft.frontier:
+                going_on.append(draft)
+        return going_on
+
+    def _finish(self, draft: RunnerBuilder) -> Draft:
+        judged = self._judged.pop(draft.context.request_id)
+        if not draft.tokens:
+            return NO_DRAFT
+        draft.state.awaiting = True
+        draft.confidence[: len(judged)] = judged
+        approved: list[bool | None] = [v >= self.config.threshold for v in judged]
+        approved += [None] * (len(draft.tokens) - len(judged))  # post: the last token at the cap was not read
+        finished = draft.finish(Sampled)
+        if finished.evidence is not None:  # a verifier that compares laws has asked for something else
+            return finished
+        return replace(finished, evidence=Approvals(tuple(approved), self.head.config.feature == "post"))

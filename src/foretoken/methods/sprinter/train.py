@@ -1,0 +1,317 @@
+"""Training of SPRINTER's head (methods/sprinter/head.py): a logistic regression on cached states of the draft.
+
+Paper: arXiv:2502.04557 and its released code: binary cross-entropy, Adam, learning rate 5e-4, batches of 10, 20 epochs,
+70 % of the examples trained on. Nothing but the head is trained.
+Differs: the split is by document, since neighbouring examples are alike; the epoch of the lowest held-out loss is kept,
+not of the best accuracy at 0.5, because the threshold is the user's; soft labels on request.
+
+Letters: N examples, D width.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.core.distortion import Spent, total_variation
+from foretoken.core.draft import Approvals, Draft
+from foretoken.core.errors import ConfigError, InputError, MismatchError
+from foretoken.core.files import write_whole
+from foretoken.core.laws import Laws
+from foretoken.core.metrics import Metrics
+from foretoken.core.protocols import Verifier
+from foretoken.core.provenance import provenance
+from foretoken.core.randomness import Streams
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.verdict import Verdict
+from foretoken.drafting.logistic import Logistic
+from foretoken.engine.llm import LLM
+from foretoken.methods.sprinter.head import FEATURES, HeadConfig, SprinterHead
+from foretoken.methods.sprinter.labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import check_same_vocabulary
+from foretoken.models.last_states import LastStates
+from foretoken.models.load import load
+from foretoken.train.grouped_split import grouped_split
+from foretoken.train.mixture import Source
+from foretoken.train.recipe import RECORD, disk_trouble
+from foretoken.train.roc import auc
+
+RATE, BATCH, EPOCHS, TRAINED = 5e-4, 10, 20, 0.7
+FEWEST = 100  # examples
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A head's numbers, and how it did on the documents that were held out.
+
+    Attributes:
+        weight_D, bias: of the epoch with the lowest held-out loss.
+        epoch: that epoch, from 1.
+        held_out: ``loss`` (nats), ``auc`` (None where one class is missing), ``accuracy`` at 0.5, ``acceptable`` (share
+            of labels above a half), ``examples``.
+        curve: [mean training loss, held-out loss] of each epoch.
+    """
+
+    weight_D: Tensor
+    bias: float
+    epoch: int
+    held_out: dict[str, float | int | None]
+    curve: list[list[float]]
+
+
+def fit(
+    x_ND: Tensor, y_N: Tensor, document_N: Tensor, *, seed: int = 0, epochs: int = EPOCHS, rate: float = RATE
+) -> Fitted:
+    """Logistic regression.
+
+    Args:
+        x_ND: features.
+        y_N: labels in [0, 1].
+        document_N: examples of one document are trained on together, or held out together.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    train_N = grouped_split(document_N, TRAINED, generator)
+    if bool(train_N.all()):  # one document: its end is held out
+        train_N[int(len(train_N) * TRAINED) :] = False
+    x, y, x_held, y_held = x_ND[train_N], y_N[train_N], x_ND[~train_N], y_N[~train_N]
+    weight_D, bias = torch.zeros(x_ND.shape[1], requires_grad=True), torch.zeros(1, requires_grad=True)
+    optimiser = torch.optim.Adam([weight_D, bias], lr=rate)
+    curve: list[list[float]] = []
+    best: tuple[float, int, Tensor, float] | None = None
+    for epoch in range(1, epochs + 1):
+        losses = []
+        for rows in torch.randperm(len(x), generator=generator).split(BATCH):
+            loss = F.binary_cross_entropy_with_logits(x[rows] @ weight_D + bias, y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(float(loss.detach()))
+        with torch.no_grad():
+            held = float(F.binary_cross_entropy_with_logits(x_held @ weight_D + bias, y_held))
+        curve.append([round(sum(losses) / len(losses), 5), round(held, 5)])
+        if best is None or held < best[0]:
+            best = held, epoch, weight_D.detach().clone(), float(bias.detach())
+    assert best is not None
+    loss_held, epoch, weight, offset = best
+    return Fitted(weight, offset, epoch, quality(x_held @ weight + offset, y_held, loss_held), curve)
+
+
+def quality(score_N: Tensor, y_N: Tensor, loss: float) -> dict[str, float | int | None]:
+    """How well scores (logits) tell acceptable tokens from others."""
+    good_N = y_N > 0.5
+    area = auc(score_N, good_N)
+    return {
+        "loss": round(loss, 4),
+        "auc": None if area is None else round(area, 4),
+        "accuracy": round(float(((score_N > 0) == good_N).float().mean()), 4),
+        "acceptable": round(float(good_N.float().mean()), 4),
+        "examples": len(y_N),
+    }
+
+
+def run(
+    target_name: str,
+    draft_name: str,
+    sources: Sequence[Source],
+    out: Path,
+    how: Collecting,
+    *,
+    feature: str = "pre",
+    soft: bool = False,
+    device: str = "cpu",
+    report: Callable[[int], None] = lambda number: None,
+    arguments: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Collect examples, train a head, and write it: ``config.json``, ``model.safetensors``, ``training.json``.
+
+    Args:
+        target_name, draft_name: zoo name, folder or hub id.
+        sources: the text; every document is read once.
+        feature: what the head reads, "pre" or "post".
+        soft: train on the chance of acceptance instead of the label.
+        report: called with the number of examples so far.
+        arguments: the command line, for the record.
+    Returns:
+        the record that is saved as ``training.json``.
+    Raises:
+        ForetokenError: the pair, the data or the disk stop the run; nothing is written then.
+    """
+    SprinterHead.check_place(out)
+    if feature not in FEATURES:
+        raise ConfigError(f"--feature {feature}: must be pre or post")
+    target, draft = load(target_name, device=device), load(draft_name, device=device)
+    reason = check_same_vocabulary(target, draft)
+    if reason is not None:
+        raise MismatchError(
+            f"draft model '{draft_name}' has another vocabulary than '{target_name}' ({reason}): "
+            "use a draft with the target's tokenizer"
+        )
+    LastStates(draft)  # refuse a draft that cannot carry a head before anything is collected
+    config = HeadConfig(
+        feature=feature,
+        width=draft.config.get_text_config(decoder=True).hidden_size,
+        target=target_name,
+        target_fingerprint=fingerprint_of(target.source),
+        draft=draft_name,
+        draft_fingerprint=fingerprint_of(draft.source),
+    )
+    longest = min(LONGEST_PROMPT, *(model.max_length - how.steps - 2 for model in (target, draft)))
+    prompts = prompts_of(sources, target.tokenizer, longest, how)
+    began = time.monotonic()
+    examples = collect(target, draft, prompts, how, report)
+    collected = time.monotonic()
+    y_N = _labels(examples, how.ratio, soft)
+    found = {each: fit(examples.features(each), y_N, examples.document_N, seed=how.seed) for each in FEATURES}
+    record = {
+        "method": "sprinter",
+        "target": target_name,
+        "target_fingerprint": config.target_fingerprint,
+        "draft": draft_name,
+        "draft_fingerprint": config.draft_fingerprint,
+        "feature": feature,
+        "parameters": config.width + 1,
+        "soft": soft,
+        "collecting": asdict(how),
+        "examples": len(examples),
+        "documents": int(examples.document_N[-1]) + 1,
+        "acceptable": round(float((y_N > 0.5).float().mean()), 4),
+        "optimiser": {"rate": RATE, "batch": BATCH, "epochs": EPOCHS, "epoch_kept": found[feature].epoch},
+        "held_out": {each: fitted.held_out for each, fitted in found.items()},
+        "curve": found[feature].curve,
+        "seconds": {"collecting": round(collected - began, 1), "training": round(time.monotonic() - collected, 1)},
+        "threads": torch.get_num_threads(),
+        "sources": [{"name": each.name, "share": each.share} for each in sources],
+        "provenance": provenance(arguments),
+    }
+    with disk_trouble(out):
+        SprinterHead(config, Logistic(found[feature].weight_D, found[feature].bias)).save(out)
+        write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _labels(examples: Examples, ratio: float, soft: bool) -> Tensor:
+    if len(examples) < FEWEST:
+        raise InputError(
+            f"only {len(examples)} examples could be collected, {FEWEST} are needed: give more text or more --minutes"
+        )
+    y_N = examples.labels(ratio, soft=soft)
+    if not 0 < int((y_N > 0.5).sum()) < len(y_N):
+        what = "all" if bool((y_N > 0.5).all()) else "none"
+        raise InputError(
+            f"{what} of the {len(examples)} draft tokens are acceptable to the target: there is nothing to tell apart"
+        )
+    return y_N
+
+
+# ---------------------------------------------------------------------- what it does in the engine
+
+
+class Watched(Verifier):
+    """The verifier of a recipe, and what its drafter's judge said against what an exact test would have said.
+
+    Let a be the chance Σ min(p, q) at a drafted token that the exact test accepts, and v what the judge said:
+    alpha = mean a, eta_fp = Σ v (1 - a) / Σ (1 - a), eta_tp = Σ v a / Σ a, over the tokens reached. With `pre`
+    the judge does not see the token, and this is P(v | it would be refused); with `post` a is that of the token itself,
+    min(1, p/q).
+    """
+
+    def __init__(self, rule: Any) -> None:
+        self._rule = rule
+        self.name, self.promise, self.laws, self.trees = rule.name, rule.promise, rule.laws, rule.trees
+        self.needs = rule.needs
+        self.tokens = self.accepted = self.said_yes = self.yes_and_accepted = 0.0
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        verdict: Verdict = self._rule.verify_within(draft, target, rng, spent)
+        for node in range(min(len(verdict.path) + 1, len(draft))):
+            assert isinstance(draft.evidence, Approvals)
+            said = draft.evidence.approved[node]
+            if said is not None:
+                chance = _acceptance(draft, target, node)
+                self.tokens += 1
+                self.accepted += chance
+                self.said_yes += said
+                self.yes_and_accepted += said * chance
+        return verdict
+
+    def rates(self) -> dict[str, float | None]:
+        """alpha, eta_fp and eta_tp; None where nothing was there to be judged."""
+        refused = self.tokens - self.accepted
+        return {
+            "alpha": _share(self.accepted, self.tokens),
+            "eta_fp": _share(self.said_yes - self.yes_and_accepted, refused),
+            "eta_tp": _share(self.yes_and_accepted, self.accepted),
+        }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole > 0 else None
+
+
+def _acceptance(draft: Draft, target: Laws, node: int) -> float:
+    token = draft.tree.tokens[node]
+    if target.greedy:
+        return float(token == target.best[node])
+    p_V, q_V = target.p_at(node), draft.law.q_at(node)  # type: ignore[union-attr]
+    if isinstance(draft.evidence, Approvals) and draft.evidence.saw_token:
+        return min(1.0, float(p_V[token]) / float(q_V[token]))
+    return 1.0 - total_variation(p_V, q_V)
+
+
+def measure(
+    target: str,
+    config: Mapping[str, Any],
+    prompts: Sequence[str],
+    temperatures: Sequence[float] = (0.0, 1.0),
+    *,
+    max_tokens: int = 64,
+    **options: Any,
+) -> dict[str, dict[str, Any]]:
+    """Run the drafter `sprinter` with its own verifier on prompts, and count.
+
+    Args:
+        target: zoo name or folder.
+        config: a ``speculative_config`` of this drafter.
+        options: of the engine.
+    Returns:
+        for each temperature ("T=0", "T=1"): ``tokens_per_step``, ``steps`` (target calls), ``tokens``, ``drafted``,
+        ``distortion`` and ``kl`` a token (None: infinite, as at temperature 0), ``alpha``, ``eta_fp``, ``eta_tp``.
+        Empty if no prompt fits.
+    """
+    llm = LLM(target, speculative_config=dict(config), **options)
+    found = {}
+    room = llm.target.max_length - max_tokens - 32
+    fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
+    for temperature in temperatures if fitting else ():
+        rule = Watched(llm.recipe.verifier)
+        watched = llm.with_method({"method": llm.recipe.drafter, "verifier": rule})
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
+        chats = [[{"role": "user", "content": prompt}] for prompt in fitting]
+        total = Metrics()
+        for output in watched.chat(chats, params) if llm.is_chat_model else watched.generate(fitting, params):
+            total.add(output.metrics)
+        found[f"T={temperature:g}"] = {
+            "tokens_per_step": round(total.tokens_per_step, 3),
+            "steps": total.num_steps,
+            "tokens": total.num_tokens,
+            "drafted": total.num_draft_tokens,
+            "distortion": round(total.distortion, 4),
+            "kl": round(total.kl, 4) if math.isfinite(total.kl) else None,
+            **rule.rates(),
+            "prompts": len(fitting),
+        }
+    llm.close()
+    return found

@@ -1,0 +1,131 @@
+"""SPRINTER's verification: the drafter's own judge lets tokens stand, and the target tests the last one only.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.distortion import Account, Spent, divergence, emitted, price_of, total_variation
+from foretoken.core.draft import Approvals, Draft, Law, Sampled
+from foretoken.core.laws import Laws
+from foretoken.core.needs import Declared, Knob, Needs
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams
+from foretoken.core.residual import residual
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers.lossy import LossyConfig, check_fit, descend, exactly, permitted
+from foretoken.verifiers.walk import Pick, Siblings
+
+
+class SprinterVerifier(Verifier):
+    """Let every token of a chain stand but the last, and test that one exactly.
+
+    Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557 (same letters: p target, q draft).
+    Exact:   no. A token that is tested has the law p. One that is not has the law q, at TV(p, q) from p:
+
+                 untested y, p(y) > 0:   stands
+                 untested y, p(y) = 0:   tested, that is refused; the next token is drawn from norm((p - q)+)
+                 the last y:             stands with chance min(1, p/q), else norm((p - q)+)
+                 all stand:              one more token from p, the bonus
+
+             Checked by enumeration in tests/unit/methods/sprinter/test_verifier.py.
+    Differs: the zero-probability guard: the released code lets tokens stand that the target cannot emit (filtered,
+             forbidden). So an untested token has the law e = q where p > 0, and q's other mass on (p - q)+. There is a
+             budget. At temperature 0 an untested token stands unless it is forbidden, the last one if it is the argmax.
+    """
+
+    name = "sprinter"
+    promise = "approximate"
+    laws: tuple[type[Law], ...] = (Sampled,)
+    trees = False
+    needs = Needs(evidence=Approvals)
+    declared = Declared(knob=Knob(option="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter"))
+
+    Config = LossyConfig
+
+    def __init__(self, config: Any = None) -> None:
+        self.config: LossyConfig = self.Config() if config is None else config
+
+    @property
+    def budget(self) -> float | None:
+        return self.config.max_distortion
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.
+
+        The distortion of an untested token, see core/distortion.py: TV(e, p) and KL(e, p) where the judge did not see
+        the token. Where it did, e depends on what it would have said of every other token; the charge is then
+        (1 - p(y)/q(y))+, whose mean over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
+
+        Args:
+            draft: chain of N independent draws (at temperature 0: any chain) with :class:`Approvals`.
+            target: N + 1 rows. A row is looked at for every token: what is not tested is metered.
+            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus.
+            spent: what the request has emitted and spent.
+        Returns:
+            Verdict with the distortion and divergence of every emitted token.
+        Raises:
+            ValueError: the draft branches, is of another kind, or carries no approvals.
+        """
+        found = draft.evidence if isinstance(draft.evidence, Approvals) else None
+        if len(draft) and found is None:
+            raise ValueError(
+                f"verifier '{self.name}' was given a draft that its drafter has not judged: "
+                "use method='sprinter', or another verifier"
+            )
+        check_fit(self, draft, target)
+        approvals = found or Approvals(())
+        account = Account(spent, self.config.max_distortion)
+
+        def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
+            (child,), (token,) = children, tokens
+            trusted = approvals.approved[child] is True and child + 1 < len(draft)
+            if target.greedy:
+                return self._step_greedy(target, node + 1, token, trusted, account)
+            decide = self._spare if trusted else self._test
+            q_V = draft.law.q_at(child)  # type: ignore[union-attr]
+            return decide(target.p_at(node + 1), q_V, token, approvals, rng, account)
+
+        return descend(draft, target, rng, account, step)
+
+    def _spare(
+        self, p_V: Tensor, q_V: Tensor, token: int, approvals: Approvals, rng: Streams, account: Account
+    ) -> Pick:
+        """A token that is not tested, unless the target cannot emit it or the budget does not allow it."""
+        possible = float(p_V[token]) > 0.0
+        if approvals.saw_token:
+            cost = price_of(float(p_V[token]), float(q_V[token])) if possible else (0.0, 0.0)
+        else:
+            e_V = spared(p_V, q_V)
+            cost = total_variation(e_V, p_V), divergence(e_V, p_V)
+        if not account.allows(cost[0]):
+            return self._test(p_V, q_V, token, approvals, rng, account)
+        account.add(*cost)
+        return (0, token) if possible else exactly(p_V, q_V, (token,), rng)
+
+    def _test(self, p_V: Tensor, q_V: Tensor, token: int, approvals: Approvals, rng: Streams, account: Account) -> Pick:
+        account.add(0.0, 0.0)
+        return exactly(p_V, q_V, (token,), rng)
+
+    def _step_greedy(self, target: Laws, row: int, token: int, trusted: bool, account: Account) -> Pick:
+        best = target.best[row]
+        if token != best and trusted and account.allows(1.0) and permitted(target, row, token):
+            account.add(1.0, float("inf"))
+            return 0, token
+        account.add(0.0, 0.0)
+        return (0, token) if token == best else (None, best)
+
+
+def spared(p_V: Tensor, q_V: Tensor) -> Tensor:
+    """The law e of an untested token, [V]: q where p > 0, the rest of q's mass on (p - q)+."""
+    left_V = residual(p_V, q_V)
+    return emitted(torch.where(p_V > 0.0, q_V, torch.zeros_like(q_V)), left_V / left_V.sum())

@@ -1,0 +1,173 @@
+"""What must hold before a native forward: beyond this call nobody looks at a size again.
+
+A mistake here is one of our own code (a plan, a drafter, an executor) or of a model whose embedding is smaller than
+the tokens it is given. It is told by name; it never reads or writes memory that is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import InputError
+from foretoken.models.batch import PackedBatch, Segment
+from foretoken.models.cache import KVCache
+from foretoken.models.native import Blocks, NativePlan
+from foretoken.models.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the packed weights were packed for.
+
+    Attributes:
+        num_layers, width, kv_heads, head_dim, vocab_size: as in the layout.
+        embedded: tokens that the embedding has; 0: it has none, and every forward is entered.
+        max_length: positions that a row may have.
+        dtype: of keys and values.
+        gated: whether its layers have MLPs.
+    """
+
+    num_layers: int
+    width: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    embedded: int
+    max_length: int
+    dtype: torch.dtype
+    gated: bool
+
+
+def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span, top: int) -> None:
+    """Everything that the native forward takes for granted but the cache's buffers, see :func:`check_buffers`.
+
+    Raises:
+        InputError: a token is not in the embedding.
+        ValueError: anything else; the message names the field, its value and what is allowed.
+    """
+    num_rows = len(batch.tokens)
+    if not num_rows or len(batch.positions) != num_rows:
+        raise ValueError(f"a batch has {num_rows} tokens and {len(batch.positions)} positions: one each, for every row")
+    _within("span.first", span.first, 0, span.last)
+    _within("span.last", span.last, span.first, sizes.num_layers)
+    _check_entry(sizes, batch, span)
+    _check_range("batch.wanted", batch.wanted, num_rows)
+    _within("top", top, 0, sizes.vocab_size)
+    if list(span.taps) != sorted(set(span.taps)) or any(not span.first < each <= span.last for each in span.taps):
+        raise ValueError(f"span.taps={span.taps}: increasing depths behind layer {span.first}, up to {span.last}")
+    if span.tap_rows is not None:
+        _check_range("span.tap_rows", span.tap_rows, num_rows)
+    if plan.thresholds is not None:
+        if len(plan.thresholds) != num_rows:
+            raise ValueError(f"plan.thresholds has {len(plan.thresholds)} entries: one for each of {num_rows} rows")
+        if not sizes.gated:
+            raise ValueError("plan.thresholds is given to a decoder whose layers have no MLP")
+    if span.first < span.last:
+        _check_range("batch.positions", batch.positions, sizes.max_length)
+        _check_segments(batch, plan.cache)
+    if plan.blocks is not None:
+        _check_blocks(sizes, batch.segments, plan.blocks)
+
+
+def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """The cache's keys and values of each layer, as far as native code addresses them."""
+    expected = (cache.num_slots, sizes.kv_heads, cache.capacity, sizes.head_dim)
+    for layer, pair in enumerate(pairs):
+        for what, buffer in zip(("keys", "values"), pair, strict=True):
+            if buffer.shape != expected or buffer.dtype != sizes.dtype or not _is_plain(buffer):
+                raise ValueError(
+                    f"the cache's {what} of layer {layer} are {list(buffer.shape)} of {buffer.dtype}, but this "
+                    f"decoder writes {list(expected)} of {sizes.dtype} on the CPU: give it a cache of its own"
+                )
+
+
+def check_means(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks, means: dict[int, Tensor]) -> None:
+    """Mean keys of blocks, for the layers that select."""
+    slots = 1 + max(segment.slot for segment in segments)
+    count = max(segment.prefix // blocks.size for segment in segments)
+    shapes = {each.shape for each in means.values()}
+    for layer, each in means.items():
+        fits = each.dim() == 4 and each.shape[0] >= slots and each.shape[2] >= count
+        fits = fits and (each.shape[1], each.shape[3]) == (sizes.kv_heads, sizes.head_dim)
+        if not fits or len(shapes) > 1 or each.dtype != torch.float32 or not _is_plain(each):
+            raise ValueError(
+                f"plan.blocks.means({layer}) is {list(each.shape)} of {each.dtype}: of every layer alike, float32 "
+                f"[{slots} or more, {sizes.kv_heads}, {count} or more, {sizes.head_dim}]"
+            )
+
+
+def _check_entry(sizes: Sizes, batch: PackedBatch, span: Span) -> None:
+    entering = span.entering_TD
+    if entering is None:
+        if not sizes.embedded:
+            raise ValueError("span.entering_TD is missing: this decoder has no embedding")
+        if min(batch.tokens) < 0 or max(batch.tokens) >= sizes.embedded:
+            odd = next(each for each in batch.tokens if not 0 <= each < sizes.embedded)
+            raise InputError(f"token {odd} is not in the model's embedding, which has {sizes.embedded} entries")
+        return
+    expected = (len(batch.tokens), sizes.width)
+    if entering.shape != expected or not entering.is_floating_point() or entering.device.type != "cpu":
+        raise ValueError(
+            f"span.entering_TD is {list(entering.shape)} of {entering.dtype} on {entering.device}: "
+            f"floating, {list(expected)}, on the CPU"
+        )
+
+
+def _check_segments(batch: PackedBatch, cache: KVCache) -> None:
+    start = 0
+    slots = set()
+    for segment in batch.segments:
+        slot, prefix, tail, rows = segment.slot, segment.prefix, segment.tail, segment.num_rows
+        _within("segment.slot", slot, 0, cache.num_slots - 1)
+        if segment.start != start or rows < 1 or prefix < 0 or tail < 0:
+            raise ValueError(
+                f"{segment}: segments follow each other, the next from row {start} on, with a row at least"
+            )
+        if prefix + tail + rows > cache.capacity:
+            raise ValueError(
+                f"slot {slot} is to hold {prefix + tail + rows} rows, and the cache has room for {cache.capacity}: "
+                "reserve them before the forward"
+            )
+        seen = segment.seen
+        if seen is not None and (seen.shape != (rows, tail + rows) or seen.dtype != torch.bool or not _is_plain(seen)):
+            raise ValueError(f"segment.seen is {list(seen.shape)} of {seen.dtype}: bool [{rows}, {tail + rows}]")
+        start += rows
+        slots.add(slot)
+    if start != len(batch.tokens) or len(slots) < len(batch.segments):
+        raise ValueError(
+            f"{len(batch.segments)} segments of {len(slots)} slots hold {start} of {len(batch.tokens)} rows: "
+            "each row belongs to one, and each has a slot of its own"
+        )
+
+
+def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> None:
+    if blocks.size < 16 or blocks.size % 16:
+        raise ValueError(f"plan.blocks.size={blocks.size}: a multiple of 16")
+    _within("plan.blocks.sinks", blocks.sinks, 0, None)
+    _within("plan.blocks.locals", blocks.locals, 0, None)
+    if len(blocks.keep) != len(segments):
+        raise ValueError(f"plan.blocks.keep has {len(blocks.keep)} entries for {len(segments)} segments")
+    least = 1 if blocks.across_heads else sizes.kv_heads
+    for segment, keep in zip(segments, blocks.keep, strict=True):
+        if keep:
+            _within("plan.blocks.keep", keep, least, sizes.kv_heads * (segment.prefix // blocks.size))
+
+
+def _check_range(name: str, values: Sequence[int], end: int) -> None:
+    if values and (min(values) < 0 or max(values) >= end):
+        odd = next(each for each in values if not 0 <= each < end)
+        raise ValueError(f"{name} holds {odd}: at least 0 and below {end}")
+
+
+def _within(name: str, value: int, least: int, most: int | None) -> None:
+    if value < least or (most is not None and value > most):
+        limit = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}={value}: {limit}")
+
+
+def _is_plain(values: Tensor) -> bool:
+    return values.is_contiguous() and values.device.type == "cpu"

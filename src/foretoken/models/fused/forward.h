@@ -1,0 +1,134 @@
+/* The forward of a span of layers. */
+
+/* gate and up tiles alternate: h = silu(gate) * up, as elements */
+static void NAME(gate)(const Job *job, long first, long last, long rows) {
+    const Model *m = job->model;
+    for (long r = 0; r < rows; r++)
+        for (long t = first; t < last; t += 2) {
+            const float *from = job->gate_up_out + r * m->gate_up_stride + t * 16;
+            const vf gate = *(const vf_unaligned *)from, up = *(const vf_unaligned *)(from + 16);
+            NAME(narrow)((char *)(job->hidden + r * m->ffn_units) + t * 8 * (4 / UNIT), gate / (1.0f + exponential(-gate)) * up);
+        }
+}
+
+static void NAME(embed)(const Job *job, long row) {
+    const Model *m = job->model;
+    const char *from = (const char *)m->embedding + (long)job->call->tokens[row] * m->width * (4 / UNIT);
+    float *to = job->residual + row * m->width;
+    for (long i = 0; i < m->width; i += 16) *(vf_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT));
+}
+
+/* Copy the tapped rows of the residual stream, if this depth is tapped. The stage keeps threads in step. */
+static void NAME(tap)(const Job *job, long depth, Stage *stage) {
+    const Call *call = job->call;
+    const long W = job->model->width, rows = call->num_tap_rows;
+    long index = 0;
+    while (index < call->num_taps && call->taps[index] != depth) index++;
+    if (index == call->num_taps) return;
+    float *to = call->tapped + index * rows * W;
+    for (long r; (r = claim(stage, rows)) < rows; finish(stage))
+        memcpy(to + r * W, job->residual + (long)call->tap_rows[r] * W, W * sizeof(float));
+    wait_for(stage, rows);
+}
+
+/* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
+static void NAME(forward)(const Job *job, Scratch *scratch) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long T = call->num_rows, W = m->width, units = W / UNIT;
+    const long q_units = m->heads * m->head_dim / UNIT;
+    const long qkv_tiles = m->qkv_stride / 16, width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
+    uint32_t *normed = scratch->part[3].data;
+    double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
+    const float eps = (float)m->eps;
+    Stage *stage = job->stages;
+    long lo, hi;
+
+    for (long r; (r = claim(stage, T)) < T; finish(stage)) {
+        if (call->entering)
+            memcpy(job->residual + r * W, call->entering + r * W, W * sizeof(float));
+        else
+            NAME(embed)(job, r);
+    }
+    wait_for(stage++, T);
+    for (long l = call->first; l < call->last; l++) {
+        const Layer *layer = m->layers + l;
+        for (int prepared = 0; next_share(job, stage, qkv_tiles, &lo, &hi); prepared = 1) {
+            for (long r = prepared ? T : 0; r < T; r++)
+                NAME(rms_norm)(job->residual + r * W, layer->attention_norm, W, eps, normed + r * units);
+            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, units, units, T, job->qkv_out, m->qkv_stride,
+                          layer->qkv_bias, 0);
+            finish(stage);
+        }
+        wait_for(stage++, shares(job, qkv_tiles));
+
+        const double began = seconds ? now() : 0;
+        const long items = call->num_segments * m->kv_heads;
+        for (long i; (i = claim(stage, items)) < items; finish(stage))
+            NAME(attend)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
+        wait_for(stage++, items);
+        if (seconds) *seconds += now() - began;
+
+        while (next_share(job, stage, width_tiles, &lo, &hi)) {
+            NAME(product)(layer->out, 16 * q_units, lo, hi, job->attended, q_units, q_units, T, job->residual, W,
+                          layer->out_bias, 1);
+            finish(stage);
+        }
+        wait_for(stage++, shares(job, width_tiles));
+
+        if (!layer->gate_up) { /* attention alone, as in an adapter */
+            NAME(tap)(job, l + 1, stage++);
+            continue;
+        }
+        for (int prepared = 0; next_share(job, stage, ffn_tiles, &lo, &hi); prepared = 1) {
+            for (long r = prepared ? T : 0; r < T; r++)
+                NAME(rms_norm)(job->residual + r * W, layer->mlp_norm, W, eps, normed + r * units);
+            if (call->thresholds) {
+                NAME(open_gates)(job, layer, lo, hi, normed);
+            } else {
+                NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, units, units, T, job->gate_up_out,
+                              m->gate_up_stride, 0, 0);
+                NAME(gate)(job, lo, hi, T);
+            }
+            finish(stage);
+        }
+        wait_for(stage++, shares(job, ffn_tiles));
+
+        const int32_t *open = 0;
+        long num_open = m->ffn_units;
+        for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
+            if (call->thresholds && !prepared) open = NAME(open_units)(job, T, scratch, &num_open);
+            if (open)
+                NAME(product_of)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units, open, num_open, T,
+                                 job->residual, W);
+            else
+                NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units, m->ffn_units, T,
+                              job->residual, W, 0, 1);
+            finish(stage);
+        }
+        wait_for(stage++, shares(job, width_tiles));
+        NAME(tap)(job, l + 1, stage++);
+    }
+    const long M = call->num_wanted, head_tiles = m->logits_stride / 16;
+    if (!M) return; /* a span that only hands its rows on */
+    for (int prepared = 0; next_share(job, stage, head_tiles, &lo, &hi); prepared = 1) {
+        for (long i = prepared ? M : 0; i < M; i++) {
+            const float *row = job->residual + (long)call->wanted[i] * W;
+            if (call->skip_norm)
+                for (long w = 0; w < W; w += 16)
+                    NAME(narrow)((char *)(normed + i * units) + w * (4 / UNIT), *(const vf_unaligned *)(row + w));
+            else
+                NAME(rms_norm)(row, m->final_norm, W, eps, normed + i * units);
+        }
+        NAME(product)(m->head, 16 * units, lo, hi, normed, units, units, M, call->logits, m->logits_stride, 0, 0);
+        finish(stage);
+    }
+    wait_for(stage++, shares(job, head_tiles));
+    for (long i; (i = claim(stage, M)) < M; finish(stage)) {
+        const float *logits = call->logits + i * m->logits_stride;
+        best_of(logits, m->vocab, call->best + i, call->peaks + i);
+        if (call->top)
+            top_of(logits, m->vocab, call->top, call->peaks[i], call->top_ids + i * call->top, call->top_shares + i * call->top);
+    }
+    wait_for(stage, M);
+}

@@ -1,0 +1,111 @@
+"""A decoder described by data: whoever can describe its layers like this can have them computed natively.
+
+    rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─(+)┬─ norm ─ gate, up ─ down ─(+)─ … ─ norm ─ head
+                       └────────────────────────────────────────────────┘└─────────────────────────┘
+                       block: attention alone, or attention and a gated MLP
+
+Norms are RMSNorms; rotary pairs element i of a head with element i + half. A language model is described by fit.py; a
+drafting method describes its own layers, and may share the head of the target's decoder.
+
+Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Projection(NamedTuple):
+    """A linear map.
+
+    Attributes:
+        weight_OK: in any floating dtype; it is packed in the layout's.
+        bias_O: added in float32, or None.
+    """
+
+    weight_OK: Tensor
+    bias_O: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer.
+
+    Attributes:
+        q, k, v, out: projections of attention.
+        attention_norm_D: gain of the norm before it.
+        q_norm_d, k_norm_d: gains of norms over each head's query and key, or None.
+        window: positions a row sees, itself included; 0: all.
+        gate, up, down: the gated MLP's projections, without biases; None: there is no MLP.
+        mlp_norm_D: gain of the norm before it.
+    """
+
+    q: Projection
+    k: Projection
+    v: Projection
+    out: Projection
+    attention_norm_D: Tensor
+    q_norm_d: Tensor | None = None
+    k_norm_d: Tensor | None = None
+    window: int = 0
+    gate: Projection | None = None
+    up: Projection | None = None
+    down: Projection | None = None
+    mlp_norm_D: Tensor | None = None
+
+
+class PackedBlock(NamedTuple):
+    """A block's packed weights; see packing.py. What is None the block does not have."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor | None
+    down: Tensor | None
+
+
+class Head(NamedTuple):
+    """A packed head, which several decoders may share."""
+
+    packed: Tensor
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A decoder.
+
+    Attributes:
+        dtype: float32 or bfloat16, of weights, keys and values.
+        width, heads, kv_heads, head_dim: sizes; ``head_dim`` a multiple of 16 of at most 512, ``width`` one of 32.
+        mlp_width: of every block's MLP, a multiple of 32; 0: no block has one.
+        norm_eps: of all norms.
+        scaling: of attention scores.
+        num_blocks: how many blocks there are.
+        blocks: they, first to last; read once, so that each may be made when it is asked for.
+        rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2.
+        max_length: positions that a row may have.
+        final_norm_D: gain of the norm before the head.
+        head: projection to V logits without a bias, or another decoder's packed head.
+        embedding_VD: in ``dtype``; None: every forward is entered with hidden states.
+    """
+
+    dtype: torch.dtype
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    norm_eps: float
+    scaling: float
+    num_blocks: int
+    blocks: Iterable[Block]
+    rotary: Callable[[Tensor], tuple[Tensor, Tensor]]
+    max_length: int
+    final_norm_D: Tensor
+    head: Projection | Head
+    embedding_VD: Tensor | None = None

@@ -1,0 +1,47 @@
+"""Rotary tables that grow with the positions in use: a million of them would be gigabytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_PIECE = 2048  # positions computed at once; always the same ones together, so that no value depends on the table's size
+
+
+class Tables(NamedTuple):
+    """cos and sin, float32 [N, half]."""
+
+    cos_Nh: Tensor
+    sin_Nh: Tensor
+
+
+class RotaryTables:
+    """cos and sin of positions 0 to N - 1, for the largest N that was asked for.
+
+    Args:
+        at: positions int64 [N] -> cos and sin [N, half].
+    """
+
+    def __init__(self, at: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        self._at = at
+        self._tables = self._made(0, _PIECE)
+        self.half = self._tables.cos_Nh.shape[1]
+
+    def up_to(self, length: int) -> Tables:
+        """Tables of ``length`` positions at least; hold them while the native side reads."""
+        tables = self._tables
+        held = len(tables.cos_Nh)
+        if held < length:
+            more = self._made(held, max(length, 2 * held))
+            tables = Tables(*(torch.cat(pair) for pair in zip(tables, more, strict=True)))
+            self._tables = tables  # whole, in one assignment: another thread may be reading the old ones
+        return tables
+
+    def _made(self, begin: int, end: int) -> Tables:
+        with torch.inference_mode():
+            pieces = [self._at(torch.arange(start, start + _PIECE)) for start in range(begin, end, _PIECE)]
+            cos_Nh, sin_Nh = (torch.cat(each).float().contiguous() for each in zip(*pieces, strict=True))
+        return Tables(cos_Nh, sin_Nh)

@@ -1,0 +1,85 @@
+"""The structures that are handed to the native decoder: types.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+
+_I, P = ctypes.c_int64, ctypes.c_void_p
+
+
+class Layer(ctypes.Structure):
+    """One layer's packed weights; addresses may be None where the layer has no such part."""
+
+    _fields_ = [
+        *((name, P) for name in ("qkv", "out", "gate_up", "down", "qkv_bias", "out_bias")),
+        *((name, P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+        ("window", _I),
+        ("index", _I),
+    ]
+
+
+class Model(ctypes.Structure):
+    """Sizes and weights; the native side only reads them."""
+
+    _fields_ = [
+        *((name, _I) for name in ("bf16", "num_layers", "width", "heads", "kv_heads", "head_dim", "rot_dim", "vocab")),
+        *((name, _I) for name in ("qkv_stride", "gate_up_stride", "ffn_units", "logits_stride")),
+        ("eps", ctypes.c_double),
+        ("scaling", ctypes.c_double),
+        ("layers", ctypes.POINTER(Layer)),
+        *((name, P) for name in ("embedding", "head", "final_norm")),
+    ]
+
+
+class Segment(ctypes.Structure):
+    """The rows of one request."""
+
+    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "committed", "keep")), ("seen", P)]
+
+
+class Blocks(ctypes.Structure):
+    """Attention over selected blocks of the prefix."""
+
+    _fields_ = [
+        *((name, _I) for name in ("size", "sinks", "locals", "across_heads", "capacity", "most")),
+        ("means", ctypes.POINTER(P)),
+        ("chosen", P),
+    ]
+
+
+class Call(ctypes.Structure):
+    """One forward."""
+
+    _fields_ = [
+        *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads")),
+        *((name, P) for name in ("tokens", "positions", "wanted", "cos", "sin")),
+        ("segments", ctypes.POINTER(Segment)),
+        ("blocks", ctypes.POINTER(Blocks)),
+        *((name, P) for name in ("keys", "values", "tiled", "known", "logits", "best", "peaks")),
+        ("top", _I),
+        *((name, P) for name in ("top_ids", "top_shares")),
+        *((name, _I) for name in ("first", "last")),
+        ("entering", P),
+        *((name, _I) for name in ("skip_norm", "num_taps", "num_tap_rows")),
+        *((name, P) for name in ("taps", "tap_rows", "tapped")),
+        ("thresholds", P),
+        ("attention_seconds", ctypes.POINTER(ctypes.c_double)),
+    ]
+
+
+class Move(ctypes.Structure):
+    """Rows of one slot to move together, in every layer."""
+
+    _fields_ = [
+        *((name, _I) for name in ("num_layers", "slot", "kv_heads", "capacity", "row_bytes", "to", "count")),
+        *((name, P) for name in ("keys", "values", "from_rows")),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """One product."""
+
+    _fields_ = [
+        *((name, _I) for name in ("bf16", "tile_stride", "tiles", "units", "rows", "threads")),
+        *((name, P) for name in ("w", "x", "out", "bias")),
+    ]

@@ -1,0 +1,92 @@
+"""Teams of native threads: forwards of two teams overlap, those of one follow each other.
+
+    with Team(threads=1):             forwards of this Python thread run on a thread of their own
+        draft.forward(...)
+
+Every forward outside of such a block runs on one shared team, with as many threads as torch uses. A team starts its
+threads at its first forward; they are not copied by a fork, and a child starts new ones when it needs them.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from foretoken.models.fused import build
+
+_current: ContextVar[Team | None] = ContextVar("team", default=None)
+
+
+class _Handle:
+    """A native team, freed with the last reference: a forward that is under way holds one."""
+
+    def __init__(self) -> None:
+        library = build.library()
+        assert library is not None
+        self._free = library.foretoken_team_free
+        self.address: int | None = library.foretoken_team_new()
+        if not self.address:
+            raise MemoryError("there is no memory for a team of threads")
+
+    def __del__(self) -> None:
+        address, self.address = getattr(self, "address", None), None
+        if address:
+            self._free(address)
+
+
+class Team:
+    """Threads and working memory for native forwards.
+
+    Args:
+        threads: the calling thread included; None: as many as torch uses, asked at every forward.
+    Raises:
+        ValueError: fewer than one thread.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads={threads}: a team has one thread at least, the caller")
+        self._threads = threads
+        self._handle: _Handle | None = _Handle()
+        self._before: list[Token[Team | None]] = []
+
+    @property
+    def threads(self) -> int:
+        """Threads of the next forward."""
+        return torch.get_num_threads() if self._threads is None else self._threads
+
+    @property
+    def handle(self) -> _Handle:
+        """What the native side knows the team by; hold it while a forward runs.
+
+        Raises:
+            RuntimeError: the team has been closed.
+        """
+        handle = self._handle
+        if handle is None:
+            raise RuntimeError("the team is closed: make another one")
+        return handle
+
+    def close(self) -> None:
+        """End the threads, after a forward that is under way."""
+        self._handle = None
+
+    def __enter__(self) -> Team:
+        self._before.append(_current.set(self))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _current.reset(self._before.pop())
+
+
+def current() -> Team:
+    """The team of the innermost ``with`` block of this Python thread, else the shared one."""
+    return _current.get() or _shared()
+
+
+@lru_cache(maxsize=1)
+def _shared() -> Team:
+    return Team()

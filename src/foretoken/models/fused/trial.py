@@ -1,0 +1,175 @@
+"""Takes a model over, and tries it: what is computed afterwards must be what the library computed before.
+
+Two batches are read before and after packing: chains and a tree, with cached rows behind them, at positions from the
+first to the last that the model serves. A model that a plain look takes for a Llama, but that scales, caps or routes
+somewhere inside, differs here; it gets its own modules back.
+
+Letters: M wanted rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
+from foretoken.core.tree import TokenTree
+from foretoken.models.batch import PackedBatch, Segment
+from foretoken.models.cache import KVCache
+from foretoken.models.fused import fit
+from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.native import NativePlan
+from foretoken.models.span import Span
+
+# of a row's logits, root mean square over their spread: both sides round; in bfloat16, by how much depends on the model
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}
+_ROUNDINGS = 6.0  # between us and the library, against those of attention weights alone
+_CHAIN, _PARENTS = 17, (-1, 0, 0, 2, 1)
+
+log = logging.getLogger(__name__)
+
+
+def adopt(model: Any, max_length: int, general: Callable[[PackedBatch, Plan], Tensor]) -> FusedDecoder | None:
+    """The native twin of a model, its linear layers packed; None where the general path has to do.
+
+    A family that could have been fused but is not says so in a warning.
+
+    Args:
+        model: a causal LM of transformers.
+        max_length: positions that a row may have.
+        general: logits [M, V] of a batch through the library's modules, which attend by a plan.
+    """
+    reason = fit.misfit(model)
+    if reason is not None:
+        if fit.fits_by_name(model):
+            log.warning("the fused CPU decoder is not used for this model, the slower general path is: %s", reason)
+        return None
+    dtype, config = next(model.parameters()).dtype, model.config
+    whole = Span(0, config.num_hidden_layers)
+
+    def trial(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
+        return read(forward, KVCache(config.num_hidden_layers, 2, max_length), max_length, config.vocab_size)
+
+    expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch)))
+    rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
+    allowed = max(TOLERANCE[dtype], _ROUNDINGS * difference(rounded, expected))
+    adoption = fit.Adoption(model, max_length)
+    twin = adoption.decoder
+    found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), whole, top=0).logits_MV)
+    worst = difference(found, expected)
+    if worst <= allowed:
+        return twin
+    adoption.undo()
+    log.warning(
+        "the fused CPU decoder computes other logits than the model's own modules (by %.3g of their spread, "
+        "where rounding explains %.3g), so the slower general path is used",
+        worst,
+        allowed,
+    )
+    return None
+
+
+def read(forward: Callable[[PackedBatch, KVCache], Tensor], cache: KVCache, max_length: int, vocab: int) -> Tensor:
+    """Logits of two small batches, far apart in positions where the model has so many."""
+    tokens = [(7 + 31 * each) % vocab for each in range(_CHAIN + 12)]
+    far, near = cache.acquire(), cache.acquire()
+    length = min(_CHAIN, max(1, max_length - 12))
+    step = max(1, (max_length - 12) // (2 * length))  # half of the way in the first batch
+    batch = PackedBatch()
+    batch.add_chunk(far, 0, tokens[:length], wanted=1)
+    batch.add_chunk(near, 0, tokens[3 : 3 + length // 2 + 1], wanted=1)
+    batch.positions[:length] = range(0, step * length, step)
+    _reserve(cache, batch)
+    first_MV = forward(batch, cache).float()
+    for segment in batch.segments:
+        cache.commit(segment.slot, range(segment.num_rows))
+    num_chain = max(1, min(4, max_length - length))
+    batch = PackedBatch()
+    batch.add_chunk(far, length, tokens[-num_chain:], wanted=num_chain)
+    if max_length >= length // 2 + 2 + len(_PARENTS):
+        batch.add_tree(near, cache.lengths[near], tokens[0], TokenTree(tokens[1 : 1 + len(_PARENTS)], _PARENTS))
+    batch.positions[:num_chain] = range(max_length - num_chain, max_length)
+    _reserve(cache, batch)
+    return torch.cat([first_MV, forward(batch, cache).float()])
+
+
+def difference(ours_MV: Tensor, theirs_MV: Tensor) -> float:
+    """The worst row's, relative to its spread; rows of a damaged model, not finite on both sides, do not count."""
+    both = ours_MV.isfinite().all(dim=1) | theirs_MV.isfinite().all(dim=1)
+    if not both.any():
+        return 0.0
+    ours_MV, theirs_MV = ours_MV[both], theirs_MV[both]
+    scale_M = theirs_MV.std(dim=1, correction=0).clamp_min(1e-6)
+    error_M = (ours_MV - theirs_MV).square().mean(dim=1).sqrt() / scale_M
+    return float(error_M.nan_to_num(nan=torch.inf).max())
+
+
+class PlainAttention(Plan):
+    """Attention written out, as a plan: slow, and independent of every other one.
+
+    Args:
+        cache: where keys and values are written and read.
+        batch: the rows.
+        rounded: round attention weights to the dtype of the values, as faster kernels do.
+    """
+
+    native = None
+
+    def __init__(self, cache: KVCache, batch: PackedBatch, *, rounded: bool = False) -> None:
+        self._rounded = rounded
+        self._cache = cache
+        self._segments = batch.segments
+
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """See plans/dense.py; the families that are tried have neither caps nor sinks."""
+        if softcap is not None or sinks_H is not None:
+            raise UnsupportedArchitecture(f"layer {layer} caps its scores or has a sink, which is not known here")
+        keys_SGCD, values_SGCD = self._cache.buffers(layer, k_GTD, v_GTD)
+        repeats = q_HTD.shape[0] // k_GTD.shape[0]
+        outputs = []
+        for segment in self._segments:
+            rows = slice(segment.start, segment.start + segment.num_rows)
+            first = segment.prefix + segment.tail
+            k_GLD, v_GLD = (each[segment.slot, :, : first + segment.num_rows] for each in (keys_SGCD, values_SGCD))
+            k_GLD[:, first:], v_GLD[:, first:] = k_GTD[:, rows], v_GTD[:, rows]
+            k_HLD, v_HLD = (each.float().repeat_interleave(repeats, dim=0) for each in (k_GLD, v_GLD))
+            scores_HRL = q_HTD[:, rows].float() @ k_HLD.transpose(1, 2) * scaling
+            weights_HRL = scores_HRL.masked_fill(~visible(segment, window), -torch.inf).softmax(dim=-1)
+            if self._rounded:
+                weights_HRL = weights_HRL.to(v_GTD.dtype).float()
+            outputs.append((weights_HRL @ v_HLD).to(v_GTD.dtype).transpose(0, 1))
+        return torch.cat(outputs)
+
+
+def visible(segment: Segment, window: int | None) -> Tensor:
+    """bool [R, L]: the columns that each row of a segment sees: its path, and of that the last ``window``."""
+    behind = segment.tail + segment.num_rows
+    seen = torch.ones(segment.num_rows, behind, dtype=torch.bool).tril(segment.tail)
+    if segment.seen is not None:
+        seen = segment.seen
+    seen = torch.cat([torch.ones(segment.num_rows, segment.prefix, dtype=torch.bool), seen], dim=1)
+    if window is None:
+        return seen
+    places = seen.cumsum(dim=1)  # of a column on the row's path, counted from 1
+    return seen & (places > places[:, -1:] - window)
+
+
+def _reserve(cache: KVCache, batch: PackedBatch) -> None:
+    for segment in batch.segments:
+        cache.reserve(segment.slot, segment.num_rows)

@@ -1,0 +1,93 @@
+/* What the caller hands over; mirrored field by field in structs.py. */
+
+#define MAX_HEAD_DIM 512
+#define ABI 6
+#define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
+#define UNROLL _Pragma("GCC unroll 12")
+
+typedef float vf __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
+
+/* Mirrored field by field in decoder.py. */
+typedef struct {
+    const uint32_t *qkv, *out, *gate_up, *down; /* packed [tile][unit][16] */
+    const float *qkv_bias, *out_bias;           /* or NULL */
+    const float *attention_norm, *mlp_norm;
+    const float *q_norm, *k_norm; /* or NULL */
+    int64_t window;               /* 0: full attention */
+    int64_t index;
+} Layer;
+
+/* Read only: several teams may work with it at once. */
+typedef struct {
+    int64_t bf16, num_layers, width, heads, kv_heads, head_dim, rot_dim, vocab;
+    int64_t qkv_stride, gate_up_stride, ffn_units, logits_stride; /* in floats, floats, units, floats */
+    double eps, scaling;
+    const Layer *layers;
+    const void *embedding;
+    const uint32_t *head;
+    const float *final_norm;
+} Model;
+
+typedef struct {
+    int64_t slot, prefix, tail, start, rows;
+    int64_t committed;   /* rows of the slot that never change but are only forgotten; at most `prefix` */
+    int64_t keep;        /* blocks of the prefix to keep in a layer, over all key/value heads; 0: dense attention */
+    const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
+} Segment;
+
+/* Attention over selected blocks of the prefix, for the segments that keep some. */
+typedef struct {
+    int64_t size, sinks, locals, across_heads; /* see models/native.py */
+    int64_t capacity;                          /* blocks of a slot and head in `means` */
+    int64_t most;                              /* blocks of a segment and head in `chosen`, at most */
+    const float *const *means;                 /* per layer [slot][kv head][capacity][head_dim]; NULL: it does not select */
+    int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
+} Blocks;
+
+typedef struct {
+    int64_t num_rows, num_segments, num_wanted, capacity, threads;
+    const int32_t *tokens, *positions, *wanted;
+    const float *cos, *sin; /* [positions][rot_dim / 2] */
+    const Segment *segments;
+    const Blocks *blocks; /* or NULL: all attention is dense */
+    void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim] */
+    void *const *tiled;                /* per layer [slot][kv head][tiles][unit][16], tiles = capacity / 16 rounded up:
+                                          the committed keys once more, those of 16 rows side by side */
+    int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are written */
+    float *logits;                     /* [num_wanted][logits_stride] */
+    int32_t *best;                     /* [num_wanted] */
+    float *peaks;                      /* [num_wanted] */
+    int64_t top;                       /* how many tokens of each row to rank, 0 for none */
+    int32_t *top_ids;                  /* [num_wanted][top] */
+    float *top_shares;
+    int64_t first, last;               /* layers to run: first <= l < last */
+    const float *entering;             /* [num_rows][width]: what layer `first` reads; NULL: the embedding of the tokens */
+    int64_t skip_norm;                 /* the head reads the residual stream as it is */
+    int64_t num_taps, num_tap_rows;
+    const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */
+    const int32_t *tap_rows;           /* [num_tap_rows] */
+    float *tapped;                     /* [num_taps][num_tap_rows][width] */
+    const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
+    double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
+} Call;
+
+/* Rows of one slot to move together, in every layer. */
+typedef struct {
+    int64_t num_layers, slot, kv_heads, capacity, row_bytes;
+    int64_t to, count; /* rows to .. to + count - 1 */
+    void *const *keys, *const *values;
+    const int64_t *from; /* [count], increasing, from[i] >= to + i */
+} Move;
+
+/* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
+typedef struct {
+    int64_t bf16, tile_stride, tiles, units, rows, threads;
+    const uint32_t *w, *x;
+    float *out;
+    const float *bias;
+} Linear;
+

@@ -1,0 +1,68 @@
+"""The last hidden states of a model, as its own head reads them, or before the final norm.
+
+Letters: M rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
+from foretoken.models import anatomy
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.probe import same
+from foretoken.models.span import Span
+
+
+class LastStates:
+    """The last hidden states of a model: a forward with ``span`` keeps them, :meth:`of` takes them from its output.
+
+    Args:
+        model: checked here: its head must give the same logits for these states as the model did.
+        normed: as the head reads them; False: the residual stream after the last layer.
+    Raises:
+        UnsupportedArchitecture: it does not.
+    """
+
+    def __init__(self, model: LanguageModel, *, normed: bool = True) -> None:
+        self._normed = normed
+        self._depth = model.num_layers
+        self.span = Span(0, model.num_layers, taps=(model.num_layers,))
+        kind = type(model.model).__name__
+        counted = model.layers_loaded, model.layer_rows
+        try:
+            self._norm = anatomy.find(model.model).final_norm
+            reason = None if self._agrees(model) else "its head reads something else than its last hidden state"
+        except ForetokenError as error:
+            reason = str(error)
+        except Exception as error:  # hundreds of families raise whatever they like
+            reason = f"its hidden states cannot be kept ({' '.join(str(error).split())[:200]})"
+        finally:
+            model.layers_loaded, model.layer_rows = counted
+        if reason is not None:
+            raise UnsupportedArchitecture(
+                f"model '{model.name}' ({kind}) cannot carry a head on its last hidden state: {reason}"
+            )
+
+    def of(self, output: Output, rows: Sequence[int]) -> Tensor:
+        """float32 [M, D]: the states of these rows of what a forward kept."""
+        return self._state(output.hidden[self._depth][list(rows)], normed=self._normed)
+
+    @torch.inference_mode()
+    def _state(self, residual_MD: Tensor, *, normed: bool) -> Tensor:
+        return (self._norm(residual_MD) if normed else residual_MD).float()
+
+    def _agrees(self, model: LanguageModel) -> bool:
+        batch, cache = PackedBatch(), model.new_cache(1)
+        slot = cache.acquire()
+        cache.reserve(slot, 3)
+        batch.add_chunk(slot, 0, range(3), wanted=3)
+        output = model.forward(batch, DensePlan(cache, batch), span=self.span)
+        residual_MD = output.hidden[self._depth]
+        h_MD = self._state(residual_MD, normed=True).to(residual_MD.dtype)
+        return same(output.logits_MV, model.score(h_MD, final_norm=False).logits_MV)

@@ -1,0 +1,46 @@
+"""Reading known tokens into a cache outside of the engine's step, a few hundred rows at a time.
+
+tokens   t0 t1 … t511 │ t512 … t1023 │ t1024 …      one forward each, committed before the next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel
+
+CHUNK_ROWS = 512  # rows of one forward
+
+
+def chunks(
+    cache: KVCache,
+    slot: int,
+    tokens: Sequence[int],
+    *,
+    rows: int = CHUNK_ROWS,
+    wanted: Callable[[int, int], int] = lambda begin, end: 1,
+) -> Iterator[tuple[int, int, PackedBatch]]:
+    """The batches that read tokens behind what a slot holds; each is committed when the next is asked for.
+
+    Args:
+        rows: of a batch at most.
+        wanted: how many last rows of ``tokens[begin:end]`` are scored.
+    Yields:
+        begin and end of a chunk in ``tokens``, and the batch to run a forward on.
+    """
+    for begin in range(0, len(tokens), rows):
+        end = min(begin + rows, len(tokens))
+        cache.reserve(slot, end - begin)
+        batch = PackedBatch()
+        batch.add_chunk(slot, cache.lengths[slot], tokens[begin:end], wanted=wanted(begin, end))
+        yield begin, end, batch
+        cache.commit(slot, range(end - begin))
+
+
+def prefill(model: LanguageModel, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
+    """Read tokens densely behind what the slot holds, and commit them."""
+    for _, _, batch in chunks(cache, slot, tokens):
+        model.forward(batch, DensePlan(cache, batch))

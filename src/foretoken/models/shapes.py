@@ -1,0 +1,68 @@
+"""``shape:100m``: Llama shapes with random weights. Their texts mean nothing, their times are those of the shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foretoken import zoo
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.files import folder_made_once
+
+PREFIX = "shape:"
+# width, layers, MLP width, query heads, key/value heads, vocabulary; heads are 64 wide, embeddings tied
+SHAPES = {
+    "16m": (384, 8, 1024, 6, 2, 8192),
+    "100m": (768, 12, 2048, 12, 4, 32000),
+    "500m": (1280, 24, 3840, 20, 4, 32000),
+}
+
+
+def folder(name: str) -> Path:
+    """The checkpoint of ``shape:NAME`` in bfloat16, made if it is not in the user's cache yet.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
+    short = name.removeprefix(PREFIX)
+    if short not in SHAPES:
+        raise ConfigError(f"unknown shape '{short}': {nearest(short, SHAPES)}")
+
+    def make(place: Path) -> None:
+        write_random_model(short, place, "bfloat16")
+
+    return folder_made_once(f"shapes/{short}", make)
+
+
+def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 4096) -> int:
+    """A checkpoint of that shape with random weights and the bundled tokenizer; returns its parameter count.
+
+    Args:
+        name: one of ``SHAPES``.
+        folder: where to; must exist.
+        dtype: "float32" or "bfloat16".
+        positions: longest sequence.
+    """
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    width, layers, mlp, heads, kv_heads, vocabulary = SHAPES[name]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=64,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype=getattr(torch, dtype),
+    )
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
+    return sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,186 @@
+"""Which models the fused decoder takes over: plain ones, and only if they compute the same afterwards."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.fused_models import COMMON, error, plain, text
+from tests.helpers.golden import Session
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foretoken.models import attention
+from foretoken.models.fused import build, fit, trial
+from foretoken.models.language_model import LanguageModel
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+
+def llama(**options: Any) -> Any:
+    config = AutoConfig.for_model("llama", **{**COMMON, **options})
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.5 * x
+
+
+class Marked(nn.Parameter):
+    """A parameter of a subclass, as quantised weights are."""
+
+
+def a_subclass(model: Any) -> None:
+    old = model.model.layers[1].self_attn.q_proj
+    model.model.layers[1].self_attn.q_proj = new = Doubled(old.in_features, old.out_features, bias=False)
+    new.load_state_dict(old.state_dict())
+
+
+def a_forward_of_its_own(model: Any) -> None:
+    linear = model.model.layers[1].mlp.down_proj
+    linear.forward = lambda x: 2 * nn.functional.linear(x, linear.weight)
+
+
+def a_parametrization(model: Any) -> None:
+    parametrize.register_parametrization(model.model.layers[2].mlp.up_proj, "weight", Scaled())
+
+
+def a_hook(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def a_hook_before(model: Any) -> None:
+    model.model.norm.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def a_parameter_of_another_class(model: Any) -> None:
+    linear = model.model.layers[0].self_attn.v_proj
+    linear.weight = Marked(linear.weight.detach())
+
+
+def a_weight_of_another_dtype(model: Any) -> None:
+    model.model.layers[0].self_attn.o_proj.double()
+
+
+CHANGES: list[tuple[Callable[[Any], None], str]] = [
+    (a_subclass, "'q_proj' of layer 1 is a Doubled"),
+    (a_forward_of_its_own, "'model.layers.1.mlp.down_proj' (Linear) has a forward of its own"),
+    (a_parametrization, "'up_proj' of layer 2 is a ParametrizedLinear"),
+    (a_hook, "'model.layers.0.mlp' (LlamaMLP) has a hook"),
+    (a_hook_before, "'model.norm' (LlamaRMSNorm) has a hook"),
+    (a_parameter_of_another_class, "'v_proj' of layer 0 has a weight that is a Marked"),
+    (a_weight_of_another_dtype, "'o_proj' of layer 0 has a weight of torch.float64"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES, ids=[each.__name__ for each, _ in CHANGES])
+def test_a_module_that_is_not_its_weight_makes_the_model_unfit(
+    change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = llama()
+    change(model)
+    assert reason in (fit.misfit(model) or "")
+    with caplog.at_level(logging.WARNING):
+        assert trial.adopt(model, 256, lambda batch, plan: pytest.fail("it must not be tried")) is None
+    assert reason in caplog.text
+
+
+class _Odd:
+    """A Llama that is none inside: something happens between its plain modules."""
+
+    def __init__(self, scale_from: int) -> None:
+        self.scale_from = scale_from
+
+    def apply(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = type(model.model.layers[0].self_attn)
+        original = kind.forward
+
+        def forward(module: Any, hidden_states: Tensor, position_embeddings: Any, **others: Any) -> Any:
+            # scores grow with the position, as with Llama 4's temperature tuning
+            positions = others["position_ids"][0]
+            factor = 1 + 0.5 * (positions >= self.scale_from).float()[None, :, None]
+            return original(module, hidden_states * factor, position_embeddings, **others)
+
+        monkeypatch.setattr(kind, "forward", forward)
+
+
+@pytest.mark.parametrize("scale_from", [0, 100, 250])
+def test_what_differs_after_packing_is_given_back_its_modules(
+    scale_from: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = llama(tie_word_embeddings=True, attention_bias=True)
+    _Odd(scale_from).apply(model, monkeypatch)
+    before = copy.deepcopy(model.state_dict())
+    with caplog.at_level(logging.WARNING):
+        loaded = LanguageModel(model, None, name="odd")
+    assert loaded.fused is None
+    assert "computes other logits than the model's own modules" in caplog.text
+    assert torch.equal(before["model.embed_tokens.weight"], model.model.embed_tokens.weight)
+
+
+def test_undoing_an_adoption_leaves_the_model_as_it_was() -> None:
+    for options in ({"tie_word_embeddings": True, "attention_bias": True}, {}):
+        model = llama(**options)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        tokens = text(20)
+        expected = plain(model_of_library(model), tokens)
+        fit.Adoption(model, 256).undo()
+        assert fit.misfit(model) is None
+        after = model.state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert torch.equal(plain(model_of_library(model), tokens), expected)
+
+
+def model_of_library(model: Any) -> Any:
+    """A twin that attends as the library does."""
+    config = copy.deepcopy(model.config)
+    twin = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("positions", [2, 9, 40])
+def test_a_model_of_few_positions_is_tried_too(positions: int) -> None:
+    model = llama()
+    loaded = LanguageModel(model, None, name="short", max_length=positions)
+    assert loaded.fused is not None
+    session = Session(loaded)
+    session.chunk(session.cache.acquire(), text(positions))
+
+
+def test_damaged_weights_do_not_count_against_the_decoder() -> None:
+    """The engine reports them by their NaN logits, on either path."""
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3] = torch.nan
+    assert LanguageModel(model, None, name="damaged").fused is not None
+
+
+def test_packed_modules_give_their_weight_back() -> None:
+    model = llama(attention_bias=True)
+    weights = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
+    LanguageModel(model, None, name="packed")
+    for name, value in weights.items():
+        if name.endswith("weight"):
+            assert torch.equal(model.get_submodule(name.removesuffix(".weight")).weight, value)
+
+
+def test_a_product_over_packed_weights_refuses_other_rows() -> None:
+    linear = fit.Adoption(llama(), 256)._model.model.layers[0].mlp.down_proj
+    for x in (torch.zeros(2, 96), torch.zeros(2, 160, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="a product over packed weights takes"):
+            linear(x)
+    assert error(linear(torch.ones(1, 160)), linear.weight.sum(dim=1)) < 1e-5

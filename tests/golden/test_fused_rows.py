@@ -1,0 +1,90 @@
+"""What a row of the fused decoder reads: its own window of its own path, and nothing behind itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers import fused_models
+from tests.helpers.fused_models import error, make, plain, text
+from tests.helpers.golden import PARENTS, Session, paths, reference_rows
+
+from foretoken.core.tree import TokenTree
+from foretoken.models.batch import PackedBatch
+from foretoken.models.fused import build
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+# a spine of eight, with a twig at every node: drafts reach further behind the prefix than a short window is long
+DEEP = (-1, 0, 1, 2, 3, 4, 5, 6, -1, 0, 1, 2, 3, 4, 5, 6)
+
+
+def windowed(window: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    monkeypatch.setitem(fused_models.FAMILIES, "windowed", ("mistral", {"sliding_window": window}))
+    return make("windowed", torch.float32)
+
+
+@pytest.mark.parametrize("prefix", [3, 30])
+@pytest.mark.parametrize("window", [1, 5])
+def test_a_tree_deeper_than_the_window(window: int, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reference = windowed(window, monkeypatch)
+    session = Session(model)
+    slot = session.cache.acquire()
+    before = text(prefix)
+    session.chunk(slot, before)
+    for parents in (DEEP, PARENTS):
+        tree = TokenTree(text(len(parents), 2), parents)
+        expected = reference_rows(reference, paths(before, 7, tree))
+        assert error(session.draft(slot, 7, tree), expected) < 1e-4
+        assert error(session.levels(slot, 7, tree), expected) < 1e-4
+
+
+def test_a_level_whose_first_row_is_the_deepest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The furthest look back may be that of any row of a level."""
+    model, reference = windowed(19, monkeypatch)
+    session = Session(model)
+    slot = session.cache.acquire()
+    before, tokens = text(33), text(4, 2)
+    session.chunk(slot, before)
+    session.cache.reserve(slot, 4)
+    batch = PackedBatch()
+    batch.add_chunk(slot, 33, tokens[:2], wanted=0)
+    session.forward(batch)
+    batch = PackedBatch()
+    batch.add_level(slot, 33, tokens[2:], depths=[2, 0], tail=2, tail_depths=[0, 1], ancestors=[[0, 1], []])
+    deep, shallow = session.forward(batch)
+    assert error(deep, plain(reference, [*before, *tokens[:3]])[-1]) < 1e-4
+    assert error(shallow, plain(reference, [*before, tokens[3]])[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "llama, no groups"])
+def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: torch.dtype) -> None:
+    """A draft token with a NaN embedding ends the path that it stands on; everybody else keeps their bits."""
+    model, _ = make(family, dtype)
+    bad = 5
+    tokens = [token + (token == bad) for token in text(60)]
+    whole = Session(model)
+    expected = whole.chunk(whole.cache.acquire(), tokens)
+    with torch.no_grad():
+        model.model.model.embed_tokens.weight[bad] = torch.nan
+
+    for place in (1, 7, 16, 40):  # in a chain
+        session = Session(model)
+        spoilt = [*tokens[:place], bad, *tokens[place + 1 :]]
+        rows = session.chunk(session.cache.acquire(), spoilt)
+        assert torch.equal(rows[:place], expected[:place])
+        assert rows[place].isnan().all()
+
+    session = Session(model)  # in a tree, and in one that grows level by level
+    slot = session.cache.acquire()
+    session.chunk(slot, tokens[:30])
+    for spoilt_node in (1, 3, 4):
+        clean = TokenTree([6 + node for node in range(len(PARENTS))], PARENTS)
+        spoilt_tree = TokenTree([bad if i == spoilt_node else each for i, each in enumerate(clean.tokens)], PARENTS)
+        for read in (session.draft, session.levels):
+            healthy, damaged = read(slot, 7, clean), read(slot, 7, spoilt_tree)
+            for node in range(-1, len(clean)):
+                hit = node >= 0 and spoilt_node in clean.path_to(node)
+                assert damaged[node + 1].isnan().all() if hit else torch.equal(damaged[node + 1], healthy[node + 1])

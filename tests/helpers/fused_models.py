@@ -1,0 +1,91 @@
+"""Random models of the families that the fused decoder knows, each beside the library's own eager twin."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foretoken.models import attention
+from foretoken.models.fused import fit
+from foretoken.models.language_model import LanguageModel
+
+COMMON = {
+    "vocab_size": 101,  # not a multiple of a tile
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "pad_token_id": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "llama, one group": ("llama", {"num_key_value_heads": 1, "head_dim": 64}),
+    "llama, no groups": ("llama", {"num_key_value_heads": 6}),
+    "llama, odd width": ("llama", {"head_dim": 48}),
+    "llama, yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "mistral, window": ("mistral", {"sliding_window": 21}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, mixed windows": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 18,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+}
+
+
+def make(family: str, dtype: torch.dtype) -> tuple[LanguageModel, Any]:
+    """A random model behind the fused decoder, and the library's own eager twin of it."""
+    kind, options = FAMILIES[family]
+    config = AutoConfig.for_model(kind, **{**COMMON, **options})
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if "norm" in name:
+                weight.copy_(1 + 0.3 * torch.randn(weight.shape))
+            else:  # peaked attention: a wrong mask must show
+                weight.copy_(torch.randn(weight.shape) * (0.5 if weight.ndim == 1 else 2.5 / weight.shape[-1] ** 0.5))
+    own = copy.deepcopy(config)  # from_config notes the attention implementation in it
+    twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
+    twin.load_state_dict(reference.state_dict())
+    model = LanguageModel(twin, None, name=family)
+    assert model.fused is not None, fit.misfit(twin)
+    return model, reference
+
+
+def text(count: int, seed: int = 1) -> list[int]:
+    return torch.randint(4, 101, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def plain(reference: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return reference(torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference, in units of the logits' own spread."""
+    return float((ours.float() - theirs).abs().max() / theirs.std())

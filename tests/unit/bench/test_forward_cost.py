@@ -1,0 +1,71 @@
+"""What a verification forward costs on paper, against counts written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foretoken.bench.forward_cost import AttentionShapes
+from foretoken.methods.sparse.attention import SparseAttention
+from foretoken.methods.sparse.blocks import BlockRule
+from foretoken.models import attention
+from foretoken.models.language_model import LanguageModel
+
+
+def make(kind: str, **options: object) -> LanguageModel:
+    config = AutoConfig.for_model(
+        kind,
+        **{
+            "vocab_size": 100,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+            **options,
+        },
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
+    return LanguageModel(model.eval(), None, name=kind)
+
+
+def test_dense_counts_every_column_of_every_row() -> None:
+    model = make("llama")
+    cost = AttentionShapes(model).cost(100, 3, None)
+    columns = 101 + 102 + 103
+    assert cost.attention_flops == 3 * 4 * (2 * 16 + 2 * 16) * columns
+    assert cost.flops == cost.attention_flops + 2 * 3 * model.num_parameters
+    assert cost.bytes == 4 * (model.num_parameters + 3 * 2 * 2 * 16 * 103)
+    assert cost.read == 1.0
+
+
+@pytest.mark.parametrize(("anchors", "choosing"), [(None, 3), ([2], 2)], ids=["all", "first and one"])
+def test_sparse_counts_the_kept_columns_and_the_layers_that_select(anchors: list[int] | None, choosing: int) -> None:
+    model = make("llama")
+    sparse = SparseAttention(BlockRule(budget=0.5, dense_below=0, size=16), anchors)
+    cost = AttentionShapes(model).cost(100, 3, sparse)
+    kept = 3 * 16 + 4  # floor(50 * 2 / 16) = 6 blocks of a layer; 96 of 100 rows are in whole blocks
+    selecting = choosing * 2 * 16 * 6
+    assert cost.attention_flops == 3 * 4 * (2 * 16 + 2 * 16) * (3 * kept + 1 + 2 + 3) + 2 * selecting
+    assert cost.bytes == 4 * (model.num_parameters + 3 * 2 * 2 * 16 * (kept + 3) + selecting)
+    assert cost.read == pytest.approx(kept / 100)
+
+
+def test_a_window_bounds_what_is_read_and_untied_embeddings_are_not_multiplied() -> None:
+    model = make("mistral", sliding_window=20, tie_word_embeddings=False)
+    cost = AttentionShapes(model).cost(100, 2, SparseAttention(BlockRule(budget=0.1, dense_below=0, size=16)))
+    assert cost.read == pytest.approx(0.2)
+    assert cost.flops - cost.attention_flops == 2 * 2 * (model.num_parameters - 100 * 32)
+
+
+def test_of_routed_experts_a_row_uses_its_share() -> None:
+    model = make("qwen3_moe", num_experts=4, num_experts_per_tok=1, moe_intermediate_size=24, norm_topk_prob=True)
+    cost = AttentionShapes(model).cost(100, 2, None)
+    experts = 3 * 4 * 3 * 24 * 32
+    assert cost.flops - cost.attention_flops == 2 * 2 * (model.num_parameters - experts * 3 // 4)
+    assert cost.bytes == 4 * (model.num_parameters + 3 * 2 * 2 * 16 * 102)

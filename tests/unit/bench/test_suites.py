@@ -1,0 +1,204 @@
+"""The named suites: recipes that the command line reads, prompts, and what a run says of decoding alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pkgutil
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from foretoken import catalog, zoo
+from foretoken.bench import accuracy, suites
+from foretoken.bench.harness import Method, Plan, measure
+from foretoken.bench.suite import SUITES, Column, Section, find_suite
+from foretoken.bench.suites.judge import WrongFact, digits
+from foretoken.bench.suites.rules import SCHEMES
+from foretoken.bench.suites.self_speculation import LONGEST, PASSED_OVER, SETS, held_out
+from foretoken.bench.suites.sprinter import Rates, Step
+from foretoken.bench.summary import summarise
+from foretoken.bench.table import tables
+from foretoken.bench.workloads import Prompt
+from foretoken.cli.settings import parse_methods
+from foretoken.core.errors import ConfigError
+from foretoken.core.metrics import Metrics
+from foretoken.core.sampling import SamplingParams
+from foretoken.tasks.evaluate import Answer
+from foretoken.tasks.example import Example
+
+
+def test_every_file_is_listed_under_its_own_name():
+    files = {module.name for module in pkgutil.iter_modules(suites.__path__)}
+    assert set(SUITES) == files
+    for name in SUITES:
+        assert find_suite(name).name == name
+        assert find_suite(name).question.endswith("?")
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_recipes_are_what_the_command_line_takes_and_plain_decoding_comes_first(name):
+    suite = find_suite(name)
+    rows = parse_methods(",".join(suite.methods), [], target=suite.model, draft_model=suite.draft_model)
+    assert rows[0].label == "none"
+    assert len(rows) == len(suite.methods) + 1
+    assert set(suite.options) <= {"max_tokens", "repeats", "temperature", "ignore_eos", "dtype"}
+    SamplingParams(**{key: suite.options[key] for key in ("max_tokens", "temperature") if key in suite.options})
+
+
+def test_an_unknown_suite_is_named_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'sprinter'"):
+        find_suite("sprintr")
+
+
+def test_the_rules_are_all_lossless_ones_that_can_sample():
+    lossless = {entry.name for entry in catalog.entries("verifier") if entry.promise != "approximate"}
+    assert set(SCHEMES) == lossless - {"greedy"}
+
+
+def test_held_out_prompts_are_short_and_not_the_first_ones(tmp_path):
+    (tmp_path / "eval").mkdir()
+    for name, _ in SETS:
+        lines = [
+            {"id": number, "category": "qa" if number % 2 else "math", "turns": [f"{name} {number}", "more"]}
+            for number in range(60)
+        ]
+        lines[1]["turns"] = ["x" * (LONGEST + 1)]
+        with gzip.open(tmp_path / "eval" / f"{name}.jsonl.gz", "wt") as file:
+            file.write("\n".join(map(json.dumps, lines)))
+    prompts = held_out(tmp_path)
+    assert [prompt.category for prompt in prompts] == [
+        "qa" if name == "spec_bench" else name for name, count in SETS for _ in range(count)
+    ]
+    assert prompts[0].text == f"mt_bench {PASSED_OVER + 1}"  # the long one is none of those that are passed over
+    assert next(each for each in prompts if each.category == "qa").text == f"spec_bench {2 * PASSED_OVER + 3}"
+    with pytest.raises(ConfigError, match="--data"):
+        held_out(tmp_path / "nowhere")
+
+
+# ---------------------------------------------------------------------- decoding apart from the prompt
+
+
+@dataclass
+class Output:
+    token_ids: list[int]
+    metrics: Metrics = field(default_factory=Metrics)
+    finish_reason: str = "length"
+    error: str | None = None
+
+
+class Counted:
+    """An engine that counts its calls, and answers with as many tokens as are asked for."""
+
+    def __init__(self, fails_at_one: bool = False) -> None:
+        self.calls = 0
+        self.lengths: list[int] = []
+        self._fails_at_one = fails_at_one
+
+    def generate(self, prompts, params=None, **options):
+        self.calls += 1
+        self.lengths.append(params[0].max_tokens)
+        if self._fails_at_one and params[0].max_tokens == 1:
+            raise RuntimeError("no")
+        return [Output([7] * each.max_tokens) for each in params]
+
+    chat = generate
+
+
+PROMPTS = [Prompt("0", "a", "a"), Prompt("1", "b", "b")]
+
+
+def measured(**options):
+    engines = {"none": Counted(), "x": Counted(**options)}
+    counters = {"calls": lambda: float(engines["none"].calls + engines["x"].calls)}
+    plan = Plan(PROMPTS, SamplingParams(max_tokens=4, seed=1), repeats=2, first_token=True, counters=counters)
+    return engines, measure(engines, plan)
+
+
+def test_the_first_token_is_timed_in_a_call_of_its_own_that_no_counter_sees():
+    engines, records = measured()
+    assert engines["x"].lengths == [4, *[4, 1] * 4]  # the warm-up of both prompts is one call
+    assert [dict(sample.counts) for sample in records.samples] == [{"calls": 1.0}] * 8
+    assert all(sample.first_token_seconds is not None for sample in records.samples)
+    result = summarise(records, [Method("none", {"method": "none"}), Method("x", {"method": "x"})])[1]
+    assert result["counts"] == {"calls": 1 / 4}
+    assert result["by_category"]["a"]["counts"] == {"calls": 1 / 4}
+    assert result["failures"] == 0
+    assert set(result["spread"]) >= {"first_token_seconds", "decode_speedup", "decode_tokens_per_second"}
+
+
+def test_without_a_first_token_decoding_alone_has_no_figures():
+    _, records = measured(fails_at_one=True)
+    plain, other = summarise(records, [Method("none", {"method": "none"}), Method("x", {"method": "x"})])
+    assert "first_token_seconds" in plain
+    assert "first_token_seconds" not in other
+    assert other["failures"] == 0  # the call that counts went well
+
+
+def test_tables_show_categories_apart_and_a_suite_s_own_columns_and_sections():
+    _, records = measured()
+    results = summarise(records, [Method("none", {"method": "none"}), Method("x", {"method": "x"})])
+    columns = [Column("calls", lambda figures: figures["counts"]["calls"], "{:.3f}"), Column("-", lambda figures: None)]
+    section = Section("own", "own", [Column("name", lambda row: row["name"])], [{"name": "planted"}])
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(tables(results, "title", columns, [section]))
+    text = capture.get()
+    decoding = text[text.index("decoding, apart") : text.index("planted")]
+    assert decoding.count("0.250") == 6  # two methods, each pooled and in both categories
+
+
+def test_the_closed_form_of_sprinter_is_that_of_its_geometric_law():
+    step = Step(1, [True, False], [True, False], [1.0, 0.5], [False, True], [0.0, 0.0], False)
+    rates = Rates.of([[step]])
+    assert (rates.alpha, rates.eta_tp, rates.eta_fp) == pytest.approx((0.75, 2 / 3, 0.0))
+    goes_on = 0.5
+    endless = sum(goes_on**drafted * (1 - goes_on) * (drafted + 1) for drafted in range(200))  # stops, and is refused
+    assert Rates(0.5, 0.0, 1.0).tokens_per_call(None) == pytest.approx(endless)
+    assert rates.tokens_per_call(1) < rates.tokens_per_call(4) < rates.tokens_per_call(None)
+
+
+# ---------------------------------------------------------------------- accuracy, and drafts that a judge has to bear
+
+
+def report(*answers: tuple[bool, str | None]):
+    made = tuple(
+        Answer(
+            Example(id=str(i), prompt="?", answer="", response="", category=""),
+            "",
+            (i,),
+            "stop",
+            {} if error else {"correct": float(good)},
+            0.0,
+            error,
+        )
+        for i, (good, error) in enumerate(answers)
+    )
+    return SimpleNamespace(answers=made, metrics=Metrics(num_tokens=6, num_steps=3), distortion=0.5)
+
+
+def test_accuracy_is_compared_question_by_question_and_failures_are_left_out_and_counted():
+    own = {"t": report((True, None), (False, None), (True, "no"))}
+    reference = {"t": report((True, None), (True, None), (True, None))}
+    (row,) = accuracy.rows_of("x", own, reference)  # type: ignore[arg-type]
+    assert (row["questions"], row["failed"], row["lost"], row["won"]) == (2, 1, 1, 0)
+    assert row["accuracy"] == 0.5
+    assert row["minus_reference"][0] == -0.5
+    assert (row["tokens_per_step"], row["distortion"]) == (2.0, 0.5)
+    (none,) = accuracy.rows_of("x", {"t": report((True, "no"))}, {"t": report((True, None))})  # type: ignore[arg-type]
+    assert (none["questions"], none["failed"], none["accuracy"]) == (0, 1, None)
+    assert [column.cell(none) for column in accuracy.COLUMNS][2:4] == ["–", "–"]
+
+
+def test_a_wrong_fact_is_one_wrong_token_a_digit_where_there_is_one():
+    tokenizer = AutoTokenizer.from_pretrained(zoo.path("base"))
+    ten = digits(tokenizer)
+    drafter = WrongFact({}, tokenizer)
+    for tokens in ([900, ten[3], 901], [900, 901, 902]):
+        wrong = drafter.spoilt((), 0, list(tokens))
+        (place,) = [place for place in range(3) if wrong[place] != tokens[place]]
+        assert (wrong[place] in ten) == (tokens[1] in ten)
+        assert place == 1 or tokens[1] == 901

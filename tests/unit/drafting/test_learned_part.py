@@ -1,0 +1,133 @@
+"""Learned parts: their folders in both layouts, what is refused, and what nobody trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from foretoken import zoo
+from foretoken.core.errors import ConfigError, ModelError
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart, find, find_all
+from foretoken.methods.judge.head import JudgeHead
+from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.models.load import load
+from helpers.zoo_llms import target
+
+PARTS: list[type[LearnedPart]] = [Adapter, SprinterHead, JudgeHead]
+FLAT = {  # fields of a config in the layout before the speculators one
+    Adapter: (
+        *("exit_layer", "width", "heads", "kv_heads", "head_dim", "rope_theta", "norm_eps"),
+        *("target", "target_fingerprint"),
+    ),
+    SprinterHead: ("feature", "width", "target", "target_fingerprint", "draft", "draft_fingerprint"),
+}
+
+
+def save_as_before(part: LearnedPart, folder: Path) -> None:
+    """The layout before the speculators one: the config's fields flat in a file of the method's own name."""
+    assert part.old_files is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    flat = {name: value for name, value in asdict(part.config).items() if name in FLAT[type(part)]}  # type: ignore[index]
+    (folder / part.old_files[0]).write_text(json.dumps(flat, indent=1) + "\n")
+    save_file(part.tensors(), folder / part.old_files[1])
+
+
+def assert_same(one: LearnedPart, other: LearnedPart) -> None:
+    assert one.config == other.config
+    ours, theirs = one.tensors(), other.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_what_is_saved_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
+    part = kind.random(target())
+    part.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
+    settings = json.loads((tmp_path / CONFIG).read_text())
+    assert settings["architectures"] == [kind.__name__]
+    assert settings["speculators_model_type"] == settings["speculators_config"]["algorithm"] == kind.algorithm
+    assert settings["speculators_config"]["verifier"]["name_or_path"] == "zoo:base"
+    assert_same(kind.load(tmp_path), part)
+
+
+@pytest.mark.parametrize("kind", [Adapter, SprinterHead])
+def test_a_folder_of_the_layout_before_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
+    part = kind.random(target())
+    save_as_before(part, tmp_path)
+    assert_same(kind.load(tmp_path), part)
+    draft = load("zoo:draft", device="cpu") if kind is SprinterHead else None
+    assert_same(find(kind, tmp_path, target(), draft), part)
+
+
+def test_an_old_adapter_in_the_folder_of_a_model_is_found_all_the_same(tmp_path: Path) -> None:
+    part = Adapter.random(target())
+    save_as_before(part, tmp_path)
+    (tmp_path / CONFIG).write_text('{"model_type": "llama"}')
+    assert_same(Adapter.load(tmp_path), part)
+
+
+def test_a_part_that_was_trained_again_beside_an_old_one_wins(tmp_path: Path) -> None:
+    save_as_before(Adapter.random(target(), seed=1), tmp_path)
+    again = Adapter.random(target(), seed=2)
+    again.save(tmp_path)
+    assert_same(Adapter.load(tmp_path), again)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_part_never_replaces_a_model_or_another_part(kind: type[LearnedPart], tmp_path: Path) -> None:
+    for content in ('{"model_type": "llama"}', "{", json.dumps({"speculators_model_type": "other"})):
+        (tmp_path / CONFIG).write_text(content)
+        with pytest.raises(ConfigError, match=r"--out .*: another model lies there; name a folder to make"):
+            kind.random(target()).save(tmp_path)
+        assert (tmp_path / CONFIG).read_text() == content
+        assert not (tmp_path / WEIGHTS).exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="this is a file"):
+        kind.check_place(tmp_path / "file")
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_folder_of_another_kind_of_part_is_refused(kind: type[LearnedPart], tmp_path: Path) -> None:
+    other = next(each for each in PARTS if each is not kind)
+    other.untrained(target(), tmp_path)
+    with pytest.raises(ModelError, match=f"is not of a {kind.title}"):
+        kind.load(tmp_path)
+
+
+def test_the_one_beside_the_weights_is_found() -> None:
+    depths = [adapter.config.exit_layer for adapter in find_all(Adapter, None, target())]
+    assert depths == [1, 2]
+    assert find(JudgeHead, None, target()).config.target == "zoo:base"
+    draft = load("zoo:draft", device="cpu")
+    assert find(SprinterHead, "", target(), draft).config.draft == "zoo:draft"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(Adapter, {"exit_layer": 3}), (SprinterHead, {"feature": "post", "draft": "zoo:draft"}), (JudgeHead, {})],
+)
+def test_untrained_it_fits_and_is_drawn_again_alike(
+    kind: type[LearnedPart], options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = kind.untrained(target(), tmp_path / "new", **options)
+    part = find(kind, folder, target(), load("zoo:draft", device="cpu") if kind is SprinterHead else None)
+    again = kind.load(Path(kind.untrained(target(), tmp_path / "again", **options)))
+    assert_same(part, again)
+    assert len({float(values.float().std()) for values in part.tensors().values() if values.numel() > 1} - {0.0})
+
+
+def test_bundled_parts_have_the_present_layout() -> None:
+    for name in ("base", "base-ee", "draft"):
+        for config in sorted(zoo.path(name).glob("**/config.json")):
+            if config.parent != zoo.path(name):
+                assert json.loads(config.read_text())["speculators_config"]["verifier"]["fingerprint"]
+    assert not list(Path(str(zoo.__file__)).parent.glob("**/adapter.*"))
+    assert not list(Path(str(zoo.__file__)).parent.glob("**/sprinter.*"))

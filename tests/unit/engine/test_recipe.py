@@ -1,0 +1,155 @@
+"""A recipe is refused at construction, with the remedy, or it runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from foretoken import catalog, zoo
+from foretoken import testing as stubs
+from foretoken.core.draft import Draft, PointMass, Sampled
+from foretoken.core.errors import ConfigError, MismatchError
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import EMPTY_TREE, TokenTree
+from foretoken.engine import compose
+from foretoken.verifiers.match import MatchVerifier
+from helpers.adapters import shelved
+from helpers.heads import shelved_head
+from helpers.zoo_llms import target, with_config
+
+GREEDY, SAMPLING = SamplingParams(), SamplingParams(temperature=1.0)
+DRAFT = {"method": "draft_model", "model": "zoo:draft"}
+
+
+def build(**settings):
+    return with_config(settings).recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "ngrm"}, "unknown method 'ngrm': did you mean 'ngram'"),
+        ({"method": "greedy"}, "unknown method 'greedy'"),
+        ({"method": ""}, "unknown method ''"),
+        ({"method": 3}, "method=3 is neither a name nor a drafter"),
+        ({"method": stubs.Empty}, "it is a class"),
+        ({"method": stubs.Empty(), "length": 3}, "unknown option 'length'"),
+        ({"method": "ngram", "verifier": "blck"}, "unknown verifier 'blck': did you mean 'block'"),
+        ({"method": "ngram", "verifier": 7}, "verifier=7 is neither a name nor a verifier"),
+        ({"method": "ngram", "prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),
+        ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),
+        ({"method": "ngram", "model": "zoo:draft"}, "unknown option 'model' for method 'ngram'"),
+        ({"method": "none", "prompt_lookup_max": 3}, "unknown option 'prompt_lookup_max'"),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "lower one or raise the other"),
+        ({"method": "suffix", "min_match": 9, "max_match": 3}, "lower one or raise the other"),
+        ({"method": "draft_model"}, "method 'draft_model': .*'model'"),
+        ({"method": "draft_model", "model": ""}, "must name the draft checkpoint"),
+        ({**DRAFT, "tree": "binary"}, "tree='binary' must be one of chain, coupled, topk"),
+        ({**DRAFT, "num_drafts": 0}, "num_drafts=0"),
+        ({**DRAFT, "tree": "topk", "verifier": "ratio"}, "verifies chains, but method 'draft_model'"),
+        ({"method": "suffix", "verifier": "block"}, "use verifier='recursive' or 'match'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_remedy(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**settings)
+
+
+@pytest.mark.parametrize("count", [-1, 257, 2.5, "six", True, [3]])
+def test_num_speculative_tokens_must_be_a_sensible_integer(count):
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens=.* between 0 and 256"):
+        build(method="ngram", num_speculative_tokens=count)
+
+
+@pytest.mark.parametrize("settings", ["ngram", [("method", "ngram")], 5])
+def test_a_config_that_is_no_mapping_is_refused(settings):
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        compose.build(settings, target())
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "num_nodes", "adaptive"),
+    [
+        ({}, "none", 0, False),
+        ({"model": "zoo:draft"}, "draft_model", 16, True),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "ngram", 0, False),
+        ({"method": "ngram", "num_speculative_tokens": 256}, "ngram", 256, False),
+        ({"method": "ngram", "num_speculative_tokens": "auto"}, "ngram", 16, True),
+        ({"method": "none", "num_speculative_tokens": 6}, "none", 0, False),
+    ],
+)
+def test_lengths_and_defaults(settings, method, num_nodes, adaptive):
+    recipe = build(**settings)
+    assert (recipe.method, recipe.num_nodes, recipe.adaptive) == (method, num_nodes, adaptive)
+
+
+def test_every_drafter_of_the_catalogue_can_be_an_instance():
+    needed = {
+        "draft_model": {"model": "zoo:draft"},
+        "kangaroo": {"adapter": shelved(target(), 2)},
+        "sprinter": {"model": "zoo:draft", "head": shelved_head()},
+    }
+    for entry in catalog.entries("drafter"):
+        drafter_class = entry.load()
+        config = drafter_class.Config(**needed.get(entry.name, {}))
+        recipe = compose.build({"method": drafter_class(config, target()), "verifier": MatchVerifier()}, target())
+        assert recipe.method == entry.name
+
+
+def test_a_rule_that_is_not_valid_for_the_law_is_refused():
+    class PointsOnly(MatchVerifier):
+        laws = (PointMass,)
+
+    with pytest.raises(ConfigError, match="not valid for drafts of kind Sampled"):
+        compose.build({"method": with_config(DRAFT).recipe.drafter, "verifier": PointsOnly()}, target())
+
+
+def test_the_default_rule_is_the_strongest_that_fits():
+    recipe = build(method="ngram")
+    chain, tree = TokenTree([1]), TokenTree([1, 2], [-1, -1])
+    drawn = Sampled(torch.full((1, 4), 0.25), (0, 0))
+    assert recipe.verifier_for(Draft(chain), GREEDY).name == "greedy"
+    assert recipe.verifier_for(Draft(chain), SAMPLING).name == "match"
+    assert recipe.verifier_for(Draft(EMPTY_TREE), SAMPLING).name == "match"
+    assert recipe.verifier_for(Draft(chain, drawn), SAMPLING).name == "block"
+    assert recipe.verifier_for(Draft(tree, drawn), SAMPLING).name == "kseq"
+    assert build(method="ngram", verifier="ratio").verifier_for(Draft(chain), SAMPLING).name == "ratio"
+
+
+@pytest.mark.parametrize(
+    ("settings", "greedy", "sampling"),
+    [
+        ({}, "same text", "same stream"),
+        ({"method": "ngram"}, "same text", "same stream"),
+        ({"method": "ngram", "verifier": "block"}, "same text", "same law"),
+        (DRAFT, "same text", "same law"),
+        ({**DRAFT, "tree": "topk"}, "same text", "same stream"),
+        ({**DRAFT, "verifier": "match"}, "same text", "same stream"),
+    ],
+)
+def test_promises(settings, greedy, sampling):
+    recipe = build(**settings)
+    assert recipe.promise_for(GREEDY) == greedy
+    assert recipe.promise_for(SAMPLING) == sampling
+
+
+def test_the_greedy_rule_refuses_to_sample():
+    llm = with_config({"method": "ngram", "verifier": "greedy"})
+    with pytest.raises(ConfigError, match=r"cannot honour temperature=0\.7"):
+        llm.generate("x", SamplingParams(temperature=0.7))
+    assert not llm.engine.busy
+
+
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(zoo.path("draft"), folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    one, two = sorted(vocab, key=vocab.get)[500:502]
+    vocab[one], vocab[two] = vocab[two], vocab[one]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(MismatchError, match=r"has another vocabulary than .*zoo:base"):
+        build(method="draft_model", model=str(folder))

@@ -1,0 +1,387 @@
+"""Labels for the judge: a planted task whose important tokens are known, the target's states by hand, annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+from foretoken.core.tree import TokenTree
+from foretoken.engine.llm import LLM
+from foretoken.methods.judge import mining as judge_mining
+from foretoken.methods.judge.labels import Marked, read_states
+from foretoken.methods.judge.mining import RANDOM, STRANGERS, Mined, Mining, mine
+from foretoken.methods.judge.triples import read_triples
+from foretoken.models.load import load
+from foretoken.tasks import catalog, forms, scoring
+from foretoken.tasks.example import Example
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+
+# ---------------------------------------------------------------------- a planted task
+
+END = "."
+WORDS = ["<pad>", END, "Q", "the", "sum", "total", "minus", "is", "it", "7", "8", "9", "so", "none"]
+
+
+def target_says(text: tuple[str, ...]) -> list[str]:
+    """How the planted target goes on: "sum" and "total" are the same to it, after "minus" it reckons otherwise."""
+    if text and text[-1] == "so":
+        return ["9", END]
+    if not text:
+        return ["the", "sum", "is", "7", END]
+    if len(text) == 1:
+        return ["sum", "is", "7", END]
+    if len(text) == 2:
+        return ["is", "9" if "minus" in text else "7", END]
+    if len(text) == 3:
+        return ["9" if "minus" in text else "7", END]
+    return [END]
+
+
+class Tokenizer:
+    chat_template = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [WORDS.index(word) for word in text.split()]}
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        return " ".join(WORDS[index] for index in ids)
+
+
+class Target:
+    """Stands for an LLM: answers by :func:`target_says`, and remembers what it was asked."""
+
+    tokenizer = Tokenizer()
+    is_chat_model = False
+    target = SimpleNamespace(
+        name="planted", end_ids=frozenset([1]), special_ids=frozenset([0, 1]), max_length=100, vocab_size=len(WORDS)
+    )
+
+    def __init__(self, says: Callable[[tuple[str, ...]], list[str]] = target_says) -> None:
+        self.says, self.asked = says, list[str]()
+
+    def generate(self, prompts: Any, params: Any) -> list[Any]:
+        outputs = []
+        for prompt, each in zip(prompts, params, strict=True):
+            text = tuple(WORDS[index] for index in prompt["prompt_token_ids"])
+            self.asked.append(" ".join(text))
+            answer = text[text.index("Q") + 1 :]
+            ids = [WORDS.index(word) for word in self.says(answer)[: each.max_tokens]]
+            outputs.append(SimpleNamespace(token_ids=ids, error=None if ids else "NaN"))
+        return outputs
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch,
+    picks: Callable[[list[str]], list[str]],
+    max_tokens: int = 12,
+    prompts: Sequence[str] = ("Q",),
+) -> None:
+    """A task, and a draft that would say ``picks`` of a text: one word more than the text has."""
+    examples = [Example(id=prompt, prompt=prompt, answer="7", response="7", category="planted") for prompt in prompts]
+    task = catalog.Task(
+        name="planted", description="", source=lambda setting: [], score=scoring.score_number, max_tokens=max_tokens
+    )
+    monkeypatch.setitem(catalog.TASKS, "planted", task)
+    monkeypatch.setitem(judge_mining.TASKS, "planted", lambda seed: iter(examples))
+
+    class Picks:
+        def __init__(self, model: Any) -> None: ...
+
+        def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
+            assert WORDS[prompt[-1]] == "Q"
+            found = picks([WORDS[index] for index in text])
+            assert len(found) == len(text) + 1
+            return [WORDS.index(word) for word in found]
+
+    monkeypatch.setattr(judge_mining, "_Picks", Picks)
+
+
+def mined(target: Any = None, count: int = 1, **options: Any) -> Mined:
+    draft: Any = SimpleNamespace(max_length=100)
+    return mine(target or Target(), draft, Mining(tasks=("planted",), count=count, **options))
+
+
+def labelled(found: Mined) -> list[tuple[str, str, bool | None]]:
+    """Each token with the text before it."""
+    (question,) = found.questions
+    tree, words = question.tree, [WORDS[token] for token in question.tree.tokens]
+    texts: list[str] = []
+    for node, parent in enumerate(tree.parents):
+        texts.append(f"{texts[parent]} {words[node]}" if parent >= 0 else words[node])
+    found = []
+    for text, label in zip(texts, question.labels, strict=True):
+        if label is None or label[0] != RANDOM:
+            found.append((text.rpartition(" ")[0], text.split()[-1], label and label[1]))
+    return found
+
+
+def test_what_changes_the_answer_is_bad_and_what_does_not_stays_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picks(text: list[str]) -> list[str]:
+        wanted = ["the", "total", "is", "8", "so"]
+        return [*wanted[: len(text)], "so"]
+
+    plant(monkeypatch, picks)
+    target = Target()
+    found = mined(target)
+    assert target.asked == ["Q", "Q the total", "Q the total is 8", "Q the total is 7 so"]
+    assert labelled(found) == [
+        ("", "the", True),
+        ("the", "total", True),  # tried and fine: the rest is what follows it
+        ("the total", "is", True),
+        ("the total is", "7", True),
+        ("the total is", "8", False),  # another answer
+        ("the total is 7", "so", False),  # where the target ends
+    ]
+    assert (found.asked, found.right) == ({"planted": 1}, {"planted": 1})
+
+
+def test_a_token_that_only_later_turns_the_answer_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["the", "minus", "is", "7", ".", "."][: len(text) + 1])
+    found = labelled(mined())
+    assert ("the", "minus", False) in found
+    assert [each for each in found if each[2] is False] == [("the", "minus", False)]
+
+
+def test_special_tokens_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: [END, "<pad>", END, "<pad>", END][: len(text) + 1])
+    target = Target()
+    found = labelled(mined(target))
+    assert target.asked == ["Q"]
+    assert [word for _, word, _ in found] == ["the", "sum", "is", "7"]
+
+
+def test_it_is_the_target_s_own_answer_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted target says 9 to a question whose answer is 7: a token that keeps the 9 is fine, one to the 7 not."""
+    plant(monkeypatch, lambda text: ["it", "9", "7"][: len(text) + 1] + ["<pad>"] * max(0, len(text) - 2))
+
+    def says(text: tuple[str, ...]) -> list[str]:
+        return [*("the", "9")[len(text) :], END]
+
+    found = mined(Target(says))
+    assert (found.asked, found.right) == ({"planted": 1}, {"planted": 0})
+    assert labelled(found) == [("", "it", True), ("it", "9", True), ("it 9", "7", False)]
+
+
+def test_an_answer_without_an_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["so"] * (len(text) + 1))
+    target = Target(lambda text: ["none", END])
+    found = mined(target)
+    assert target.asked == ["Q"]
+    assert (found.questions, found.asked) == ([], {"planted": 1})
+
+
+def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["the", "sum", "is", "8", "9"][: len(text) + 1], max_tokens=4)
+    target = Target()
+    found = labelled(mined(target))
+    assert target.asked == ["Q"]  # the fourth token is the last there is: nothing could follow an 8 in its place
+    assert [word for _, word, _ in found] == ["the", "sum", "is"]
+
+
+def test_random_tokens_stand_beside_the_answer_and_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [f"{'so ' * number}Q" for number in range(20)]
+    plant(monkeypatch, lambda text: ["the", "total", "is", "7", END][: len(text) + 1], prompts=prompts)
+    questions = mined(count=20).questions
+    drawn = []
+    for question in questions:
+        kept = [WORDS[token] for token in question.tree.tokens[:4]]
+        assert kept == ["the", "total", "is", "7"]
+        strangers = [node for node, label in enumerate(question.labels) if label == (RANDOM, False)]
+        assert len(strangers) <= STRANGERS
+        for node in strangers:
+            place = question.tree.parents[node] + 1
+            drawn.append((place, WORDS[question.tree.tokens[node]]))
+            assert drawn[-1][1] not in (kept[place], END, "<pad>")
+    assert len(drawn) > 20
+    assert {place for place, _ in drawn} == {0, 1, 2, 3}
+    assert mined(count=20).questions == questions
+
+
+def test_a_task_ends_with_its_questions_and_a_run_with_a_broken_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: [END] * (len(text) + 1), prompts=["Q", "it Q", "Q"])
+    assert mined(count=10).asked == {"planted": 2}
+    with pytest.raises(ForetokenError, match="model 'planted' failed at a question of 'planted': NaN"):
+        mined(Target(lambda text: []))
+
+
+def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["so"] * (len(text) + 1))
+    assert mined(seconds=0.0).questions == []
+
+
+def test_unknown_tasks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--tasks cod: did you mean 'code'\?"):
+        Mining(tasks=("profiles", "cod"))
+    with pytest.raises(ConfigError, match="--tasks : "):
+        Mining(tasks=("",))
+
+
+# ---------------------------------------------------------------------- the real pair
+
+
+def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
+    llm = LLM("zoo:base", speculative_config={"method": "none"}, device="cpu")
+    seen: list[int] = []
+    how = Mining(tasks=("json",), count=4)
+    found = mine(llm, load("zoo:draft", device="cpu"), how, seen.append)
+    assert seen[-1] == 4
+    examples = {
+        tuple(llm.chat_prompt([{"role": "user", "content": each.prompt}])["prompt_token_ids"]): each
+        for each in islice(forms.json_examples("train", 1000), 10)
+    }
+    again: list[tuple[str, str, bool]] = []
+    for question in found.questions:
+        assert tuple(question.prompt) in examples
+        (plain,) = llm.generate([{"prompt_token_ids": list(question.prompt)}], greedy())
+        own = json.dumps(json.loads(plain.text), sort_keys=True)
+        nodes = list(zip(question.tree.tokens, question.tree.parents, question.labels, strict=True))
+        chain = [token for token, _, label in nodes if label is None or label[1]]
+        for token, parent, label in nodes:
+            if label == ("json", False):
+                begun = [*chain[: parent + 1], token]
+                (output,) = llm.generate([{"prompt_token_ids": [*question.prompt, *begun]}], greedy(len(begun)))
+                again.append((own, llm.tokenizer.decode(begun) + output.text, False))
+        again.append((own, llm.tokenizer.decode(chain, skip_special_tokens=True), True))
+    assert sum(not fine for *_, fine in again) > 5
+    for own, said, fine in again:
+        assert same_json(own, said) == fine
+
+
+def greedy(taken: int = 0) -> Any:
+    from foretoken.core.sampling import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=128 - taken)
+
+
+def same_json(own: str, said: str) -> bool:
+    try:
+        return json.dumps(json.loads(said), sort_keys=True) == own
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])  # the fused decoder and the library's layers
+def test_a_draft_s_picks_are_its_own_greedy_choices(tmp_path: Path, family: str) -> None:
+    save_model(family, tmp_path)
+    prompt, text = [5, 9, 40, 41], [30, 31, 12, 60, 61]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        best = model(input_ids=torch.tensor([prompt + text])).logits[0].argmax(-1).tolist()
+    picks = judge_mining._Picks(load(tmp_path, device="cpu"))
+    assert picks.of(prompt, text) == best[len(prompt) - 1 :]
+    assert picks.of(prompt, text[:2]) == best[len(prompt) - 1 : len(prompt) + 2]
+
+
+# ---------------------------------------------------------------------- the target's states
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_state_is_that_of_the_token_behind_its_own_past(tmp_path: Path, family: str) -> None:
+    save_model(family, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    #          0   1   2   and in the place of node 1: node 3; before node 0's place: node 4
+    tree = TokenTree([30, 31, 32, 77, 78], [-1, 0, 1, 0, -1])
+    prompt = [5, 9, 40]
+    with torch.inference_mode():
+        own = int(model(input_ids=torch.tensor([prompt])).logits[0, -1].argmax())
+    questions = [
+        Marked(prompt, tree, [("one", True), None, ("one", True), ("one", False), ("two", False)]),
+        Marked(prompt, TokenTree([own]), [("one", True)]),
+        Marked(prompt[:1], TokenTree([8]), [None]),
+        Marked(prompt[:1], TokenTree([8]), [("two", True)]),
+    ]
+    found = read_states(load(tmp_path, device="cpu"), questions)
+    paths = [[*prompt, 30], [*prompt, 30, 31, 32], [*prompt, 30, 77], [*prompt, 78], [*prompt, own], [5, 8]]
+    asked = []
+    for path, state_D in zip(paths, found.hidden_ND, strict=True):
+        with torch.inference_mode():
+            output = model(input_ids=torch.tensor([path]), output_hidden_states=True)
+        torch.testing.assert_close(state_D, output.hidden_states[-1][0, -1], rtol=1e-4, atol=1e-4)
+        asked.append(int(output.logits[0, -2].argmax()) != path[-1])
+    assert found.fine_N.tolist() == [True, True, False, False, True, True]
+    assert found.asked_N.tolist() == asked
+    assert asked[4] is False
+    assert found.question_N.tolist() == [0, 0, 0, 0, 0, 1]  # equal prompts are one question
+    assert [found.sources[place] for place in found.source_N.tolist()] == ["one", "one", "one", "two", "one", "two"]
+    some = found.of(~found.fine_N)
+    assert (len(some), some.question_N.tolist()) == (2, [0, 0])
+    assert torch.equal(some.hidden_ND, found.hidden_ND[2:4])
+    assert len(read_states(load(tmp_path, device="cpu"), [])) == 0
+
+
+# ---------------------------------------------------------------------- annotations
+
+GOOD = {"question": "What is 2 + 3?", "correct": "It is 5.", "wrong": "It is 6, I say.", "error": [6, 7]}
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """A target whose tokens are characters."""
+    return LLM(save_model("llama", tmp_path_factory.mktemp("letters")), device="cpu")
+
+
+def write(folder: Path, *records: Any) -> Path:
+    path = folder / "mine.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(("tail", "behind"), [("mask", False), ("negative", True)])
+def test_annotated_tokens(tmp_path: Path, letters: LLM, tail: str, behind: bool) -> None:
+    correct, wrong = read_triples(write(tmp_path, GOOD), letters, tail)
+    assert correct.prompt == wrong.prompt
+    assert letters.tokenizer.decode(wrong.tree.tokens) == GOOD["wrong"]
+    fine, bad = ("mine", True), ("mine", False)
+    assert list(correct.labels) == [fine] * len(str(GOOD["correct"]))
+    assert list(wrong.labels) == [fine] * 6 + [bad] + [bad if behind else None] * (len(str(GOOD["wrong"])) - 7)
+
+
+def test_a_token_with_a_character_of_the_error_is_not_fine(tmp_path: Path) -> None:
+    llm = LLM("zoo:base", device="cpu")
+    record = {**GOOD, "wrong": "There are hundreds of marbles here.", "error": [14, 15]}
+    _, wrong = read_triples(write(tmp_path, record), llm)
+    words = [llm.tokenizer.decode([token]) for token in wrong.tree.tokens]
+    bad = [word for word, label in zip(words, wrong.labels, strict=True) if label == ("mine", False)]
+    assert len(bad) == 1
+    before = "".join(words[: wrong.labels.index(("mine", False))])
+    assert len(before) <= 14 < len(before) + len(bad[0])
+    assert wrong.prompt[-1] == llm.chat_prompt([{"role": "user", "content": "x"}])["prompt_token_ids"][-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"error": [6, 6]}, "'error' must be .BEGIN, END."),
+        ({"error": [6, 16]}, "0 <= BEGIN < END <= 15"),
+        ({"error": [-1, 3]}, "'error' must be"),
+        ({"error": "6"}, "'error' must be"),
+        ({"error": [True, 2]}, "'error' must be"),
+        ({"correct": ""}, "'correct' must be a text"),
+        ({"question": 3}, "'question' must be a text"),
+        ({"correct": "x" * 200}, "question and answer have 214 tokens, the context of .* holds 128: shorten"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, letters: LLM, change: Any, message: str) -> None:
+    with pytest.raises(InputError, match=rf"mine.jsonl:2: .*{message}"):
+        read_triples(write(tmp_path, GOOD, {**GOOD, **change}), letters)
+
+
+def test_files_that_hold_nothing_and_unknown_tails(tmp_path: Path, letters: LLM) -> None:
+    with pytest.raises(InputError, match="holds no triples"):
+        read_triples(write(tmp_path), letters)
+    with pytest.raises(InputError, match="needs the field 'error'"):
+        read_triples(write(tmp_path, {"question": "a", "correct": "b", "wrong": "c"}), letters)
+    with pytest.raises(InputError, match="no such file"):
+        read_triples(tmp_path / "none.jsonl", letters)
+    with pytest.raises(ConfigError, match="--tail keep: must be mask or negative"):
+        read_triples(write(tmp_path, GOOD), letters, "keep")

@@ -1,0 +1,188 @@
+"""Which blocks are kept, and their means: the definition against plain Python, and what a follower forgets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from foretoken.methods.sparse.blocks import BlockMeans, BlockRule, scores
+from foretoken.models.cache import KVCache
+from helpers.sparse import kept_columns
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        (100, 0),  # not longer than dense_below
+        (4096, 0),
+        (8192, 2 * int((4096 * 0.1 + 4096) / 64)),
+        (16384, 2 * int((12288 * 0.1 + 4096) / 64)),
+    ],
+)
+def test_the_budget_is_piecewise(prefix: int, expected: int) -> None:
+    assert BlockRule(budget=0.1, dense_below=4096).keep(prefix, 2) == expected
+
+
+def test_the_budget_of_a_layer_is_floored_over_all_heads_or_for_each() -> None:
+    # (1000 * 0.3) * 3 / 16 = 56.25 blocks of a layer, 18.75 of a head
+    assert BlockRule(budget=0.3, dense_below=0, size=16, across_heads=True).keep(1000, 3) == 56
+    assert BlockRule(budget=0.3, dense_below=0, size=16).keep(1000, 3) == 54
+
+
+def test_what_is_always_kept_is_kept_where_the_budget_is_smaller() -> None:
+    assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=2, locals=3).keep(1000, 2) == 10
+    assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=0, locals=0).keep(160, 2) == 2
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_whole_budget_is_dense(across: bool) -> None:
+    rule = BlockRule(budget=1.0, dense_below=0, size=16, across_heads=across)
+    assert not any(rule.keep(prefix, groups) for prefix in range(0, 700, 7) for groups in (1, 2, 3, 8))
+
+
+def test_equal_scores_go_to_the_earlier_head_and_block() -> None:
+    flat = torch.zeros(2, 6)
+    per_head = BlockRule(sinks=0, locals=1).select(flat, 6)
+    assert [each.tolist() for each in per_head] == [[0, 1, 5], [0, 1, 5]]
+    across = BlockRule(sinks=0, locals=1, across_heads=True).select(flat, 6)
+    assert [each.tolist() for each in across] == [[0, 1, 2, 3, 5], [5]]
+
+
+def test_nan_scores_are_the_worst() -> None:
+    scores_GN = torch.tensor([[0.0, torch.nan, -5.0, torch.nan, 0.0]])
+    assert BlockRule(sinks=1, locals=1).select(scores_GN, 3)[0].tolist() == [0, 2, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_kept_blocks_are_those_of_the_definition(data: st.DataObject) -> None:
+    G, n, D = data.draw(st.sampled_from([(1, 1, 4), (2, 3, 4), (3, 2, 5), (4, 1, 8)]))
+    rule = BlockRule(
+        budget=data.draw(st.sampled_from([0.05, 0.2, 0.5, 0.9, 1.0])),
+        dense_below=data.draw(st.sampled_from([0, 16, 48])),
+        size=data.draw(st.sampled_from([4, 8])),
+        sinks=data.draw(st.integers(0, 2)),
+        locals=data.draw(st.integers(0, 3)),
+        across_heads=data.draw(st.booleans()),
+    )
+    prefix = data.draw(st.integers(0, 120))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    q_HD, k_GPD = torch.randn(G * n, D, generator=generator), torch.randn(G, prefix, D, generator=generator)
+    expected = kept_columns(q_HD, k_GPD, rule)
+    keep = rule.keep(prefix, G)
+    if not keep:
+        assert expected == [set(range(prefix))] * G
+        return
+    B, whole = rule.size, rule.num_blocks(prefix)
+    means_GND = k_GPD[:, : whole * B].view(G, whole, B, D).mean(dim=2)
+    chosen = rule.select(scores(q_HD, means_GND), keep)
+    assert sum(map(len, chosen)) == keep
+    for head, blocks in enumerate(chosen):
+        assert blocks.tolist() == sorted(set(blocks.tolist()))
+        columns = {b * B + i for b in blocks.tolist() for i in range(B)} | set(range(whole * B, prefix))
+        assert columns == expected[head]
+
+
+LAYERS, GROUPS, WIDTH, SIZE = 2, 2, 3, 4
+SLOTS, LENGTH = 4, 60
+
+
+def write(cache: KVCache, slot: int, count: int, generator: torch.Generator) -> None:
+    """Random rows behind the committed prefix, as attention writes them."""
+    cache.reserve(slot, count)
+    begin = cache.lengths[slot]
+    for layer in range(LAYERS):
+        rows = torch.randn(GROUPS, count, WIDTH, generator=generator)
+        keys, values = cache.buffers(layer, rows, rows)
+        keys[slot, :, begin : begin + count] = rows
+        values[slot, :, begin : begin + count] = rows
+
+
+def brute_force(cache: KVCache, layer: int, slot: int) -> Tensor:
+    keys = cache.keys[layer]
+    assert keys is not None
+    whole = cache.lengths[slot] // SIZE
+    blocks = [keys[slot, :, b * SIZE : (b + 1) * SIZE].mean(dim=1) for b in range(whole)]
+    return torch.stack(blocks, dim=1) if blocks else keys.new_zeros(GROUPS, 0, WIDTH)
+
+
+def assert_agree(cache: KVCache, means: BlockMeans, layer: int, slots: list[int]) -> None:
+    found = means.of(layer, slots)
+    for slot in slots:
+        whole = cache.lengths[slot] // SIZE
+        torch.testing.assert_close(found[slot, :, :whole], brute_force(cache, layer, slot), rtol=0, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_history_gives_the_means_of_the_committed_rows(data: st.DataObject) -> None:
+    """Chunks, trees kept in part, prefixes cut and grown again, slots given back, taken again and forked."""
+    cache = KVCache(LAYERS, SLOTS, LENGTH)
+    cache.capacity = 6  # growth happens here
+    means = BlockMeans(cache, SIZE)
+    generator = torch.Generator().manual_seed(0)
+    slots = [cache.acquire()]
+    write(cache, slots[0], 5, generator)
+    cache.commit(slots[0], range(5))
+    for _ in range(data.draw(st.integers(2, 12))):
+        move = data.draw(st.sampled_from(["commit", "rollback", "fork", "replace"]))
+        slot = data.draw(st.sampled_from(slots))
+        room = LENGTH - cache.lengths[slot]
+        if move == "commit" and room:
+            count = data.draw(st.integers(1, min(room, 17)))
+            write(cache, slot, count, generator)
+            dropped = data.draw(st.sets(st.integers(0, count - 1), max_size=3))
+            cache.commit(slot, sorted({*range(count)} - dropped))
+        elif move == "rollback":
+            cache.rollback(slot, data.draw(st.integers(0, cache.lengths[slot])))
+        elif move == "fork" and cache.free_slots:
+            slots.append(cache.fork(slot))
+        elif move == "replace":
+            cache.release(slot)
+            slots[slots.index(slot)] = cache.acquire()
+        if data.draw(st.booleans()):  # not always: what is asked for late must be right, too
+            assert_agree(cache, means, data.draw(st.integers(0, LAYERS - 1)), slots)
+    for layer in range(LAYERS):
+        assert_agree(cache, means, layer, slots)
+
+
+def test_a_block_is_averaged_when_it_is_whole_and_not_again() -> None:
+    cache = KVCache(LAYERS, 1, LENGTH)
+    slot = cache.acquire()
+    generator = torch.Generator().manual_seed(0)
+    write(cache, slot, 7, generator)
+    cache.commit(slot, range(7))
+    means = BlockMeans(cache, SIZE)
+    first = means.of(0, [slot])[slot, :, 0].clone()
+    keys = cache.keys[0]
+    assert keys is not None
+    keys[slot, :, :SIZE] += 1  # a committed row never changes; if it did, nobody would look again
+    write(cache, slot, 2, generator)
+    cache.commit(slot, [0])
+    found = means.of(0, [slot])
+    assert torch.equal(found[slot, :, 0], first)
+    torch.testing.assert_close(found[slot, :, 1], keys[slot, :, SIZE : 2 * SIZE].mean(dim=1))
+
+
+def test_half_precision_keys_are_summed_in_single_precision() -> None:
+    cache = KVCache(1, 1, 64)
+    slot = cache.acquire()
+    cache.reserve(slot, 64)
+    rows = torch.randn(2, 64, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    keys, _ = cache.buffers(0, rows, rows)
+    keys[slot, :, :64] = rows
+    cache.commit(slot, range(64))
+    found = BlockMeans(cache, 64).of(0, [slot])[slot, :, 0]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, rows.double().mean(dim=1).float(), rtol=0, atol=1e-6)
+
+
+def test_a_cache_does_not_keep_its_followers_alive() -> None:
+    cache = KVCache(1, 1, 8)
+    means = BlockMeans(cache, 4)
+    assert len(cache.followers) == 1
+    del means
+    assert len(cache.followers) == 0

@@ -1,0 +1,147 @@
+"""Nothing reaches native code unchecked: what would read or write foreign memory is an error with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.zoo_llms import target
+
+from foretoken.core.errors import InputError
+from foretoken.core.tree import TokenTree
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
+from foretoken.models.fused import build
+from foretoken.models.native import Blocks, NativePlan
+from foretoken.models.span import Span
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+
+class Case:
+    """A sound forward of a root and a small tree behind nothing, to be spoilt in one place."""
+
+    def __init__(self) -> None:
+        self.model = target()
+        self.cache = self.model.new_cache(2)
+        self.slot = self.cache.acquire()
+        self.batch = PackedBatch()
+        self.batch.add_tree(self.slot, 0, 5, TokenTree((6, 7, 8), (-1, -1, 0)))
+        self.plan = NativePlan(self.cache)
+        self.span = Span(0, self.model.num_layers)
+        self.top = 2
+
+    def segment(self, **changes: Any) -> None:
+        self.batch.segments[0] = replace(self.batch.segments[0], **changes)
+
+    def run(self) -> Any:
+        assert self.model.fused is not None
+        return self.model.fused.forward(self.batch, self.plan, self.span, top=self.top)
+
+
+def blocks(**changes: Any) -> Blocks:
+    sound = {"size": 16, "sinks": 1, "locals": 1, "across_heads": True, "keep": (0,)}
+    return Blocks(**{**sound, **changes}, selects=lambda layer: True, means=lambda layer: torch.zeros(1))
+
+
+def no_reserve(case: Case) -> None:
+    case.segment(prefix=case.cache.capacity - 2)
+
+
+def entering(case: Case, values: torch.Tensor) -> None:
+    case.span = replace(case.span, first=1, entering_TD=values)
+
+
+def plan(case: Case, **changes: Any) -> None:
+    case.plan = replace(case.plan, **changes)
+
+
+def other_cache(case: Case) -> None:
+    cache = KVCache(case.model.num_layers, 2, 64)
+    cache.acquire()
+    row = torch.empty(3, 0, 16)
+    for layer in range(case.model.num_layers):
+        cache.buffers(layer, row, row)
+    plan(case, cache=cache)
+
+
+SPOILT: dict[str, tuple[Callable[[Case], Any], str]] = {
+    "a token beyond the embedding": (lambda c: c.batch.tokens.__setitem__(2, 10**7), "token 10000000 is not in the"),
+    "a negative token": (lambda c: c.batch.tokens.__setitem__(0, -1), "token -1 is not in the model's embedding"),
+    "no room": (no_reserve, "reserve them before the forward"),
+    "a slot that is none": (lambda c: c.segment(slot=-1), r"segment.slot=-1: 0 to"),
+    "a slot beyond the cache": (lambda c: c.segment(slot=9), r"segment.slot=9: 0 to"),
+    "a negative prefix": (lambda c: c.segment(prefix=-1), "segments follow each other"),
+    "a segment beyond the rows": (lambda c: c.segment(num_rows=5, seen=None), "hold 5 of 4 rows"),
+    "rows without a segment": (lambda c: c.segment(num_rows=3, seen=None), "hold 3 of 4 rows"),
+    "a mask of another shape": (lambda c: c.segment(tail=1), r"segment.seen is \[4, 4\]"),
+    "a mask of another type": (lambda c: c.segment(seen=torch.ones(4, 4)), "of torch.float32: bool"),
+    "a wanted row beyond": (lambda c: c.batch.wanted.append(4), "batch.wanted holds 4"),
+    "a position beyond the model": (lambda c: c.batch.positions.__setitem__(1, 10**8), "batch.positions holds 1000000"),
+    "a negative position": (lambda c: c.batch.positions.__setitem__(1, -3), "batch.positions holds -3"),
+    "positions missing": (lambda c: c.batch.positions.pop(), "4 tokens and 3 positions"),
+    "no rows": (lambda c: setattr(c, "batch", PackedBatch()), "0 tokens"),
+    "layers beyond the model": (lambda c: setattr(c, "span", Span(0, 99)), "span.last=99"),
+    "entering rows missing": (lambda c: entering(c, torch.zeros(3, c.model.config.hidden_size)), "span.entering_TD is"),
+    "entering rows too narrow": (lambda c: entering(c, torch.zeros(4, 32)), "span.entering_TD is"),
+    "entering whole numbers": (lambda c: entering(c, torch.zeros(4, c.model.config.hidden_size).int()), "torch.int32"),
+    "a tap above the span": (lambda c: setattr(c, "span", replace(c.span, taps=(0,))), r"span.taps=\(0,\)"),
+    "tapped rows beyond": (lambda c: setattr(c, "span", replace(c.span, taps=(1,), tap_rows=[7])), "span.tap_rows"),
+    "more than the vocabulary": (lambda c: setattr(c, "top", 10**6), "top=1000000"),
+    "thresholds missing": (lambda c: plan(c, thresholds=[0.1]), "plan.thresholds has 1 entries"),
+    "odd blocks": (lambda c: plan(c, blocks=blocks(size=5)), "plan.blocks.size=5"),
+    "blocks kept that are not": (lambda c: plan(c, blocks=blocks(keep=(3,))), "plan.blocks.keep=3"),
+    "blocks for other segments": (lambda c: plan(c, blocks=blocks(keep=(0, 0))), "2 entries for 1 segments"),
+    "means of another shape": (lambda c: plan(c, blocks=blocks()), r"plan.blocks.means\(0\) is \[1\]"),
+    "another model's cache": (other_cache, "give it a cache of its own"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_forward_is_refused(name: str) -> None:
+    spoil, message = SPOILT[name]
+    case = Case()
+    case.run()  # sound so far
+    spoil(case)
+    with pytest.raises(ValueError, match=message):
+        case.run()
+
+
+def test_a_token_beyond_the_embedding_is_the_inputs_fault() -> None:
+    case = Case()
+    case.batch.tokens[1] = case.model.vocab_size + 10**6
+    with pytest.raises(InputError, match="is not in the model's embedding, which has"):
+        case.run()
+
+
+def test_two_segments_of_one_slot_are_refused() -> None:
+    case = Case()
+    case.batch.add_chunk(case.slot, 0, [3, 4], wanted=1)
+    with pytest.raises(ValueError, match="each has a slot of its own"):
+        case.run()
+
+
+def test_entering_states_may_have_the_models_dtype() -> None:
+    """They were read as float32 whatever they were."""
+    model = target()
+    case = Case()
+    half = model.num_layers // 2
+    case.span = Span(0, half, taps=(half,))
+    hidden = case.run().hidden[half].to(torch.bfloat16)
+    case.span = Span(half, model.num_layers, hidden.float())
+    expected = case.run().logits_MV.clone()
+    case.span = Span(half, model.num_layers, hidden)
+    assert torch.equal(case.run().logits_MV, expected)
+
+
+def test_a_forward_is_checked_through_the_language_model_too() -> None:
+    model = target()
+    cache = model.new_cache(1)
+    batch = PackedBatch()
+    batch.add_chunk(cache.acquire(), 0, [1, 10**7], wanted=1)
+    with pytest.raises(InputError, match="token 10000000"):
+        model.forward(batch, DensePlan(cache, batch))

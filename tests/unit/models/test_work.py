@@ -1,0 +1,93 @@
+"""Counted FLOPs against torch's own counter over the library's model, and what an evaluation makes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from foretoken.core.sampling import SamplingParams
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.load import load
+from foretoken.models.work import sizes
+from foretoken.tasks.catalog import Setting, find
+from foretoken.tasks.evaluate import evaluate
+from foretoken.testing import Oracle
+from helpers.tiny_models import save_model
+from helpers.zoo_llms import base, with_config, with_drafter
+
+ROWS = 7
+
+
+# tied and untied tables, biases, learnt positions, experts of which a row meets some
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gemma2", "mixtral"])
+def test_the_count_is_that_of_torch_without_attention(family, tmp_path):
+    folder = save_model(family, tmp_path)
+    library = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        library(torch.arange(1, 1 + ROWS)[None], use_cache=False)
+    products = counter.get_flop_counts()["Global"]
+    attention = sum(count for op, count in products.items() if "bmm" in str(op))
+    ours = sizes(library)
+    expected = sum(products.values()) - attention
+    assert ours.flops(library.config.num_hidden_layers * ROWS, ROWS) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_model_counts_its_rows(tmp_path):
+    model = load(save_model("llama", tmp_path), device="cpu")
+    cache, before = model.new_cache(1), model.flops
+    batch = PackedBatch()
+    cache.reserve(cache.acquire(), ROWS)
+    batch.add_chunk(0, 0, list(range(1, 1 + ROWS)), wanted=2)
+    model.forward(batch, DensePlan(cache, batch))
+    assert model.flops - before == sizes_of(model).flops(model.num_layers * ROWS, 2)
+    assert model.reading_flops(ROWS) == sizes_of(model).flops(model.num_layers * ROWS, 0)
+
+
+def sizes_of(model):
+    return model._sizes
+
+
+def figures(llm, max_tokens=24):
+    task = find("json")
+    return evaluate(llm, task, task.examples(2, Setting()), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+def row(model):
+    """Of one row through all of a model."""
+    return sizes_of(model).flops(model.num_layers, 1)
+
+
+def test_a_token_of_plain_decoding_is_one_row():
+    assert figures(base()).flops_per_token == row(base().target)
+
+
+def test_a_drafted_token_is_rows_of_both_models():
+    llm = with_config({"method": "draft_model", "model": "zoo:draft", "tree": "chain", "num_speculative_tokens": 3})
+    found = figures(llm)
+    target, draft = llm.target, llm.recipe.drafter.model
+    metrics = found.metrics
+    theirs = (metrics.num_steps + metrics.num_draft_tokens) * row(target)
+    # the draft reads every root and draft token, but the last of a draft; and after a whole draft that stood, that one
+    # too, which needs no head: never more than one row a step
+    least = metrics.num_draft_tokens * row(draft)
+    most = least + metrics.num_steps * row(draft)
+    assert theirs + least <= found.flops <= theirs + most
+    assert found.fields()["flops_per_token"] == found.flops / metrics.num_tokens
+
+
+def test_copying_costs_rows_of_the_target_only():
+    found = figures(with_config({"method": "ngram", "num_speculative_tokens": 4}))
+    metrics = found.metrics
+    assert found.flops == (metrics.num_steps + metrics.num_draft_tokens) * row(base().target)
+
+
+@pytest.mark.parametrize("config", [{"method": "kangaroo"}, None])
+def test_what_is_not_counted_is_not_given(config):
+    """An adapter's network does not count itself, and of a drafter of one's own nothing is known."""
+    llm = with_config(config) if config else with_drafter(Oracle({}))
+    assert figures(llm, 4).flops_per_token is None

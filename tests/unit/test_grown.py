@@ -1,0 +1,173 @@
+"""Grown models: the same function, of the asked size, from every family that is said to grow; refusals that say why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
+from foretoken.models import grown
+from foretoken.models.fused import build
+from foretoken.models.load import load, load_as_is, source_of
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import FAMILIES, Family, save_model
+
+GROWING = [name for name, family in FAMILIES.items() if family.model_type in grown.FAMILIES]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    build.library()  # the native decoder comes from the user's own cache
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "foretoken"
+
+
+def logits(source: str, dtype: torch.dtype) -> torch.Tensor:
+    """Of the library's own plain model."""
+    transformers.utils.logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager").eval()
+    ids = torch.randint(0, model.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+def assert_same_function(original: str, name: str) -> None:
+    """Equal but for rounding: to 1e-5 of the largest logit in float32, to 1e-6 where only the norms are float32."""
+    for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 1e-5)):
+        expected, found = logits(original, dtype), logits(source_of(name), dtype)
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("size", ["25m", "60m"])
+def test_base_grows_and_stays_itself(size: str) -> None:
+    assert_same_function(source_of("zoo:base"), f"grown:base:{size}")
+
+
+@pytest.mark.parametrize("family", GROWING)
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_every_growing_family_keeps_its_function(family: str, copies: int, tmp_path: Path) -> None:
+    source = save_model(family, tmp_path / "original")
+    model, _ = load_as_is(source)
+    config, weights = grown.grow(model, grown.Growth(copies, 5))
+    wider = type(model)(config)
+    wider.load_state_dict(weights, strict=model.config.tie_word_embeddings is False)
+    wider.tie_weights()
+    wider.save_pretrained(tmp_path / "grown")
+    assert (config.num_hidden_layers, config.hidden_size) == (5, copies * model.config.hidden_size)
+    assert_same_function(str(source), str(tmp_path / "grown"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_tied_embeddings_and_biases_keep_the_function(family: str, tmp_path: Path) -> None:
+    options = {**FAMILIES[family].options, "tie_word_embeddings": True, "attention_bias": True}
+    source = save_model(Family(family, options), tmp_path)
+    assert_same_function(str(source), f"grown:{source}:0.5m")
+
+
+def test_a_planted_mistake_is_seen(tmp_path: Path) -> None:
+    source = save_model("llama", tmp_path / "original")
+    wrong = Path(shutil.copytree(source_of(f"grown:{source}:0.5m"), tmp_path / "wrong"))
+    model = AutoModelForCausalLM.from_pretrained(wrong)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] += 0.1
+    model.save_pretrained(wrong)
+    with pytest.raises(AssertionError):
+        assert_same_function(str(source), str(wrong))
+
+
+@pytest.mark.parametrize(("size", "parameters"), [("25m", 25e6), ("100m", 100e6), ("0.2b", 200e6)])
+def test_the_size_is_nearly_what_was_asked(size: str, parameters: float) -> None:
+    model, _ = load_as_is(f"grown:base:{size}")
+    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(parameters, rel=0.06)
+    assert model.dtype == torch.bfloat16
+
+
+def test_added_layers_are_spread_and_add_nothing() -> None:
+    model, _ = load_as_is("grown:base:100m")
+    silent = [not layer.mlp.down_proj.weight.any() for layer in model.model.layers]
+    assert (len(silent), sum(silent)) == (15, 7)
+    assert "11" not in "".join(str(int(each)) for each in silent)  # never two in a row: 8 real ones stand between
+    assert all(layer.self_attn.q_proj.weight.any() for layer in model.model.layers)  # what they cost is not zero
+
+
+def test_no_weight_is_rounded() -> None:
+    original, _ = load_as_is("zoo:base")
+    model, _ = load_as_is("grown:base:0.2b")
+    given, width = original.model.layers[0].mlp.up_proj.weight, original.config.hidden_size
+    copies = model.config.hidden_size // width
+    assert copies == 3
+    shares = model.model.layers[0].mlp.up_proj.weight[: len(given)].view(len(given), copies, width)
+    assert torch.equal(shares.float().sum(1), given.float())
+
+
+def test_it_is_made_once_and_again_when_the_original_changes(tmp_path: Path, own_cache: Path) -> None:
+    source = save_model("llama", tmp_path / "original")
+    first = source_of(f"grown:{source}:0.5m")
+    written = (Path(first) / "model.safetensors").stat().st_mtime_ns
+    assert source_of(f"grown:{source}:0.5m") == first
+    assert (Path(first) / "model.safetensors").stat().st_mtime_ns == written
+    save_model("llama", source, seed=1)
+    assert source_of(f"grown:{source}:0.5m") != first
+    assert sorted(own_cache.glob("grown/*")) == sorted(map(Path, {first, source_of(f"grown:{source}:0.5m")}))
+
+
+def test_our_engine_loads_it_with_the_original_s_tokenizer(tmp_path: Path) -> None:
+    source = save_model("llama", tmp_path)
+    ours, original = load(f"grown:{source}:0.5m", device="cpu"), load(source, device="cpu")
+    assert ours.tokenizer.get_vocab() == original.tokenizer.get_vocab()
+    assert ours.end_ids == original.end_ids
+    assert ours.num_parameters > 3 * original.num_parameters
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma", "mixtral", "olmo2"])
+def test_a_family_that_is_not_known_to_grow(family: str, tmp_path: Path, own_cache: Path) -> None:
+    source = save_model(family, tmp_path / "original")
+    with pytest.raises(UnsupportedArchitecture, match=f"type '{FAMILIES[family].model_type}' cannot be grown"):
+        source_of(f"grown:{source}:5m")
+    assert not [path for path in own_cache.rglob("*") if path.is_file()]  # nothing half made is left
+
+
+def test_an_unknown_part(tmp_path: Path) -> None:
+    model, _ = load_as_is(save_model("llama", tmp_path))
+    model.model.layers[0].surprise = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedArchitecture, match=r"'model\.layers\.0\.surprise\.weight' is unknown"):
+        grown.growth_for(model, 1e6, "grown:it:1m")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("grown:base", "write grown:NAME:SIZE"),
+        ("grown:base:", "write grown:NAME:SIZE"),
+        ("grown::100m", "write grown:NAME:SIZE"),
+        ("grown:base:large", "write grown:NAME:SIZE"),
+        ("grown:base:-5m", "write grown:NAME:SIZE"),
+        ("grown:base:10m", "the original has 15.7 M parameters; name a size beyond that"),
+        ("grown:zoo:bsae:100m", "did you mean 'base'"),
+        ("grown:/nowhere:100m", "'/nowhere' is no model of the zoo and no folder with a checkpoint"),
+        ("shape:100", "did you mean '100m'"),
+    ],
+)
+def test_a_name_that_cannot_be(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(name, device="cpu")
+
+
+def test_a_damaged_original(tmp_path: Path) -> None:
+    source = save_model("llama", tmp_path)
+    (source / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        source_of(f"grown:{source}:1m")
+
+
+def test_a_shape_has_random_weights_of_that_shape(own_cache: Path) -> None:
+    model = load("shape:16m", device="cpu")
+    assert (model.num_layers, model.config.hidden_size) == (8, 384)
+    assert json.loads((own_cache / "shapes" / "16m" / "config.json").read_text())["vocab_size"] == 8192
+    assert load("shape:16m", device="cpu").source == model.source

@@ -1,0 +1,297 @@
+"""What each verifier does with drafts whose fate is known, and what it must refuse. Laws: tests/statistical."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+
+from foretoken import catalog
+from foretoken.analysis.exactness.enumeration import CHAINS, KINDS, LAW_OF, STYLES, TablePair, one_thread, step_law
+from foretoken.core.draft import NO_DRAFT, Draft, PointMass, Sampled, WithoutReplacement
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams, gumbel
+from foretoken.core.residual import ratio, residual, residual_without
+from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict, follow
+from foretoken.verifiers.block import BlockVerifier
+from foretoken.verifiers.greedy import GreedyVerifier
+from foretoken.verifiers.match import MatchVerifier
+from foretoken.verifiers.ratio import RatioVerifier
+from foretoken.verifiers.recursive import RecursiveVerifier
+
+V = 40
+EVERY = [GreedyVerifier(), RatioVerifier(), BlockVerifier(), MatchVerifier(), RecursiveVerifier()]
+SAMPLING = EVERY[1:]
+REJECTING: list[Verifier] = [RatioVerifier(), BlockVerifier(), RecursiveVerifier()]
+
+
+@pytest.fixture(autouse=True)
+def on_one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def name(item: Verifier | bool) -> str:
+    return ("greedy" if item else "sampling") if isinstance(item, bool) else item.name
+
+
+def onehot(*tokens: int) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(tokens), V).float()
+
+
+def laws(p_MV: torch.Tensor, greedy: bool = False, positions: list[int] | None = None) -> Laws:
+    return Laws(p_MV.log(), greedy=greedy, positions=positions or list(range(10, 10 + len(p_MV))))
+
+
+def random_laws(rows: int, seed: int = 0, sharpness: float = 2.0) -> torch.Tensor:
+    return torch.softmax(torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * sharpness, -1)
+
+
+def chain(tokens: tuple[int, ...], q_NV: torch.Tensor | None = None) -> Draft:
+    law = PointMass() if q_NV is None else Sampled(q_NV, tuple(range(len(tokens))))
+    return Draft(TokenTree(tokens), law)
+
+
+@pytest.mark.parametrize("verifier", EVERY, ids=name)
+def test_catalogue_agrees_with_the_class(verifier: Verifier) -> None:
+    entry = catalog.find(verifier.name, "verifier")
+    assert entry.load() is type(verifier)
+    assert entry.promise == verifier.promise
+
+
+@pytest.mark.parametrize(
+    ("verifier", "greedy"),
+    [(v, greedy) for v in EVERY for greedy in (False, True) if greedy or v in SAMPLING],
+    ids=name,
+)
+def test_perfect_early_miss_and_empty_drafts(verifier: Verifier, greedy: bool) -> None:
+    target = laws(onehot(4, 5, 6, 7), greedy)
+    for q_NV in (None, onehot(4, 5, 6), random_laws(3)):
+        assert verifier.verify(chain((4, 5, 6), q_NV), target, Streams(1)) == Verdict((0, 1, 2), 7)
+    flat = torch.full((3, V), 1 / V)
+    assert verifier.verify(chain((4, 9, 6), flat), target, Streams(1)) == Verdict((0,), 5)
+    assert verifier.verify(chain((9, 5, 6), flat), target, Streams(1)) == Verdict((), 4)
+    assert verifier.verify(NO_DRAFT, laws(onehot(4), greedy), Streams(1)) == Verdict((), 4)
+
+
+#   root ── 0 (1) ── 2 (3)        the target goes 2, 3, 6
+#        └─ 1 (2) ── 3 (5)
+#                 └─ 4 (3)
+TREE = TokenTree((1, 2, 3, 5, 3), (-1, -1, 0, 1, 1))
+TREE_TARGET = onehot(2, 9, 3, 9, 9, 6)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "greedy"),
+    [(v, greedy) for v in EVERY if v.trees for greedy in (False, True) if greedy or v in SAMPLING],
+    ids=name,
+)
+def test_trees_are_walked_to_the_right_leaf(verifier: Verifier, greedy: bool) -> None:
+    q_KV = torch.full((3, V), 1 / V)
+    rows = (0, 0, 1, 2, 2)
+    for law in (PointMass(), Sampled(q_KV, rows), WithoutReplacement(q_KV, rows)):
+        target = laws(TREE_TARGET, greedy, [10, 11, 11, 12, 12, 12])
+        assert verifier.verify(Draft(TREE, law), target, Streams(2)) == Verdict((1, 4), 6)
+
+
+@pytest.mark.parametrize("verifier", [RatioVerifier(), BlockVerifier()], ids=name)
+def test_chain_rules_refuse_branching_trees(verifier: Verifier) -> None:
+    with pytest.raises(ValueError, match="chains"):
+        verifier.verify(Draft(TREE), laws(TREE_TARGET), Streams(0))
+
+
+def test_greedy_refuses_to_sample() -> None:
+    with pytest.raises(ValueError, match="temperature 0"):
+        GreedyVerifier().verify(NO_DRAFT, laws(onehot(1)), Streams(0))
+
+
+def test_greedy_touches_no_tensor() -> None:
+    target = Laws(None, greedy=True, positions=range(4), best=[4, 5, 6, 7])  # type: ignore[arg-type]
+    assert GreedyVerifier().verify(chain((4, 5, 9)), target, Streams(0)) == Verdict((0, 1), 6)
+
+
+def test_follow_looks_up_only_the_walked_rows() -> None:
+    looked: list[int] = []
+
+    class Choices:
+        def __getitem__(self, row: int, /) -> int:
+            looked.append(row)
+            return [2, 9, 3, 9, 9, 6][row]
+
+    assert follow(TREE, Choices()) == Verdict((1, 4), 6)
+    assert looked == [0, 2, 5]
+
+
+@pytest.mark.parametrize("verifier", REJECTING, ids=name)
+def test_a_draft_from_the_target_itself_always_stands(verifier: Verifier) -> None:
+    p_MV = random_laws(7)
+    for seed in range(50):
+        tokens = tuple(int(torch.multinomial(p, 1, generator=torch.Generator().manual_seed(seed))) for p in p_MV[:6])
+        verdict = verifier.verify(chain(tokens, laws(p_MV).p_MV[:6]), laws(p_MV), Streams(seed))
+        assert verdict.path == tuple(range(6))
+
+
+@pytest.mark.parametrize("verifier", SAMPLING, ids=name)
+def test_impossible_tokens_are_never_emitted(verifier: Verifier) -> None:
+    p_MV = random_laws(4)
+    p_MV[:, ::2] = 0.0
+    q_NV = random_laws(3, seed=5)
+    for seed in range(200):
+        tokens = tuple(Streams(seed).categorical("draft", q) for q in q_NV)
+        for draft in (chain(tokens), chain(tokens, q_NV)):
+            verdict = verifier.verify(draft, laws(p_MV), Streams(seed))
+            emitted = [*(tokens[node] for node in verdict.path), verdict.extra]
+            assert all(token % 2 for token in emitted)
+
+
+@pytest.mark.parametrize("verifier", REJECTING, ids=name)
+def test_an_impossible_proposal_is_refused_even_where_q_denies_it(verifier: Verifier) -> None:
+    p_MV, q_NV = random_laws(2), random_laws(1)
+    p_MV[0, 3] = q_NV[0, 3] = 0.0
+    assert verifier.verify(chain((3,), q_NV), laws(p_MV), Streams(0)).path == ()
+
+
+@pytest.mark.parametrize("verifier", REJECTING, ids=name)
+def test_rounding_that_leaves_no_residual_falls_back_to_the_target(verifier: Verifier) -> None:
+    # q exceeds p everywhere by rounding, and the draft's chance is a hair below 1
+    p = torch.full((2, V), 1 / V)
+    q = p[:1] * (1 + 1e-5)
+
+    class Unlucky(Streams):
+        def bernoulli(self, purpose: str, chances: object) -> list[bool]:
+            return [False] * len(chances)  # type: ignore[arg-type]
+
+    verdict = verifier.verify(chain((3,), q), laws(p), Unlucky(0))
+    assert verdict.path == ()
+    assert 0 <= verdict.extra < V
+    sure = onehot(3, 3)
+    assert verifier.verify(chain((3,)), laws(sure), Unlucky(0)) == Verdict((), 3)
+    if verifier.trees:
+        bush = Draft(TokenTree((3, 4), (-1, -1)), WithoutReplacement(sure[:1], (0, 0)))
+        assert verifier.verify(bush, laws(onehot(5, 5, 5)), Unlucky(0)) == Verdict((), 5)
+
+
+def test_ratio_and_residual_helpers() -> None:
+    assert (ratio(0.0, 0.0), ratio(0.2, 0.0), ratio(0.2, 0.4)) == (0.0, float("inf"), 0.5)
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.4, 0.4])
+    assert residual(p, q).tolist() == pytest.approx([0.3, 0.0, 0.0])
+    assert residual(p, p) is p
+    assert residual_without(p, (0, 2)).tolist() == pytest.approx([0.0, 0.3, 0.0])
+    assert residual_without(p, (0, 1, 2)) is p
+    assert p.tolist() == pytest.approx([0.5, 0.3, 0.2])
+
+
+@pytest.mark.parametrize("verifier", REJECTING, ids=name)
+def test_purposes_do_not_share_numbers(verifier: Verifier) -> None:
+    asked: list[str] = []
+
+    class Noting(Streams):
+        def bernoulli(self, purpose: str, chances: object) -> list[bool]:
+            asked.append(purpose)
+            return super().bernoulli(purpose, chances)  # type: ignore[arg-type]
+
+        def categorical(self, purpose: str, p_V: torch.Tensor) -> int:
+            asked.append(purpose)
+            return super().categorical(purpose, p_V)
+
+    verifier.verify(chain((4, 5), onehot(4, 5)), laws(onehot(4, 5, 6)), Noting(0))
+    assert set(asked[:-1]) == {"accept"}
+    assert asked[-1] == "bonus"
+    asked.clear()
+    verifier.verify(chain((4, 8), onehot(4, 8)), laws(onehot(4, 5, 6)), Noting(0))
+    assert set(asked[:-1]) == {"accept"}
+    assert asked[-1] == "residual"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_block_accepts_at_least_as_much_as_ratio(kind: str) -> None:
+    gains = []
+    for style in STYLES:
+        for seed in range(2):
+            pair = TablePair(3, seed, style)
+            for shape in CHAINS[2:]:
+                block = step_law(BlockVerifier(), pair, shape, kind, length=1).accepted  # type: ignore[arg-type]
+                token = step_law(RatioVerifier(), pair, shape, kind, length=1).accepted  # type: ignore[arg-type]
+                gains.append(block - token)
+    assert min(gains) > -1e-12
+    if kind == "point":  # both keep a token with its target mass, the optimum
+        assert max(gains) < 1e-12
+    else:
+        assert max(gains) > 0.02
+
+
+def test_recursive_on_a_chain_is_the_ratio_rule() -> None:
+    for kind in [kind for kind in KINDS if LAW_OF[kind] in RecursiveVerifier.laws]:
+        pair = TablePair(3, 3, "peaked")
+        ours, theirs = (step_law(v, pair, (-1, 0), kind) for v in (RecursiveVerifier(), RatioVerifier()))
+        assert ours.accepted == pytest.approx(theirs.accepted, abs=1e-12)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_match_gives_one_stream_whatever_is_drafted(filtered: bool) -> None:
+    p_MV = random_laws(60, sharpness=1.0)
+    if filtered:
+        p_MV = torch.where(p_MV < p_MV.quantile(0.7, dim=-1, keepdim=True), 0.0, p_MV)
+
+    def stream(seed: int, length: int) -> list[int]:
+        """Tokens of a target whose law depends on position and last token, with drafts of that length."""
+        tokens = [0]
+        guess = torch.Generator().manual_seed(length)
+        while len(tokens) < 40:
+            draft = torch.randint(0, V, (length,), generator=guess).tolist()
+            if length and len(tokens) % 2:  # a good guess now and then: the tokens of plain sampling
+                draft = plain[seed][len(tokens) : len(tokens) + length]
+            before = [tokens[-1], *draft]
+            at = len(tokens)
+            rows = torch.stack([p_MV[(7 * token + at + i) % 60] for i, token in enumerate(before)])
+            target = Laws(rows.log(), greedy=False, positions=range(at, at + len(before)))
+            verdict = MatchVerifier().verify(chain(tuple(draft)), target, Streams(seed))
+            accepted[length] = max(accepted.get(length, 0), len(verdict.path))
+            tokens += [*(draft[node] for node in verdict.path), verdict.extra]
+        return tokens[:40]
+
+    plain: dict[int, list[int]] = {}
+    accepted: dict[int, int] = {}
+    for seed in range(5):
+        plain[seed] = stream(seed, 0)
+        assert all(stream(seed, length) == plain[seed] for length in (1, 3, 6))
+    assert accepted[3] == 3
+    assert len({tuple(tokens) for tokens in plain.values()}) == 5
+
+
+def test_match_skips_filtered_tokens_without_changing_the_sample() -> None:
+    logits = torch.randn(30, 9000, generator=torch.Generator().manual_seed(0)) * 2
+    logits[logits < 2.5] = -torch.inf
+    target = Laws(logits, greedy=False, positions=range(30))
+    whole = (logits + gumbel(77, range(30), 9000)).argmax(-1).tolist()
+    found = [
+        MatchVerifier().verify(NO_DRAFT, Laws(logits[i : i + 1], greedy=False, positions=[i]), Streams(77)).extra
+        for i in range(len(target))
+    ]
+    assert found == whole
+
+
+def test_repeated_siblings_are_each_tried() -> None:
+    # p = q / 2 at the repeated token: the first child stands half of the time, the second never (its mass is used up)
+    p, q = torch.zeros(3, V), torch.zeros(1, V)
+    p[:, 3], p[:, 4], q[0, 3], q[0, 4] = 0.4, 0.6, 0.8, 0.2
+    bush = Draft(TokenTree((3, 3), (-1, -1)), Sampled(q, (0, 0)))
+    verdicts = [RecursiveVerifier().verify(bush, laws(p), Streams(seed)) for seed in range(400)]
+    assert {verdict.path for verdict in verdicts} == {(0,), ()}
+    assert all(verdict.extra == 4 for verdict in verdicts if not verdict.path)
+    assert 0.4 < sum(bool(verdict.path) for verdict in verdicts) / 400 < 0.6
+
+
+def test_chains_and_positions_line_up() -> None:
+    # the extra token of every rule is drawn from the row behind the last accepted node
+    for verifier in SAMPLING:
+        for kept in range(4):
+            rows = [4, 5, 6, 7]
+            tokens = tuple(token if i < kept else 30 for i, token in enumerate(rows[:3]))
+            verdict = verifier.verify(chain(tokens), laws(onehot(*rows)), Streams(0))
+            assert verdict == Verdict(tuple(range(kept)), rows[kept])
+            assert all(b == a + 1 for a, b in pairwise(verdict.path))

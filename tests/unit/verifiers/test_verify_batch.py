@@ -1,0 +1,120 @@
+"""Requests decided abreast get the verdicts that they get alone, with the same seeds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from foretoken import catalog
+from foretoken.analysis.exactness.enumeration import LAW_OF, random_shapes
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, HubPair, Law, PointMass, Sampled, Tabulated
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import BatchVerifier
+from foretoken.core.randomness import Streams, categorical_rows
+from foretoken.core.siblings import draw_siblings
+from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
+
+RULES: list[BatchVerifier] = [
+    entry.load()() for entry in catalog.entries("verifier") if hasattr(entry.load(), "verify_batch")
+]
+CHAINS = [(-1,), (-1, 0), (-1, 0, 1, 2)]
+SHAPES = [*CHAINS, (-1, -1, -1), *random_shapes(1, 6, 7)]
+
+
+def random_law(rng: torch.Generator, rows: int, size: int) -> torch.Tensor:
+    """Sharp laws under a top-k filter of ten tokens."""
+    logits = torch.randn(rows, size, generator=rng) * 2
+    top = logits.topk(10)
+    return torch.softmax(torch.full_like(logits, -torch.inf).scatter(1, top.indices, top.values), -1)
+
+
+def draw(law: type[Law], shape: tuple[int, ...], size: int, seed: int) -> Draft:
+    """A draft of that shape (pairs at most under HubPair), drawn as a drafter draws."""
+    rng, streams = torch.Generator().manual_seed(seed), Streams(seed)
+    tokens: list[int] = []
+    parents: list[int] = []
+    rows: list[int] = []
+    q_rows: list[torch.Tensor] = []
+    placed = {ROOT: ROOT}
+    for parent in dict.fromkeys(shape):
+        children = [node for node, other in enumerate(shape) if other == parent]
+        if parent not in placed:
+            continue
+        q_V = random_law(rng, 1, size)[0]
+        count = min(len(children), 2) if law is HubPair else len(children)
+        if issubclass(law, PointMass):
+            drawn = q_V.topk(count).indices.tolist()
+        else:
+            drawn = draw_siblings(law, q_V, count, streams)
+        q_rows.append(q_V)
+        for child, token in zip(children, drawn, strict=False):
+            placed[child] = len(tokens)
+            tokens.append(token)
+            parents.append(placed[parent])
+            rows.append(len(q_rows) - 1)
+    if issubclass(law, PointMass):
+        return Draft(TokenTree(tokens, parents), law())
+    tabulated: type[Tabulated] = law
+    return Draft(TokenTree(tokens, parents), tabulated(torch.stack(q_rows), tuple(rows)))
+
+
+def target_for(draft: Draft, size: int, seed: int, greedy: bool) -> Laws:
+    """A target near the draft: half of its mass is on the tokens that were drafted, so that walks go deep."""
+    p_MV = random_law(torch.Generator().manual_seed(seed + 1000), len(draft) + 1, size)
+    for node, parent in enumerate(draft.tree.parents):
+        p_MV[parent + 1, draft.tree.tokens[node]] += 0.7
+    p_MV /= p_MV.sum(-1, keepdim=True)
+    return Laws(p_MV.log(), greedy=greedy, positions=[5, *(5 + depth for depth in draft.tree.depths)])
+
+
+@pytest.mark.parametrize("size", [40, 5000])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_abreast_equals_alone(rule: BatchVerifier, size: int) -> None:
+    deepest = 0
+    kinds = [law for law in (*LAW_OF.values(), Coupled) if law in rule.laws]
+    for trial in range(12):
+        dice = random.Random(trial)
+        drafts: list[Draft] = []
+        for seed in range(9):
+            empty = (NO_DRAFT, Draft(EMPTY_TREE), Draft(EMPTY_TREE, Sampled(torch.zeros(0, size), ())))
+            shape = dice.choice(SHAPES if rule.trees else CHAINS)
+            drafts.append(
+                dice.choice(empty) if seed % 5 == 4 else draw(dice.choice(kinds), shape, size, 50 * trial + seed)
+            )
+        targets = [target_for(each, size, number, dice.random() < 0.2) for number, each in enumerate(drafts)]
+        seeds = [dice.randrange(2**40) for _ in drafts]
+        abreast = rule.verify_batch(drafts, targets, [Streams(seed) for seed in seeds])
+        alone = [rule.verify(d, t, Streams(seed)) for d, t, seed in zip(drafts, targets, seeds, strict=True)]
+        assert abreast == alone
+        deepest = max(deepest, *(len(verdict.path) for verdict in alone))
+    assert deepest >= 3
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_batch_of_none_is_none(rule: BatchVerifier) -> None:
+    assert rule.verify_batch([], [], []) == []
+
+
+@pytest.mark.parametrize("size", [1, 5, 40, 2048, 2049, 3072, 5000])
+def test_rows_are_drawn_as_one_by_one(size: int) -> None:
+    rng = torch.Generator().manual_seed(size)
+    weights_BV = torch.rand(33, size, generator=rng) ** 6 * 3
+    weights_BV[:, 1::3] = 0.0
+    weights_BV[5] = 0.0
+    weights_BV[5, size - 1] = 1e-30  # a lone token at the end of the last block
+    for trial in range(20):
+        seeds = [100 * trial + row for row in range(33)]
+        rows = categorical_rows([Streams(seed) for seed in seeds], "bonus", weights_BV)
+        single = [Streams(seed).categorical("bonus", weights) for seed, weights in zip(seeds, weights_BV, strict=True)]
+        assert rows == single
+        assert all(weights_BV[row, token] > 0 for row, token in enumerate(rows))
+
+
+def test_a_stream_goes_on_where_it_was_left() -> None:
+    weights_BV = torch.rand(2, 3000, generator=torch.Generator().manual_seed(0))
+    together, apart = [Streams(1), Streams(2)], [Streams(1), Streams(2)]
+    for _ in range(5):
+        rows = categorical_rows(together, "residual", weights_BV)
+        assert rows == [rng.categorical("residual", weights) for rng, weights in zip(apart, weights_BV, strict=True)]
