@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.models import prepack
-from foretoken.models.fused import build, decoder
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.models.plain import why_not_plain
@@ -176,13 +175,14 @@ def test_an_altered_projection_is_left_to_its_module(family: str, kind: str, pla
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_said_why_a_model_goes_layer_by_layer(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    ours, _ = altered("llama", kind, "down_proj")
+@pytest.mark.parametrize("family", ["llama", "olmo2"], ids=["fused", "layers"])
+def test_it_is_said_why_a_model_goes_layer_by_layer(family: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    ours, _ = altered(family, kind, "down_proj")
     LanguageModel(ours, None, name="a folder")
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "model 'a folder'" in record.message
-    assert "model.layers.0.mlp.down_proj" in record.message
+    assert "slower" in record.message
+    assert "down_proj" in record.message
     assert "\n" not in record.message
 
 
@@ -192,18 +192,6 @@ def test_a_model_of_plain_layers_says_nothing(caplog: pytest.LogCaptureFixture) 
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="foretoken")
         LanguageModel(model.eval(), None, name=family)
     assert not [record for record in caplog.records if record.name.startswith("foretoken")]
-
-
-def misplaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that shows far from the beginning only: rotary tables that end early, as if positions wrapped around."""
-    tables = decoder._rotary_tables
-
-    def wrapped(rotary: Any, length: int) -> tuple[Tensor, Tensor]:
-        cos, sin = tables(rotary, length)
-        rows = torch.arange(length) % 64
-        return cos[rows].contiguous(), sin[rows].contiguous()
-
-    monkeypatch.setattr(decoder, "_rotary_tables", wrapped)
 
 
 def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,24 +206,16 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "fault"), [("llama", misplaced), ("phi", mistaken)], ids=["native", "layers"])
 def test_weights_that_were_packed_wrongly_are_not_used(
-    family: str,
-    fault: Callable[[pytest.MonkeyPatch], None],
-    dtype: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_model(family, tmp_path)
-    if fault is misplaced and build.library() is None:
-        pytest.skip("no C compiler on this machine: the fused path is off")
-    fault(monkeypatch)
+    """The fused decoder's own trial is in test_fused_adoption.py."""
+    save_model("phi", tmp_path)
+    mistaken(monkeypatch)
     model = load(tmp_path, dtype=dtype, device="cpu")
     (message,) = [record.message for record in caplog.records if record.name.startswith("foretoken")]
     assert "runs unpacked" in message
     assert "do not agree" in message
-    assert model.fused is None
     assert not any(isinstance(each, prepack.PackedLinear) for each in model.model.modules())
     if dtype == "float32":
         assert golden.worst(Session(model), load_eager(tmp_path), "chain", VOCAB_SIZE) < TOLERANCE
