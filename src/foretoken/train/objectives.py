@@ -63,7 +63,12 @@ class SkippedPositions:
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         positions_BT = torch.stack([self._positions(tokens_BT.shape[1], generator) for _ in tokens_BT])
-        output = model(input_ids=tokens_BT, position_ids=positions_BT.to(tokens_BT.device), use_cache=False)
+        inputs = {
+            "position_ids": positions_BT.to(tokens_BT.device),
+            # the library takes a skip for the beginning of another text, unless it is told that all is one
+            "attention_mask": torch.ones_like(tokens_BT),
+        }
+        output = model(input_ids=tokens_BT, **inputs, use_cache=False)
         return F.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
 
     def _positions(self, length: int, generator: torch.Generator) -> Tensor:
