@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretoken.train import head_loss
+
 DISTANCES = ("kl", "reverse_kl", "tv", "neg_log_acceptance")
 
 
@@ -39,6 +41,8 @@ class NextToken:
     name = "next_token"
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
+        if head_loss.applies(model):
+            return head_loss.next_token_loss(model, tokens_BT)
         output = model(input_ids=tokens_BT, use_cache=False)
         loss = F.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
         return loss + _balance(model, output)
@@ -63,7 +67,14 @@ class SkippedPositions:
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         positions_BT = torch.stack([self._positions(tokens_BT.shape[1], generator) for _ in tokens_BT])
-        output = model(input_ids=tokens_BT, position_ids=positions_BT.to(tokens_BT.device), use_cache=False)
+        inputs = {
+            "position_ids": positions_BT.to(tokens_BT.device),
+            # the library takes a skip for the beginning of another text, unless it is told that all is one
+            "attention_mask": torch.ones_like(tokens_BT),
+        }
+        if head_loss.applies(model):
+            return head_loss.next_token_loss(model, tokens_BT, **inputs)
+        output = model(input_ids=tokens_BT, **inputs, use_cache=False)
         return F.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
 
     def _positions(self, length: int, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,6 @@
 
 Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix; embeddings, heads, norms, biases, convolutions and
 the small parameters of a state-space mixer have no such geometry and go to AdamW, the last four without weight decay.
-Both come from torch.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from foretoken.train.muon import Muon
+
 
 @dataclass(frozen=True)
 class Rates:
     """Learning rates and decay.
 
     Attributes:
-        muon: peak rate of the matrices, in AdamW's units (``match_rms_adamw``: an update has the RMS that AdamW's has);
+        muon: peak rate of the matrices, in AdamW's units (an update has the RMS that AdamW's has);
             None leaves them to AdamW.
         adamw: peak rate of the others.
         weight_decay: of matrices and embeddings.
@@ -70,13 +71,7 @@ class Optimiser:
         if matrices:
             self._named.append(matrices)
             self._optimisers.append(
-                torch.optim.Muon(
-                    list(matrices.values()),
-                    lr=float(rates.muon or 0),
-                    weight_decay=rates.weight_decay,
-                    momentum=0.95,
-                    adjust_lr_fn="match_rms_adamw",
-                )
+                Muon(matrices.values(), lr=float(rates.muon or 0), weight_decay=rates.weight_decay, momentum=0.95)
             )
         groups = [
             {"params": list(decayed.values()), "weight_decay": rates.weight_decay},

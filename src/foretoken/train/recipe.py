@@ -28,7 +28,7 @@ from foretoken.core.provenance import provenance
 from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import auto_class, load_network, load_tokenizer, source_of
-from foretoken.train import checkpoint, trainer
+from foretoken.train import attention, checkpoint, trainer
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.objectives import NextToken, Objective
 from foretoken.train.outputs import Outputs
@@ -135,6 +135,10 @@ def run(
         mixture = Mixture(everything, encoder(tokenizer), work / "tokens", recipe.block, len(tokenizer), seed)
         schedule = replace(recipe.schedule, rates=recipe.schedule.rates.scaled(rate), seed=seed)
         recipe = replace(recipe, schedule=schedule)
+        if device == "cpu":
+            attention.use(model)
+            if teacher is not None:
+                attention.use(teacher)
         undo = recipe.prepare(model) if recipe.prepare else lambda: None
         if compiled:
             for layer in anatomy.find(model).layers:

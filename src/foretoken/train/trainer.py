@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from foretoken.train import checkpoint
 from foretoken.train.memory import keep_freed_memory
 from foretoken.train.objectives import Objective
 from foretoken.train.optimiser import Optimiser, Rates
+from foretoken.train.processor import products, tiny_numbers_ignored
 
 CHECKPOINT_SECONDS = 120.0
 CURVE_POINTS = 400
@@ -154,7 +155,7 @@ def fit(
     started, before = time.monotonic(), progress.seconds
     saved = started
     pending: list[float] = []
-    with _signals() as stop_asked:
+    with _signals() as stop_asked, tiny_numbers_ignored():
         while (done := bounds.progress(progress.tokens, progress.seconds)) < 1.0:
             loss = _step(model, objective, optimiser, mixture, schedule, done, progress.step, device, folder)
             progress.step += 1
@@ -215,7 +216,7 @@ def held_out_loss(
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for chunk in tokens.split(micro_batch):
-        with _autocast(device):
+        with products(device):
             losses += [float(objective(model, chunk.to(device), generator))] * len(chunk)
     model.train(was_training)
     return sum(losses) / len(losses)
@@ -238,7 +239,7 @@ def _step(
     tokens = mixture.next(schedule.batch)
     total = 0.0
     for chunk in tokens.split(schedule.micro_batch):
-        with _autocast(device):
+        with products(device):
             loss = objective(model, chunk.to(device), generator)
         weight = len(chunk) / schedule.batch
         (loss * weight).backward()
@@ -252,13 +253,6 @@ def _step(
             f"{kept}; give the command again with a lower --rate"
         )
     return total
-
-
-def _autocast(device: torch.device) -> Any:
-    """bf16 for the matrix products where the processor has them, float32 elsewhere."""
-    if device.type == "cpu" and not torch.backends.mkldnn.is_available():
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _extend_curve(progress: Progress, pending: list[float]) -> None:

@@ -249,6 +249,25 @@ def test_a_share_of_the_blocks_keeps_plain_positions():
     assert all(torch.equal(each, torch.arange(64)) for each in positions(20, plain=1.0))
 
 
+def test_what_lies_before_a_skip_is_read_after_it():
+    """The library, told positions alone, takes each skip for the beginning of another text."""
+    torch.manual_seed(0)
+    small = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small, num_attention_heads=2))
+    tokens = blocks(1, 20)
+    other = tokens.clone()
+    other[0, 0] = (other[0, 0] + 1) % V
+    kept = torch.arange(20)
+    kept[10:] += 30
+    states = []
+    model.model.norm.register_forward_hook(lambda module, inputs, output: states.append(output[0, 15]))
+    objective = SkippedPositions(LONGEST, plain=0.0)
+    objective._positions = lambda length, generator: kept
+    for each in (tokens, other):
+        objective(model, each, torch.Generator())
+    assert (states[0] - states[1]).abs().max() > 1e-6
+
+
 def test_skipped_positions_reach_the_model():
     tokens = blocks(3, 20)
     model = Fixed(table(6))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from foretoken.train.muon import Muon
 from foretoken.train.optimiser import Optimiser, Rates
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
@@ -51,7 +52,7 @@ def groups(model, rates=None):
     for optimiser in Optimiser(model, rates or Rates())._optimisers:
         for group in optimiser.param_groups:
             kind = "decayed" if group["weight_decay"] else "plain"
-            kind = "muon" if isinstance(optimiser, torch.optim.Muon) else kind
+            kind = "muon" if isinstance(optimiser, Muon) else kind
             found[kind] |= {names[id(parameter)] for parameter in group["params"]}
     return found
 

@@ -1,0 +1,71 @@
+"""The next-token loss straight from hidden states, some rows at a time: the logits of a block are never all there.
+
+For a small model with a large vocabulary the logits are by far the largest tensor of a step, and reading and writing
+them takes longer than the arithmetic on them. Here as many rows are computed at once as fit a cache, down to the
+gradients of hidden states and head; nothing of the size of the logits is kept for the backward pass.
+
+Letters: N rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.models import anatomy
+
+ROWS = 512
+PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # logits are the head's product with the normed state, no more
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        d_hidden = torch.empty_like(hidden_ND) if wanted else None
+        d_head = torch.zeros_like(head_VD) if wanted else None
+        total = hidden_ND.new_zeros((), dtype=torch.float32)
+        for start in range(0, len(hidden_ND), ROWS):
+            rows = slice(start, start + ROWS)
+            found = F.log_softmax((hidden_ND[rows] @ head_VD.T).float(), dim=-1)
+            targets_R1 = targets_N[rows, None]
+            total -= found.gather(1, targets_R1).sum()
+            if d_hidden is not None and d_head is not None:
+                gradient = found.exp_().scatter_add_(1, targets_R1, found.new_full(targets_R1.shape, -1.0))
+                d_hidden[rows] = gradient @ head_VD
+                d_head += gradient.T @ hidden_ND[rows]
+        if wanted:
+            ctx.save_for_backward(d_hidden, d_head)
+        return total / len(hidden_ND)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        d_hidden, d_head = ctx.saved_tensors
+        scale = grad / len(d_hidden)
+        return d_hidden * scale, d_head * scale, None
+
+
+def applies(model: nn.Module) -> bool:
+    """Whether the model's logits are computed as here."""
+    config = getattr(model, "config", None)
+    return getattr(config, "model_type", None) in PLAIN_HEADS
+
+
+def next_token_loss(model: nn.Module, tokens_BT: Tensor, **inputs: Any) -> Tensor:
+    """The mean cross-entropy of the next token, in nats.
+
+    Args:
+        model: a causal model to which this ``applies``.
+        tokens_BT: int64.
+        inputs: others of the model, such as positions.
+    Returns:
+        a float32 scalar with a gradient.
+    """
+    parts = anatomy.find(model)
+    hidden_BTD = parts.body(input_ids=tokens_BT, use_cache=False, **inputs).last_hidden_state
+    hidden_ND = hidden_BTD[:, :-1].flatten(0, 1)
+    loss: Tensor = _HeadLoss.apply(hidden_ND, parts.head.weight, tokens_BT[:, 1:].flatten())
+    return loss
