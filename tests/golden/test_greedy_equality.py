@@ -5,141 +5,105 @@ Collected from the catalogue: a new entry is tested the day it is listed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken import catalog, zoo
 from foretoken import testing as stubs
-from foretoken.core.draft import Coupled, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
+from foretoken import zoo
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, truth, with_config, with_drafter
+from helpers.variants import Case, cases, lossless_rules
+from helpers.zoo_llms import (
+    PROMPTS,
+    assert_idle,
+    base,
+    greedy,
+    ids,
+    prompt_ids,
+    target,
+    truth,
+    with_config,
+    with_drafter,
+)
 
 LENGTH = 40
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A shape that a drafter should be seen in: its options, and what it then proposes.
+class Combination:
+    """A recipe that one could write: a variant of a drafter, a rule, and a draft length.
 
     Attributes:
-        laws, branches: None takes those of its class, for drafters that propose the same under all options.
-        one_rule: nothing about the law differs from an earlier shape, so the default rule is enough.
+        case: the variant.
+        rule: a lossless rule; None: the one that is chosen for it.
+        count: ``num_speculative_tokens``.
     """
 
-    options: Mapping[str, object] = field(default_factory=dict)
-    laws: tuple[type[Law], ...] | None = None
-    branches: bool | None = None
-    one_rule: bool = False
+    case: Case
+    rule: str | None
+    count: int | str
+
+    def __str__(self) -> str:
+        return "-".join([self.case.label, *([self.rule] if self.rule else []), str(self.count)])
+
+    @property
+    def fits(self) -> bool:
+        return self.rule is None or self.case.fits(self.rule)
+
+    @property
+    def config(self) -> dict[str, object]:
+        return self.case.config(target(), self.rule, self.count)
 
 
-TREES = {
-    "chain": (Sampled, False),
-    "coupled": (Coupled, False),
-    "topk": (PointMass, True),
-    "sampled": (Sampled, True),
-    "sampled_without_replacement": (WithoutReplacement, True),
-    "top_then_sampled": (TopThenSampled, True),
-    "hub": (HubPair, True),
-}
-EARLY, TREE = ((Sampled,), False), ((PointMass,), True)
-# What an entry needs beside the target, and the shapes that it should be seen in; absent: its defaults.
-SHAPES: dict[str, list[Shape]] = {
-    "draft_model": [
-        Shape({"model": "zoo:draft", "tree": tree}, (law,), branches) for tree, (law, branches) in TREES.items()
-    ],
-    "suffix": [Shape({}, *TREE), Shape({"tree": False}, (PointMass,), False)],
-    "kangaroo": [
-        Shape({"adapter": "random:1", "threshold": 0.2}, *EARLY),
-        Shape({"adapter": "random:2", "threshold": 0.1, "tree": True, "width": 4}, *TREE),
-        Shape({"adapter": "random:3", "threshold": 0}, *EARLY, one_rule=True),
-    ],
-    "del": [
-        Shape({}, *EARLY),
-        Shape({"exit_layer": 3, "draft_length": 3}, *EARLY, one_rule=True),
-        Shape({"draft_length": "planned", "head_cost": 0}, *EARLY, one_rule=True),
-        Shape({"exit_layer": 2, "reread_every": 2}, *EARLY, one_rule=True),
-    ],
-    "sprinter": [
-        Shape({"model": "zoo:draft", "head": "random:pre"}),
-        Shape({"model": "zoo:draft", "head": "random:post"}, one_rule=True),
-    ],
-}
-LOSSLESS = [None, *(entry.name for entry in catalog.entries("verifier") if entry.promise != "approximate")]
-
-
-def combinations() -> list[tuple[dict[str, object], bool]]:
-    """Every recipe that one could write, and whether its rule fits the drafts."""
+def combinations() -> list[Combination]:
+    """All of them; where nothing about the law differs from an earlier variant, the default rule is enough."""
     return [
-        (
-            {
-                "method": entry.name,
-                **shape.options,
-                # its own rule is a lossy one: "auto" is none
-                **({"verifier": rule} if rule else {"verifier": "auto"} if entry.name == "sprinter" else {}),
-                "num_speculative_tokens": count,
-            },
-            fits(entry, shape, rule),
-        )
-        for entry in catalog.entries("drafter")
-        for shape in SHAPES.get(entry.name, [Shape()])
-        for rule in (LOSSLESS[:1] if shape.one_rule else LOSSLESS)
+        Combination(case, rule, count)
+        for case in cases()
+        for rule in (None, *(() if case.variant.one_rule else lossless_rules()))
         for count in (5, "auto")
     ]
 
 
-def fits(entry: catalog.Entry, shape: Shape, rule: str | None) -> bool:
-    """Whether a rule takes trees where there are any, and every kind of law. No model is loaded to find out."""
-    if rule is None:
-        return True
-    drafter, verifier = entry.load(), catalog.find(rule, "verifier").load()
-    laws = drafter.laws if shape.laws is None else shape.laws
-    branches = drafter.branches if shape.branches is None else shape.branches
-    return (verifier.trees or not branches) and set(laws) <= set(verifier.laws)
-
-
-def configs() -> list[dict[str, object]]:
-    return [config for config, fit in combinations() if fit]
-
-
-def label(config: dict[str, object]) -> str:
-    return "-".join(str(value) for key, value in config.items() if key not in ("model", "head_cost"))
-
-
-def of_default_rule(config: dict[str, object]) -> bool:
-    return config.get("verifier", "auto") == "auto"
+ALL = combinations()
+FITTING = [each for each in ALL if each.fits]
+OF_DEFAULT_RULE = [each for each in FITTING if each.rule is None]
+LEFT_OUT = [each for each in ALL if not each.fits and each.count == 5]
 
 
 @cache
-def _llm(key: str) -> LLM:
-    return with_config(next(config for config in configs() if label(config) == key))
+def llm_of(combination: str) -> LLM:
+    return with_config(next(each for each in FITTING if str(each) == combination).config)
 
 
-def llm_of(config: dict[str, object]) -> LLM:
-    return _llm(label(config))
+def test_labels_tell_recipes_apart():
+    assert len({str(each) for each in ALL}) == len(ALL)
 
 
-LEFT_OUT = [config for config, fit in combinations() if not fit and config["num_speculative_tokens"] == 5]
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
+def test_a_variant_proposes_what_it_declares(case):
+    drafter = with_config(case.config(target(), None, 5)).recipe.drafter
+    assert drafter.laws == case.laws
+    assert drafter.branches == case.branches
 
 
-@pytest.mark.parametrize("method", sorted({str(config["method"]) for config in LEFT_OUT}))
+@pytest.mark.parametrize("method", sorted({each.case.entry.name for each in LEFT_OUT}))
 def test_what_is_not_collected_here_is_refused(method):
-    for config in LEFT_OUT:
-        if config["method"] == method:
+    for each in LEFT_OUT:
+        if each.case.entry.name == method:
             with pytest.raises(ConfigError, match=r"verifies chains|not valid for drafts of kind"):
-                with_config(config)
+                with_config(each.config)
 
 
-@pytest.mark.parametrize("config", configs(), ids=label)
-def test_every_lossless_recipe_gives_the_plain_greedy_tokens(config):
+@pytest.mark.parametrize("combination", FITTING, ids=str)
+def test_every_lossless_recipe_gives_the_plain_greedy_tokens(combination):
     """Ragged lengths, fewer slots than requests, so that requests join and leave; then one alone."""
-    llm = llm_of(config)
+    llm = llm_of(str(combination))
     lengths = (LENGTH, 7, 23, 1, LENGTH - 5)
     params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
     expected = [greedy(prompt, LENGTH)[:length] for prompt, length in zip(PROMPTS, lengths, strict=True)]
@@ -148,9 +112,9 @@ def test_every_lossless_recipe_gives_the_plain_greedy_tokens(config):
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("config", [config for config in configs() if of_default_rule(config)], ids=label)
-def test_requests_that_join_late_and_leave_early_get_the_same_tokens(config):
-    llm = llm_of(config)
+@pytest.mark.parametrize("combination", OF_DEFAULT_RULE, ids=str)
+def test_requests_that_join_late_and_leave_early_get_the_same_tokens(combination):
+    llm = llm_of(str(combination))
     first = llm.stream(PROMPTS[0], SamplingParams(max_tokens=LENGTH, ignore_eos=True))
     got = [*next(first).token_ids, *next(first).token_ids]
     second = llm.stream(PROMPTS[1], SamplingParams(max_tokens=LENGTH, ignore_eos=True))
@@ -182,11 +146,11 @@ def test_plain_greedy_is_the_library_s(prompt):
     assert greedy(prompt, LENGTH, ignore_eos=False) == expected
 
 
-@pytest.mark.parametrize("config", [config for config in configs() if of_default_rule(config)], ids=label)
-def test_logprobs_do_not_depend_on_the_method(config):
+@pytest.mark.parametrize("combination", OF_DEFAULT_RULE, ids=str)
+def test_logprobs_do_not_depend_on_the_method(combination):
     params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=3)
     plain = [plain_logprobs(prompt) for prompt in PROMPTS]
-    for ours, reference in zip(llm_of(config).generate(PROMPTS, params), plain, strict=True):
+    for ours, reference in zip(llm_of(str(combination)).generate(PROMPTS, params), plain, strict=True):
         assert ours.logprobs is not None
         assert [each.token_id for each in ours.logprobs] == [each.token_id for each in reference]
         for mine, theirs in zip(ours.logprobs, reference, strict=True):

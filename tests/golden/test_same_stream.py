@@ -8,25 +8,11 @@ import pytest
 
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from helpers.zoo_llms import PROMPTS, assert_idle, ids, with_config
+from helpers.variants import Case, cases
+from helpers.zoo_llms import PROMPTS, assert_idle, ids, target, with_config
 
-DRAFT = {"method": "draft_model", "model": "zoo:draft"}
-CONFIGS = {
-    "ngram": {"method": "ngram", "num_speculative_tokens": 5},
-    "ngram adaptive": {"method": "ngram"},
-    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
-    "suffix adaptive": {"method": "suffix"},
-    "chain": {**DRAFT, "num_speculative_tokens": 4},
-    "chain adaptive": DRAFT,
-    "coupled": {**DRAFT, "tree": "coupled", "num_speculative_tokens": 4},
-    "coupled adaptive": {**DRAFT, "tree": "coupled"},
-    "topk": {**DRAFT, "tree": "topk", "num_speculative_tokens": 6},
-    "sampled": {**DRAFT, "tree": "sampled", "num_speculative_tokens": 6},
-    "kangaroo": {"method": "kangaroo", "adapter": "random:2", "threshold": 0.1},
-    "kangaroo tree": {"method": "kangaroo", "adapter": "random:2", "threshold": 0.1, "tree": True, "width": 4},
-    "del": {"method": "del"},
-}
-SELF_DRAFTING = ("kangaroo", "kangaroo tree", "del")  # drafts of the same kinds as others: two laws are enough
+CASES = {case.label: case for case in cases() if case.fits("match") and not case.variant.one_rule}
+COUNTS = (5, "auto")
 LAWS = {
     "0.7": {"temperature": 0.7},
     "1.0": {"temperature": 1.0},
@@ -41,8 +27,14 @@ LENGTH = 24
 
 
 @cache
-def llm_of(name: str) -> LLM:
-    return with_config({"method": "none"} if name == "none" else {**CONFIGS[name], "verifier": "match"})
+def llm_of(name: str, count: int | str = 5) -> LLM:
+    return with_config(CASES[name].config(target(), "match", count))
+
+
+def laws_for(case: Case) -> list[str]:
+    """All of them for the drafters that stand alone; drafts of the methods are of the same kinds, so two are enough."""
+    alone = case.entry.target.startswith("foretoken.drafters.")
+    return [law for law in LAWS if alone or law in ("1.0", "all")]
 
 
 def params_for(law: str, index: int) -> SamplingParams:
@@ -67,16 +59,16 @@ def test_plain_sampling_does_not_depend_on_the_batch(law):
 
 
 @pytest.mark.parametrize(
-    ("name", "law"),
-    [(name, law) for name in CONFIGS for law in LAWS if law in ("1.0", "all") or name not in SELF_DRAFTING],
+    ("name", "count", "law"),
+    [(name, count, law) for name, case in CASES.items() for count in COUNTS for law in laws_for(case)],
 )
-def test_drafts_do_not_change_the_stream(name, law):
-    llm = llm_of(name)
+def test_drafts_do_not_change_the_stream(name, count, law):
+    llm = llm_of(name, count)
     assert ids(llm.generate(PROMPTS, all_params(law))) == plain(law)
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("name", ["ngram", "topk", "chain", "del"])
+@pytest.mark.parametrize("name", ["ngram", "draft_model-topk", "draft_model-chain", "del"])
 def test_alone_and_among_eight(name):
     llm = llm_of(name)
     expected = plain("1.0")
@@ -87,7 +79,7 @@ def test_alone_and_among_eight(name):
     assert ids(llm.generate(many, params)) == [expected[i % len(PROMPTS)] for i in range(8)]
 
 
-@pytest.mark.parametrize("name", ["none", "suffix", "topk", "kangaroo"])
+@pytest.mark.parametrize("name", ["none", "suffix", "draft_model-topk", "kangaroo-0.2-1"])
 def test_joining_late_changes_nothing(name):
     llm = llm_of(name)
     first = llm.stream(PROMPTS[2], params_for("0.7", 2))
@@ -118,4 +110,4 @@ def test_drawing_with_the_same_noise_is_accepted_far_more_often_than_independent
         outputs = llm_of(name).generate(PROMPTS, all_params("1.0"))
         return sum(o.metrics.num_accepted_tokens for o in outputs) / sum(o.metrics.num_draft_tokens for o in outputs)
 
-    assert accepted("coupled") > 2 * accepted("chain")
+    assert accepted("draft_model-coupled") > 2 * accepted("draft_model-chain")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretoken.core.draft import Evidence
+from foretoken.core.draft import Evidence, Law
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,15 @@ class Variant:
         options: its options.
         untrained: options of :attr:`Declared.learned_part`'s ``untrained``; None: the method needs no learned part, or
             finds the bundled one.
+        laws, branches: what it proposes with these options, as an instance would say (core/protocols.py); None: what
+            the class says. A test makes the instance and compares.
         one_rule: this variant changes nothing about the law of the drafts, so one lossless rule is enough.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     untrained: Mapping[str, Any] | None = None
+    laws: tuple[type[Law], ...] | None = None
+    branches: bool | None = None
     one_rule: bool = False
 
 

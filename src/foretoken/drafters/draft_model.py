@@ -63,7 +63,12 @@ class ModelDrafter(DraftRunner):
     """
 
     name = "draft_model"
-    declared = Declared(draft_model=True, variants=tuple(Variant(options={"tree": tree}) for tree in _LAW_OF))
+    declared = Declared(
+        draft_model=True,
+        variants=tuple(
+            Variant(options={"tree": tree}, laws=(law,), branches=tree not in _CHAINS) for tree, law in _LAW_OF.items()
+        ),
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -46,8 +46,9 @@ class SuffixDrafter(Drafter):
 
     name = "suffix"
     flops = 0.0  # there is no model of its own
-    declared = Declared(variants=(Variant(), Variant(options={"tree": False})))
+    declared = Declared(variants=(Variant(), Variant(options={"tree": False}, branches=False)))
     laws: tuple[type[Law], ...] = (PointMass,)
+    branches = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

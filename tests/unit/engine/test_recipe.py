@@ -8,16 +8,15 @@ import shutil
 import pytest
 import torch
 
-from foretoken import catalog, zoo
 from foretoken import testing as stubs
+from foretoken import zoo
 from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import compose
 from foretoken.verifiers.match import MatchVerifier
-from helpers.adapters import shelved
-from helpers.heads import shelved_head
+from helpers.variants import cases
 from helpers.zoo_llms import target, with_config
 
 GREEDY, SAMPLING = SamplingParams(), SamplingParams(temperature=1.0)
@@ -87,16 +86,11 @@ def test_lengths_and_defaults(settings, method, num_nodes, adaptive):
 
 
 def test_every_drafter_of_the_catalogue_can_be_an_instance():
-    needed = {
-        "draft_model": {"model": "zoo:draft"},
-        "kangaroo": {"adapter": shelved(target(), 2)},
-        "sprinter": {"model": "zoo:draft", "head": shelved_head()},
-    }
-    for entry in catalog.entries("drafter"):
-        drafter_class = entry.load()
-        config = drafter_class.Config(**needed.get(entry.name, {}))
+    for case in cases():
+        drafter_class = case.entry.load()
+        config = drafter_class.Config(**case.options(target()))
         recipe = compose.build({"method": drafter_class(config, target()), "verifier": MatchVerifier()}, target())
-        assert recipe.method == entry.name
+        assert recipe.method == case.entry.name
 
 
 def test_a_rule_that_is_not_valid_for_the_law_is_refused():

@@ -189,6 +189,7 @@ class DynamicExitDrafter(Drafter):
     """
 
     name = "del"
+    laws: tuple[type[Law], ...] = (Sampled,)
     flops = 0.0  # there is no model of its own
     declared = Declared(
         variants=(
@@ -261,8 +262,6 @@ class DynamicExitDrafter(Drafter):
                     f"{name}={value} is out of range: '{target.name}' has {self._layers} layers, so exits are 1 to "
                     f"{self._layers - 1}"
                 )
-        self.branches = False
-        self.laws: tuple[type[Law], ...] = (Sampled,)
         self._fixed = config.exit_layer is not None and isinstance(config.draft_length, int)
         self._exits = range(config.min_exit, self._layers)
         # what is never learnt from need not be seen

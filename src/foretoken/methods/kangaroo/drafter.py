@@ -64,11 +64,17 @@ class KangarooDrafter(Drafter):
     """
 
     name = "kangaroo"
+    laws: tuple[type[Law], ...] = (Sampled,)
     declared = Declared(
         learned_part="foretoken.methods.kangaroo.adapter:Adapter",
         variants=(
             Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
-            Variant(options={"threshold": 0.1, "tree": True, "width": 4}, untrained={"exit_layer": 2}),
+            Variant(
+                options={"threshold": 0.1, "tree": True, "width": 4},
+                untrained={"exit_layer": 2},
+                laws=(PointMass,),
+                branches=True,
+            ),
             Variant(options={"threshold": 0}, untrained={"exit_layer": 3}, one_rule=True),
         ),
     )
@@ -118,7 +124,7 @@ class KangarooDrafter(Drafter):
         self.exit_layer = adapter.config.exit_layer
         self.threshold = config.threshold if config.threshold is not None else 0.4 if config.tree else 0.6
         self.branches = config.tree
-        self.laws: tuple[type[Law], ...] = (PointMass,) if config.tree else (Sampled,)
+        self.laws = (PointMass,) if config.tree else (Sampled,)
         self.needs = Needs(hidden_layers=HiddenLayers((self.exit_layer,)))
         self._most = 60 if config.tree else config.max_depth
         self.offers = Offers(evidence=(GreedyLaws,), length=self._most)

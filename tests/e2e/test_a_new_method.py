@@ -1,0 +1,103 @@
+"""A method of thirty lines and one entry, installed beside the product: everybody who collects methods picks it up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAFTER = '''"""Repeats the last token."""
+
+from dataclasses import dataclass
+
+from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.needs import Declared, Variant
+from foretoken.core.protocols import Drafter
+from foretoken.core.tree import TokenTree
+
+
+class Stutter(Drafter):
+    """Proposes the last token again and again."""
+
+    name = "stutter"
+    declared = Declared(variants=(Variant(), Variant(options={"times": 2}, one_rule=True)))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options.
+
+        Attributes:
+            times: how often the token is repeated.
+        """
+
+        times: int = 3
+
+    def __init__(self, config, target):
+        self.times = config.times
+
+    def propose(self, contexts, budgets):
+        lengths = [min(self.times, budget.max_nodes, budget.max_depth) for budget in budgets]
+        pairs = zip(contexts, lengths, strict=True)
+        return [Draft(TokenTree([each.tokens[-1]] * length)) if length else NO_DRAFT for each, length in pairs]
+'''
+ENTRY = """from foretoken.catalog import Entry
+
+STUTTER = Entry(
+    name="stutter", kind="drafter", target="stutter.drafter:Stutter", summary="say it again", paper="-",
+    promise="lossless",
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where Python finds the method as an installed distribution with an entry point."""
+    site = tmp_path_factory.mktemp("site")
+    files = {
+        "stutter/__init__.py": "",
+        "stutter/drafter.py": DRAFTER,
+        "stutter/entry.py": ENTRY,
+        "stutter-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: stutter\nVersion: 1.0\n",
+        "stutter-1.0.dist-info/entry_points.txt": "[foretoken.methods]\nstutter = stutter.entry:STUTTER\n",
+    }
+    for name, text in files.items():
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(text, encoding="utf-8")
+    paths = [str(site), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+
+
+def test_the_command_line_lists_it_with_its_options(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "foretoken", "methods", "stutter", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["kind"], found["summary"]) == ("drafter", "say it again")
+    assert {"name": "times", "type": "int", "default": 3, "help": "how often the token is repeated."} in found[
+        "options"
+    ]
+
+
+def test_exactness_and_card_tests_collect_it(environment: dict[str, str]) -> None:
+    """The exactness tests run and pass; the tests of cards miss its card."""
+    wanted = "stutter and (match-5 or ratio-auto or proposes or card)"
+    tests = ["tests/golden/test_greedy_equality.py", "tests/golden/test_same_stream.py", "tests/unit/test_cards.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rA", "-p", "no:cacheprovider", *tests, "-k", wanted]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    passed = {line.split("::", 1)[1] for line in lines if line.startswith("PASSED")}
+    failed = {line.split("::", 1)[1].split(" - ")[0] for line in lines if line.startswith("FAILED")}
+    same_tokens = "test_every_lossless_recipe_gives_the_plain_greedy_tokens"
+    assert {
+        "test_a_variant_proposes_what_it_declares[stutter]",
+        "test_a_variant_proposes_what_it_declares[stutter-2]",
+        f"{same_tokens}[stutter-match-5]",
+        f"{same_tokens}[stutter-ratio-auto]",
+    } <= passed, done.stdout
+    assert f"{same_tokens}[stutter-2-match-5]" not in passed  # this variant is declared to need one rule only
+    assert "test_card_says_what_the_catalogue_says[stutter]" in failed
+    assert not any(name.startswith(same_tokens) for name in failed)
