@@ -66,6 +66,7 @@ class KangarooDrafter(Drafter):
     name = "kangaroo"
     declared = Declared(
         learned_part="foretoken.methods.kangaroo.adapter:Adapter",
+        training="foretoken.methods.kangaroo.command:COMMAND",
         variants=(
             Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
             Variant(options={"threshold": 0.1, "tree": True, "width": 4}, untrained={"exit_layer": 2}),
