@@ -60,11 +60,11 @@ class Decider:
                 open_jobs.append(job)
         self._ask(open_jobs)
         for job in open_jobs:
-            if job.verdict is None:
+            if job.request.finished:
                 continue
             try:
                 self._check(job.verdict, job)
-            except RequestError as error:
+            except Exception as error:
                 job.verdict = None
                 self._faults.fail(job.request, error)
 
@@ -137,12 +137,14 @@ class Decider:
                 except Exception as error:
                     self._faults.fail(request, error)
 
-    def _check(self, verdict: Verdict, job: Job) -> None:
-        """Refuse a verdict that is no path of the draft and one token of the vocabulary.
+    def _check(self, verdict: object, job: Job) -> None:
+        """Refuse what is no path of the draft and one token of the vocabulary.
 
         Raises:
             RequestError: it would have committed rows or emitted tokens that there are not.
         """
+        if not isinstance(verdict, Verdict) or not isinstance(verdict.path, tuple):
+            raise RequestError(f"{self._rule_of(job)} gave no verdict, but {verdict!r}")
         tree, node = job.draft.tree, ROOT
         for child in verdict.path:
             if type(child) is not int or not 0 <= child < len(tree) or tree.parents[child] != node:
@@ -155,6 +157,9 @@ class Decider:
                 f"{self._rule_of(job)} emitted the token {verdict.extra!r}: it must be an integer from 0 to "
                 f"{self._vocab_size - 1}"
             )
+        for each in (*verdict.distortions, *verdict.divergences):
+            if not isinstance(each, float | int) or not each >= 0.0:
+                raise RequestError(f"{self._rule_of(job)} gave the distortion {each!r}: it must be a number from 0 up")
 
     def _rule_of(self, job: Job) -> str:
         return f"verifier '{self._recipe.verifier_for(job.draft, job.request.params).name}'"

@@ -88,6 +88,11 @@ class Proposer:
             tokens = draft.tree.tokens
             if not tokens:
                 continue
+            for token in tokens:
+                if type(token) is not int:
+                    raise RequestError(
+                        f"drafter '{self._recipe.method}' proposed the token {token!r}: tokens must be integers"
+                    )
             if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._vocab_size:
                 raise RequestError(
                     f"drafter '{self._recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
@@ -98,6 +103,12 @@ class Proposer:
                 raise RequestError(
                     f"drafter '{self._recipe.method}' gave the confidences {confidence} for {len(tokens)} tokens: "
                     "one probability for each, or none at all"
+                )
+            if draft.resume is not None and draft.resume.hidden_TD.shape[:-1] != (1 + len(tokens),):
+                raise RequestError(
+                    f"drafter '{self._recipe.method}' left hidden states of the shape "
+                    f"{list(draft.resume.hidden_TD.shape)} with {len(tokens)} tokens: a resume point has one row for "
+                    "the root and one for each token"
                 )
             self._check_law(request, draft)
         return drafts

@@ -112,9 +112,14 @@ class Engine:
         for request, draft in zip(work.decoding, drafts, strict=True):
             if request.finished:
                 continue
-            tree = self._with_probes(request, draft)
-            rows = 1 + len(tree)
-            cache.reserve(request.slot, rows)
+            try:
+                tree = self._with_probes(request, draft)
+                rows = 1 + len(tree)
+                cache.reserve(request.slot, rows)
+            except Exception as error:
+                self._faults.fail(request, error)
+                work.failed.append(request)
+                continue
             batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree)
             current.jobs.append(Job(request, draft, rows, rows))
         for request, count in work.prefill:
@@ -221,7 +226,9 @@ class Engine:
             return EMPTY_TREE
         verifier = self.recipe.verifier_for(draft, request.params)
         probed = verifier.probe(draft, request)
-        return draft.tree if probed is None else checked_probe(draft.tree, probed, verifier.name)
+        return (
+            draft.tree if probed is None else checked_probe(draft.tree, probed, verifier.name, self.target.vocab_size)
+        )
 
     def _commit_one(self, job: Job, tokens: list[int], path: Sequence[int]) -> int:
         """Keep one request's rows and append its tokens; how many of them were taken."""
@@ -236,15 +243,18 @@ class Engine:
         return taken
 
 
-def checked_probe(tree: TokenTree, probed: TokenTree, verifier: str) -> TokenTree:
+def checked_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: int) -> TokenTree:
     """A verifier's probe, refused unless it leaves the draft in front of it as it is.
 
     Raises:
-        RequestError: the first nodes are not the draft's.
+        RequestError: the first nodes are not the draft's, or a token is not of the vocabulary.
     """
     count = len(tree)
     if probed.tokens[:count] != tree.tokens or probed.parents[:count] != tree.parents:
         raise RequestError(f"verifier '{verifier}' probes another draft than the one that was proposed")
+    for token in probed.tokens[count:]:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise RequestError(f"verifier '{verifier}' probes the token {token!r}: it must be below {vocab_size}")
     return probed
 
 

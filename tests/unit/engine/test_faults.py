@@ -1,0 +1,253 @@
+"""Planted faults of drafters and rules: one request ends with the reason, its neighbours say what they always say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken import testing as stubs
+from foretoken.core.draft import NO_DRAFT, Draft, PointMass, ResumePoint
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers.naive import NaiveVerifier
+from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, target, truth, with_config, with_drafter
+
+CULPRIT = 2
+LENGTH = 16
+KANGAROO = {"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 4}
+DEL = {"method": "del", "exit_layer": 3, "draft_length": 3}
+DEL_THAT_LEARNS = {"method": "del", "exit_layer": 3, "reread_every": 1, "cost": "layers"}
+
+
+def plan(max_tokens: int = LENGTH, **params: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
+
+
+def is_culprit(context) -> bool:
+    return list(context.tokens[: context.num_prompt]) == prompt_ids(PROMPTS[CULPRIT])
+
+
+def only_the_culprit_ended(outputs, message: str) -> None:
+    for index, (prompt, output) in enumerate(zip(PROMPTS, outputs, strict=True)):
+        if index == CULPRIT:
+            assert output.finish_reason == "error"
+            assert message in output.error
+            assert output.token_ids == greedy(prompt, LENGTH)[: len(output.token_ids)]
+        else:
+            assert output.error is None
+            assert output.token_ids == greedy(prompt, LENGTH)
+
+
+# ---------------------------------------------------------------- drafters
+
+
+@pytest.mark.parametrize("config", [KANGAROO, DEL, DEL_THAT_LEARNS], ids=["kangaroo", "del", "del that learns"])
+@pytest.mark.parametrize("after", [0, 3], ids=["in the prompt", "later"])
+def test_a_self_drafter_that_fails_to_see_a_forward_ends_one_request_only(config, after, caplog):
+    """The released slot must not be written to: a neighbour would go on from rows that are not its own."""
+    llm = with_config(config)
+    drafter = llm.recipe.drafter
+    watched, seen = drafter.on_forward, 0
+
+    def on_forward(features):
+        nonlocal seen
+        watched(features)
+        for each in features:
+            if is_culprit(each.context):
+                seen += 1
+                if seen > after:
+                    raise RuntimeError("the drafter could not look")
+
+    drafter.on_forward = on_forward
+    outputs = llm.generate(PROMPTS, plan())
+    only_the_culprit_ended(outputs, "the drafter could not look")
+    assert bool(outputs[CULPRIT].token_ids) is bool(after)
+    assert "the drafter could not look" in caplog.text
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("config", [KANGAROO, DEL_THAT_LEARNS], ids=["kangaroo", "del"])
+def test_the_last_slot_is_not_written_to_when_a_request_fails_in_front_of_it(config):
+    """Two requests: the one in slot 0 fails, and slot -1 would be the neighbour's."""
+    llm = with_config(config, max_num_seqs=2)
+    drafter = llm.recipe.drafter
+    watched = drafter.on_forward
+
+    def on_forward(features):
+        watched(features)
+        if any(is_culprit(each.context) and len(each.draft) for each in features):
+            raise RuntimeError("the drafter could not look")
+
+    drafter.on_forward = on_forward
+    bad, good = llm.generate([PROMPTS[CULPRIT], PROMPTS[0]], plan(30))
+    assert bad.error == "the drafter could not look"
+    assert good.error is None
+    assert good.token_ids == greedy(PROMPTS[0], 30)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("method", ["stub", "kangaroo"])
+def test_a_drafter_that_fails_to_forget_harms_nobody(method, caplog):
+    llm = with_drafter(stubs.Oracle(truth())) if method == "stub" else with_config(KANGAROO)
+    drafter = llm.recipe.drafter
+    forget = drafter.release
+
+    def release(request_id):
+        forget(request_id)
+        raise RuntimeError("the drafter cannot forget")
+
+    drafter.release = release
+    lengths = [3, 16, 7, 11, 5]
+    outputs = llm.generate(PROMPTS, [plan(length) for length in lengths])
+    for prompt, length, output in zip(PROMPTS, lengths, outputs, strict=True):
+        assert (output.error, output.finish_reason) == (None, "length")
+        assert output.token_ids == greedy(prompt, LENGTH)[:length]
+    assert "the drafter cannot forget" in caplog.text
+    assert_idle(llm)
+
+
+class Wrong(stubs.Oracle):
+    """The oracle; the culprit's drafts are what ``wrong`` makes of them."""
+
+    def __init__(self, wrong) -> None:
+        super().__init__(truth())
+        self._wrong = wrong
+
+    def draft(self, context, budget):
+        good = super().draft(context, budget)
+        return self._wrong(good) if is_culprit(context) and len(good) > 1 else good
+
+
+def with_confidence(*values: float):
+    return lambda draft: Draft(draft.tree, draft.law, tuple(values))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (with_confidence(0.5), "gave the confidences (0.5,)"),
+        (with_confidence(*[0.5] * 40), "one probability for each"),
+        (lambda draft: Draft(draft.tree, confidence=(float("nan"),) * len(draft)), "gave the confidences (nan"),
+        (lambda draft: Draft(draft.tree, confidence=(1.5,) * len(draft)), "gave the confidences (1.5"),
+        (lambda draft: Draft(draft.tree, confidence=("high",) * len(draft)), ""),
+        (lambda draft: Draft(TokenTree([float(token) for token in draft.tree.tokens])), "tokens must be integers"),
+        (lambda draft: Draft(TokenTree([True] * len(draft))), "tokens must be integers"),
+        (lambda draft: None, ""),
+        (
+            lambda draft: Draft(draft.tree, resume=ResumePoint(2, torch.zeros(len(draft), 8))),
+            "a resume point has one row for",
+        ),
+    ],
+    ids=["short", "long", "nan", "above one", "no number", "float tokens", "booleans", "none at all", "resume point"],
+)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_draft_that_is_not_in_order_ends_its_request_only(wrong, message, adaptive):
+    llm = with_drafter(Wrong(wrong), num_nodes=4, adaptive=adaptive)
+    only_the_culprit_ended(llm.generate(PROMPTS, plan()), message)
+    assert_idle(llm)
+
+
+# ---------------------------------------------------------------- rules
+
+
+class WrongRule(NaiveVerifier):
+    """The naive rule; the verdicts on the culprit's drafts are what ``wrong`` makes of them."""
+
+    def __init__(self, wrong, *, batched: bool) -> None:
+        super().__init__()
+        self._wrong = wrong
+        if not batched:
+            self.offers = stubs.Stub.offers
+
+    def _of(self, draft, verdict, rng):
+        return self._wrong(draft, verdict) if rng.seed == CULPRIT and len(draft) else verdict
+
+    def verify(self, draft, target, rng):
+        return self._of(draft, super().verify(draft, target, rng), rng)
+
+    def verify_batch(self, drafts, targets, rngs):
+        verdicts = NaiveVerifier().verify_batch(drafts, targets, rngs)
+        return [self._of(*each) for each in zip(drafts, verdicts, rngs, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda draft, verdict: Verdict((), 1.0), "emitted the token 1.0"),
+        (lambda draft, verdict: Verdict((), 10**6), "emitted the token 1000000"),
+        (lambda draft, verdict: Verdict((), -1), "emitted the token -1"),
+        (lambda draft, verdict: Verdict((), True), "emitted the token True"),
+        (lambda draft, verdict: Verdict((), torch.tensor(5)), "emitted the token tensor(5)"),
+        (lambda draft, verdict: Verdict((1,), 5), "accepted the nodes (1,)"),
+        (lambda draft, verdict: Verdict((0, 0), 5), "accepted the nodes (0, 0)"),
+        (lambda draft, verdict: Verdict((1, 0), 5), "accepted the nodes (1, 0)"),
+        (lambda draft, verdict: Verdict((0, 2), 5), "accepted the nodes (0, 2)"),
+        (lambda draft, verdict: Verdict((0, 1, 2, 3, 4), 5), "accepted the nodes (0, 1, 2, 3, 4)"),
+        (lambda draft, verdict: Verdict((-1,), 5), "accepted the nodes (-1,)"),
+        (lambda draft, verdict: Verdict((0.0,), 5), "accepted the nodes (0.0,)"),
+        (lambda draft, verdict: Verdict(None, 5), "gave no verdict"),
+        (lambda draft, verdict: None, "gave no verdict"),
+        (lambda draft, verdict: (0, 5), "gave no verdict"),
+        (lambda draft, verdict: Verdict((), 5, distortions=(float("nan"),)), "distortion"),
+        (lambda draft, verdict: Verdict((), 5, divergences=("far",)), "distortion"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one by one"])
+def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, batched):
+    llm = with_drafter(stubs.Oracle(truth()), num_nodes=4, verifier=WrongRule(wrong, batched=batched))
+    outputs = llm.generate(PROMPTS, [plan(seed=seed) for seed in range(len(PROMPTS))])
+    only_the_culprit_ended(outputs, message)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("change", [lambda each: each[:-1], lambda each: [*each, each[0]], lambda each: None])
+def test_a_wrong_number_of_verdicts_is_decided_one_by_one(change):
+    class Miscounting(NaiveVerifier):
+        def verify_batch(self, drafts, targets, rngs):
+            sizes.append(len(drafts))
+            verdicts = super().verify_batch(drafts, targets, rngs)
+            return change(verdicts) if len(drafts) > 1 else verdicts
+
+    sizes: list[int] = []
+    llm = with_drafter(stubs.Oracle(truth()), num_nodes=4, verifier=Miscounting())
+    outputs = llm.generate(PROMPTS, plan())
+    assert [output.token_ids for output in outputs] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
+    assert max(sizes) > 1
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("fault", ["raises", "another draft", "beyond the vocabulary", "too many rows"])
+def test_a_rule_that_probes_wrongly_ends_its_request_only(fault):
+    class Probing(NaiveVerifier):
+        def probe(self, draft, context):
+            if not is_culprit(context):
+                return None
+            tokens, parents = draft.tree.tokens, draft.tree.parents
+            if fault == "raises":
+                raise ZeroDivisionError("the rule broke")
+            if fault == "another draft":
+                return TokenTree([1, *tokens[1:]], parents)
+            if fault == "beyond the vocabulary":
+                return TokenTree([*tokens, target().vocab_size], [*parents, -1])
+            return TokenTree([*tokens, *[1] * target().max_length], [*parents, *[-1] * target().max_length])
+
+    message = {
+        "raises": "the rule broke",
+        "another draft": "probes another draft",
+        "beyond the vocabulary": "probes the token 8192",
+        "too many rows": "",
+    }
+    llm = with_drafter(stubs.Oracle(truth()), num_nodes=4, verifier=Probing())
+    only_the_culprit_ended(llm.generate(PROMPTS, plan()), message[fault])
+    assert_idle(llm)
+
+
+def test_no_draft_and_point_masses_are_still_welcome():
+    """What is refused above is refused for a reason: an ordinary draft passes every one of these checks."""
+    llm = with_drafter(Wrong(lambda draft: Draft(draft.tree, PointMass(), (0.5,) * len(draft))), num_nodes=4)
+    outputs = llm.generate(PROMPTS, plan())
+    assert [output.token_ids for output in outputs] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
+    silent = with_drafter(Wrong(lambda draft: NO_DRAFT), num_nodes=4).generate(PROMPTS, plan())
+    assert [output.token_ids for output in silent] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
