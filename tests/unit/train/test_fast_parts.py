@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from foretoken.train import attention, head_loss, processor
 from foretoken.train.muon import Muon, orthogonalised
-from foretoken.train.objectives import NextToken, SkippedPositions
+from foretoken.train.objectives import NextToken
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 LLAMA = {
