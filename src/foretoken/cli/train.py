@@ -58,7 +58,12 @@ Compile = Annotated[
 @app.command("base", epilog="Example: foretoken train base --recipe base --data DATA --out my-base --minutes 10")
 def base(
     context: typer.Context,
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="base, draft, moe, hybrid, mamba, diffusion or long.")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe", "-r", help="base, base-tasks, base-tasks-2, draft, moe, hybrid, mamba, diffusion, long."
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder to make; default: where zoo:NAME is found, if it is not bundled."),
@@ -239,6 +244,8 @@ def _loss(record: dict[str, Any]) -> str:
 
 
 def _place(name: str) -> Path:
+    if name not in zoo.MODELS:  # a stage of one
+        raise ConfigError(f"the recipe '{name}' makes no model of the zoo: name a folder with --out DIR")
     if zoo.find(name).bundled:
         raise ConfigError(f"zoo:{name} is bundled: name a folder for your own with --out DIR")
     return zoo.home() / name

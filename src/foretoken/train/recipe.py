@@ -264,10 +264,14 @@ def add_to_record(out: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def folder(name: str) -> str:
-    """What the library is given for a checkpoint: the folder of ``zoo:NAME``, a folder, or a hub id as it is."""
+    """What the library is given for a checkpoint: the folder of ``zoo:NAME`` or ``grown:NAME:SIZE``, else the name."""
+    from foretoken import zoo
+    from foretoken.models import grown
     from foretoken.models.load import source_of
 
-    return source_of(name)
+    if name.startswith((zoo.PREFIX, grown.PREFIX)):
+        return source_of(name)
+    return str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
 
 
 def _fingerprint(name: str) -> str:
