@@ -57,6 +57,25 @@ def test_figures_saved_outputs_and_a_comparison(tmp_path, capsys):
     assert "Traceback" not in first.stderr + err
 
 
+def test_texts_are_read_beside_tasks_and_alone(tmp_path):
+    (tmp_path / "story.txt").write_text("Once upon a time there was a small dog. " * 60)
+    (tmp_path / "noise.txt").write_text("zq xv 9% qqk jj wvw !! pz " * 60)
+    texts = ("--text", "story.txt", "--text", "noise.txt", "--text-tokens", "600")
+    done = run("--task", "code", "--limit", "2", *texts, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    code, story, noise = (json.loads(line) for line in done.stdout.splitlines())
+    assert code["task"] == "code"
+    assert (story["text"], story["num_tokens"], noise["text"]) == ("story.txt", 598, "noise.txt")  # of two windows
+    assert story["interval"][0] < story["nats"] < noise["nats"]
+    alone = run(*texts[:2], cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert "story.txt: " in alone.stdout
+    assert " nats a token (95 %: " in alone.stdout
+    missing = run("--text", "nowhere.txt", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr.splitlines() == ["error: --text nowhere.txt: there is no such file"]
+
+
 def test_an_interruption_keeps_the_tasks_that_were_done(tmp_path, capsys, monkeypatch):
     from foretoken.tasks import evaluate as module
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.console import emit, emit_json, finite, note, progress_bar
+from foretoken.cli.eval_text import read_text
 from foretoken.cli.options import (
     Device,
     DraftModel,
@@ -69,6 +70,18 @@ def eval_command(
         typer.Option("--limit", help="Examples of every task.", show_default="the task's", rich_help_panel=_TASK),
     ] = None,
     data: Annotated[Path | None, data_option(_TASK)] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            help="Text or JSON Lines to read: nats a token, beside or instead of tasks. Repeatable.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    text_tokens: Annotated[
+        int, typer.Option("--text-tokens", min=2, help="Tokens of every text.", rich_help_panel=_TASK)
+    ] = 16384,
     prompt_length: Annotated[int | None, prompt_length_option(_TASK)] = None,
     method: Annotated[
         str | None,
@@ -112,6 +125,9 @@ def eval_command(
 ) -> int:
     """Measure what a model can do with a method: accuracy on a task, and what the method changes.
 
+    With --text also what the model alone loses or keeps of language: nats a
+    token of texts that it did not write.
+
     The questions are always the same ones. A lossless method answers like
     plain decoding; what one that approximates has lost is the difference in
     accuracy. nll is how improbable the outputs are under the plain model,
@@ -128,12 +144,17 @@ def eval_command(
       foretoken eval --task keys --context 300 --save-outputs plain.jsonl
 
       foretoken eval --task keys --context 300 --method suffix --against plain.jsonl
+
+      foretoken eval --task arithmetic,json --text novel.txt --text meetings.jsonl
     """
     if show or task == "list":
         _list_tasks()
         return 0
-    if task is None:
+    if task is None and not text:
         raise ConfigError("no task: name one with --task, for example --task arithmetic; --list shows them")
+    for path in text or ():
+        if not path.is_file():
+            raise InputError(f"--text {path}: there is no such file")
     config = speculative_config(
         method or ("draft_model" if draft_model else "none"),
         parse_settings(sets or []),
@@ -147,7 +168,7 @@ def eval_command(
 
     from foretoken.tasks.catalog import Setting
 
-    tasks = find_tasks(task)
+    tasks = [] if task is None else find_tasks(task)
     setting = Setting(data=data, context=prompt_length)
     limits = {each.name: each.limit if limit is None else limit for each in tasks}
     params: dict[str, SamplingParams] = {}
@@ -177,6 +198,8 @@ def eval_command(
             if json:
                 facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, params[each.name], prompt_length)
                 emit_json({"model": model, "method": config, **result.fields(), "provenance": facts})
+        for path in text or ():
+            read_text(llm, model, path, text_tokens, json, context.find_root().obj or sys.argv[1:])
     except KeyboardInterrupt:
         interrupted = True
     finally:

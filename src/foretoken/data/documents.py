@@ -55,7 +55,8 @@ def documents(path: Path) -> Iterator[str]:
 
     ``messages`` (role and content each) is a chat; ``prompt`` with ``response`` is one too; ``text`` is a text, under
     its ``title`` if there is one; ``question`` with ``answers`` is a short exchange; ``document`` with ``queries`` is a
-    long text and then a chat about it. A file that is not JSON Lines is plain text.
+    long text and then a chat about it, and alone a long text; ``turns`` with ``reference`` are what was asked and what
+    was answered in a chat. A file that is not JSON Lines is plain text.
 
     Raises:
         InputError: the file cannot be read, or a record has none of these fields, or one of the wrong type.
@@ -133,10 +134,25 @@ def _queries(record: dict[str, Any], place: str) -> str:
     return chat(turns)
 
 
+def _dialogue(record: dict[str, Any], place: str) -> str:
+    asked, answered = record["turns"], record["reference"]
+    for field, each in (("turns", asked), ("reference", answered)):
+        if not isinstance(each, list) or not each or not all(isinstance(said, str) for said in each):
+            raise InputError(f"{place}: field '{field}' must be a non-empty list of strings")
+    said = zip(asked, answered, strict=False)  # the last word may be the user's
+    return chat([turn for user, assistant in said for turn in (("user", user), ("assistant", assistant))])
+
+
+def _long_text(record: dict[str, Any], place: str) -> str:
+    return text(_string(record, "document", place))
+
+
 _LAYOUTS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any], str], str]], ...] = (
     (("messages",), _messages),
     (("prompt", "response"), _exchange),
     (("question", "answers"), _question),
     (("document", "queries"), _queries),
+    (("turns", "reference"), _dialogue),
+    (("document",), _long_text),
     (("text",), _text),
 )

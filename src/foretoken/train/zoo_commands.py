@@ -38,7 +38,7 @@ class Compiling(Loop):
 class BaseConfig(Compiling):
     """Options of ``foretoken train base``; ``out`` None: where the zoo looks for models that are not bundled."""
 
-    recipe: Annotated[str, Option("base, draft, moe, hybrid, mamba, diffusion or long.", "-r")]
+    recipe: Annotated[str, Option("base, base-tasks, base-tasks-2, draft, moe, hybrid, mamba, diffusion, long.", "-r")]
     out: Annotated[
         Path | None, Option("Folder to make; default: where zoo:NAME is found, if it is not bundled.", "-o")
     ] = None  # type: ignore[assignment]  # the one command that knows a place of its own
@@ -56,6 +56,8 @@ class BaseConfig(Compiling):
         """
         if self.out is not None:
             return self.out
+        if self.recipe not in zoo.MODELS:  # a stage of one
+            raise ConfigError(f"the recipe '{self.recipe}' makes no model of the zoo: name a folder with --out DIR")
         if zoo.find(self.recipe).bundled:
             raise ConfigError(f"zoo:{self.recipe} is bundled: name a folder for your own with --out DIR")
         return zoo.home() / self.recipe

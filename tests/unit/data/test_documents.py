@@ -31,6 +31,11 @@ LAYOUTS = {
         {"question": "Where?", "answers": ["Here", "There"]},
         "<|bos|><|user|>\nWhere?<|end|>\n<|assistant|>\nHere<|end|>\n",
     ),
+    "a long text": ({"id": "x", "document": "D"}, "<|bos|>D<|eos|>"),
+    "turns and reference": (
+        {"turns": ["u1", "u2", "u3"], "reference": ["a1", "a2"]},
+        doc.chat([("user", "u1"), ("assistant", "a1"), ("user", "u2"), ("assistant", "a2")]),
+    ),
     "document and queries": (
         {"document": "D", "queries": [{"query": "q1", "answer": "a1"}, {"query": "q2", "answer": "a2"}]},
         "<|bos|><|user|>\nD\n\nq1<|end|>\n<|assistant|>\na1<|end|>\n<|user|>\nq2<|end|>\n<|assistant|>\na2<|end|>\n",
@@ -116,6 +121,8 @@ def test_parts_undo_text_and_what_is_broken_up_stays_so(content):
         ({"document": "x", "queries": ["q"]}, r"queries\[0\]: must be an object with 'query' and 'answer'"),
         ({"document": "x", "queries": [{"query": "q", "answer": 1}]}, r"queries\[0\]: field 'answer' must be a string"),
         ({"text": None}, "field 'text' must be a string, not NoneType"),
+        ({"turns": ["u"], "reference": []}, "field 'reference' must be a non-empty list of strings"),
+        ({"turns": [1], "reference": ["a"]}, "field 'turns' must be a non-empty list of strings"),
         ({"prompt": "x"}, r"no fields that make a document \(found 'prompt'\); known: messages; prompt \+ response"),
         ({}, r"no fields that make a document \(found no fields\)"),
     ],

@@ -1,4 +1,4 @@
-"""One file per model of the zoo; this table finds them by name."""
+"""One file per model of the zoo, or per stage of its training; this table finds them by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from importlib import import_module
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.train.recipe import Recipe
 
-NAMES = ("base", "draft", "moe", "hybrid", "mamba", "diffusion", "long", "base-ee")
+NAMES = ("base", "base-tasks", "base-tasks-2", "draft", "moe", "hybrid", "mamba", "diffusion", "long", "base-ee")
 
 
 def find(name: str) -> Recipe:
-    """The recipe of a zoo model.
+    """The recipe of a zoo model, or of a later stage of one.
 
     Raises:
         ConfigError: there is none of this name; the message offers the nearest.
