@@ -67,7 +67,8 @@ def test_every_declared_command_describes_itself(command: Command) -> None:
 
 def test_what_the_catalogue_names_is_what_the_command_line_offers() -> None:
     named = {catalog.imported(entry.training).name for entry in catalog.entries() if entry.training}
-    assert named and named <= set(COMMANDS)
+    assert named
+    assert named <= set(COMMANDS)
     assert all(entry.weights != "none" for entry in catalog.entries() if entry.training)
 
 
