@@ -29,7 +29,8 @@ class ScriptedLLM:
 
     is_chat_model = False
     target = SimpleNamespace(max_length=100, dtype="torch.float32", device="cpu")
-    recipe = SimpleNamespace(method="none", drafter=None, plan=None, promise_for=lambda params: "same text")
+    quiet = SimpleNamespace(explanation="", settings_key="")
+    recipe = SimpleNamespace(method="none", drafter=quiet, plan=quiet, promise_for=lambda params: "same text")
 
     def __init__(self, *args, **options):
         self.closed = False

@@ -7,10 +7,12 @@ import json
 import pytest
 
 from foretoken import catalog
-from foretoken.analysis.tradeoff.points import RULES
+from foretoken.analysis.tradeoff.points import knobs_of_rules
 from foretoken.cli.main import main
 from helpers.judges import shelved_judge
 from helpers.zoo_llms import PROMPTS, greedy, with_config
+
+RULES = knobs_of_rules()
 
 BUDGET = 0.02
 LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
@@ -25,7 +27,7 @@ def recipe(rule, *, loose=True):
         method = ["--method", entry.drafter]
     if rule == "judge":
         method += ["--set", f"head={shelved_judge(bias=8.0)}"]  # it says yes to all; a trained one may be anything
-    return [*method, "--set", f"{entry.knob}={entry.values[-1]}"] if loose else method
+    return [*method, "--set", f"{entry.option}={entry.values[-1]}"] if loose else method
 
 
 @pytest.fixture

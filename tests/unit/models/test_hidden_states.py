@@ -158,7 +158,7 @@ def test_nothing_is_kept_where_nobody_asks(folder: Path) -> None:
 
 
 def test_a_verifier_that_does_not_say_so_is_shown_nothing() -> None:
-    with pytest.raises(ValueError, match=r"says so, needs = Needs\(last_state=LastState\(\)\)"):
+    with pytest.raises(ValueError, match=r"says so \(needs = Needs\(last_state=LastState\(\)\)\)"):
         _ = Laws(torch.zeros(1, 4), greedy=True, positions=(0,)).hidden_MD
 
 

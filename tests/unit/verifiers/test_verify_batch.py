@@ -11,12 +11,12 @@ from foretoken import catalog
 from foretoken.analysis.exactness.enumeration import LAW_OF, random_shapes
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, HubPair, Law, PointMass, Sampled, Tabulated
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import BatchVerifier
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 
-RULES: list[BatchVerifier] = [
+RULES: list[Verifier] = [
     entry.load()() for entry in catalog.entries("verifier") if hasattr(entry.load(), "verify_batch")
 ]
 CHAINS = [(-1,), (-1, 0), (-1, 0, 1, 2)]
@@ -71,7 +71,7 @@ def target_for(draft: Draft, size: int, seed: int, greedy: bool) -> Laws:
 
 @pytest.mark.parametrize("size", [40, 5000])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_abreast_equals_alone(rule: BatchVerifier, size: int) -> None:
+def test_abreast_equals_alone(rule: Verifier, size: int) -> None:
     deepest = 0
     kinds = [law for law in (*LAW_OF.values(), Coupled) if law in rule.laws]
     for trial in range(12):
@@ -93,7 +93,7 @@ def test_abreast_equals_alone(rule: BatchVerifier, size: int) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_batch_of_none_is_none(rule: BatchVerifier) -> None:
+def test_a_batch_of_none_is_none(rule: Verifier) -> None:
     assert rule.verify_batch([], [], []) == []
 
 

@@ -14,7 +14,7 @@ from foretoken import catalog
 from foretoken.analysis.tradeoff import run as tradeoff_run
 from foretoken.analysis.tradeoff.advice import advice
 from foretoken.analysis.tradeoff.pareto import pareto_front
-from foretoken.analysis.tradeoff.points import DRAFT, EXACT, PLAIN, RULES, Point, make_points
+from foretoken.analysis.tradeoff.points import DRAFT, EXACT, PLAIN, Point, knobs_of_rules, make_points
 from foretoken.analysis.tradeoff.run import Questions, Trial, build_engines, measure
 from foretoken.analysis.tradeoff.study import measures, tradeoff
 from foretoken.analysis.tradeoff.table import tables
@@ -26,6 +26,8 @@ from foretoken.models.load import load
 from foretoken.tasks.evaluate import Answer
 from foretoken.tasks.example import Example
 from helpers.zoo_llms import base
+
+RULES = knobs_of_rules()
 
 MIXTURE = Point(rule="mixture", knob="lam", value=0.1, options={"lam": 0.1})
 STRICT = Point(rule="typical", knob="epsilon", value=0.3, options={"epsilon": 0.3})

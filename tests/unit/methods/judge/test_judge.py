@@ -280,7 +280,7 @@ def test_a_head_beside_the_target_is_found(tmp_path: Path) -> None:
     folder = save_model("llama", tmp_path / "model")
     model = load(folder, device="cpu")
     config = {"method": "ngram", "verifier": "judge"}
-    with pytest.raises(ModelError, match=r"no head of verifier 'judge' for '.*model' in .*model/judge: make one with"):
+    with pytest.raises(ModelError, match=r"no judge for '.*model' in .*model/judge: make one with"):
         compose.build(config, model)
     head(target=folder, width=64, threshold=0.9).save(folder / "judge")
     verifier: Any = compose.build(config, model).verifier
@@ -289,7 +289,7 @@ def test_a_head_beside_the_target_is_found(tmp_path: Path) -> None:
 
 
 def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no head of verifier 'judge' for 'zoo:base' in .*nowhere: make one"):
+    with pytest.raises(ModelError, match=r"no judge for 'zoo:base' in .*nowhere: make one"):
         build(head=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="there is no such home folder"):
         build(head="~nobody-of-this-name/head")

@@ -12,7 +12,7 @@ from foretoken.models.fused import build
 
 COMPILER = build.compiler_command()
 SOURCES = Path(build.__file__).parent
-DRIVER = Path(__file__).parents[1] / "helpers" / "native_driver.c"
+DRIVER = Path(__file__).parents[3] / "helpers" / "native_driver.c"
 
 SANITIZERS = {
     "address and undefined behaviour": ("address,undefined", ["-fno-sanitize-recover=all"], []),
