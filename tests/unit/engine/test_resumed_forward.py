@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint
-from foretoken.core.protocols import Budget, HiddenLayers
+from foretoken.core.needs import HiddenLayers
+from foretoken.core.protocols import Budget
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.engine.resumed_forward import resumed_forward
