@@ -166,10 +166,6 @@ class _Behind:
         else:
             given = settings_of(SparseVerification.settings_key, dict(settings))
             make = SparseVerification.arranged(given, target)
-            DensePlan
-            if settings is None
-            else SparseVerification.arranged(settings_of(SparseVerification.settings_key, dict(settings)), target)
-        )
         slot = cache.fork(self._prompt)
         logits, experts = [], []
         end = options.context + options.tokens

@@ -66,8 +66,9 @@ def _measure(arm: str, options: argparse.Namespace) -> float:
 def _rate(arm: str, options: argparse.Namespace) -> float:
     import torch
 
+    from foretoken.models.load import load_tokenizer
     from foretoken.train.mixture import Mixture
-    from foretoken.train.recipe import build, load_tokenizer
+    from foretoken.train.recipe import build
     from foretoken.train.recipes import find
     from foretoken.train.rendering import encoder
 

@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, messa
     [
         ("--method sprinter --set model=zoo:draft --set head=nowhere", 1, "no SPRINTER head for 'zoo:draft'"),
         ("--method sprinter --set model=zoo:draft --set head=other --set threshold=2", 2, "threshold=2"),
-        ("--method ngram --set verifier=sprinter", 2, "method 'ngram' has none"),
+        ("--method ngram --set verifier=sprinter", 2, "drafts of method 'ngram' carry none"),
     ],
 )
 def test_mistakes_of_generation(capsys, command, code, message):

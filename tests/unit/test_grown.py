@@ -53,7 +53,7 @@ def test_base_grows_and_stays_itself(size: str) -> None:
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_every_growing_family_keeps_its_function(family: str, copies: int, tmp_path: Path) -> None:
     source = save_model(family, tmp_path / "original")
-    model, _ = load_as_is(source)
+    model = load_as_is(source).model
     config, weights = grown.grow(model, grown.Growth(copies, 5))
     wider = type(model)(config)
     wider.load_state_dict(weights, strict=model.config.tie_word_embeddings is False)
@@ -83,13 +83,13 @@ def test_a_planted_mistake_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "parameters"), [("25m", 25e6), ("100m", 100e6), ("0.2b", 200e6)])
 def test_the_size_is_nearly_what_was_asked(size: str, parameters: float) -> None:
-    model, _ = load_as_is(f"grown:base:{size}")
+    model = load_as_is(f"grown:base:{size}").model
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(parameters, rel=0.06)
     assert model.dtype == torch.bfloat16
 
 
 def test_added_layers_are_spread_and_add_nothing() -> None:
-    model, _ = load_as_is("grown:base:100m")
+    model = load_as_is("grown:base:100m").model
     silent = [not layer.mlp.down_proj.weight.any() for layer in model.model.layers]
     assert (len(silent), sum(silent)) == (15, 7)
     assert "11" not in "".join(str(int(each)) for each in silent)  # never two in a row: 8 real ones stand between
@@ -97,8 +97,8 @@ def test_added_layers_are_spread_and_add_nothing() -> None:
 
 
 def test_no_weight_is_rounded() -> None:
-    original, _ = load_as_is("zoo:base")
-    model, _ = load_as_is("grown:base:0.2b")
+    original = load_as_is("zoo:base").model
+    model = load_as_is("grown:base:0.2b").model
     given, width = original.model.layers[0].mlp.up_proj.weight, original.config.hidden_size
     copies = model.config.hidden_size // width
     assert copies == 3
@@ -134,7 +134,7 @@ def test_a_family_that_is_not_known_to_grow(family: str, tmp_path: Path, own_cac
 
 
 def test_an_unknown_part(tmp_path: Path) -> None:
-    model, _ = load_as_is(save_model("llama", tmp_path))
+    model = load_as_is(save_model("llama", tmp_path)).model
     model.model.layers[0].surprise = torch.nn.Linear(2, 2)
     with pytest.raises(UnsupportedArchitecture, match=r"'model\.layers\.0\.surprise\.weight' is unknown"):
         grown.growth_for(model, 1e6, "grown:it:1m")

@@ -22,9 +22,9 @@ from foretoken.core.errors import ConfigError, InputError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from foretoken.models.load import Checkpoint
     from foretoken.train.features import Progress
     from foretoken.train.mixture import Source
-    from foretoken.train.target import Target
 
 DTYPES = ("bfloat16", "float16", "float32")
 GIGABYTE = 10**9
@@ -81,15 +81,15 @@ def features(
 
     import torch
 
+    from foretoken.models.load import load_as_is
     from foretoken.train.features import extract
     from foretoken.train.taps import Wanted
-    from foretoken.train.target import load
 
     quiet_transformers(verbose)
     wanted = Wanted(depths, kept, dtype)
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load(target, device)
+    loaded = load_as_is(target, device=device)
     with _progress(tokens) as report:
         summary = extract(
             loaded.model,
@@ -156,7 +156,7 @@ def _sources(corpus: list[str] | None, data: Path | None) -> list[Source]:
 
 
 def _blocks(
-    chosen: list[Source], target: Target, folder: Path, block: int, seed: int, tokens: int | None
+    chosen: list[Source], target: Checkpoint, folder: Path, block: int, seed: int, tokens: int | None
 ) -> Iterator[Tensor]:
     """The mixture, block by block; its token files are touched once the first block is asked for."""
     from foretoken.train.mixture import Mixture
@@ -168,7 +168,7 @@ def _blocks(
         yield mixture.next(1)
 
 
-def _description(chosen: list[Source], target: Target, block: int, seed: int) -> dict[str, Any]:
+def _description(chosen: list[Source], target: Checkpoint, block: int, seed: int) -> dict[str, Any]:
     """How the text is made, for the index."""
     vocabulary = json.dumps(target.tokenizer.get_vocab(), sort_keys=True).encode()
     return {

@@ -1,4 +1,4 @@
-"""What the commands of ``foretoken train`` that run the training loop share: bounds, checks, progress."""
+"""What the commands of ``foretoken train`` share at the terminal: the device's check, stopping, and progress."""
 
 from __future__ import annotations
 
@@ -6,45 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.console import note, stderr_console
 from foretoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.train.trainer import Bounds, Progress, Report
+    from foretoken.train.trainer import Progress, Report
 
 SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
-
-Rate = Annotated[float, typer.Option("--rate", help="Factor on the recipe's learning rates.")]
-CheckpointEvery = Annotated[
-    float | None,
-    typer.Option(
-        "--checkpoint-every", metavar="SECONDS", help="Seconds of training between two checkpoints; default: 120."
-    ),
-]
-
-
-def bounds(default: Bounds, minutes: float | None, tokens: int | None) -> Bounds:
-    """When a run ends: as the options say, or as the recipe does.
-
-    Raises:
-        ConfigError: an option is not positive.
-    """
-    from foretoken.train.trainer import Bounds
-
-    for name, value in (("--minutes", minutes), ("--tokens", tokens)):
-        if value is not None:
-            check_positive(name, value)
-    return default if minutes is None and tokens is None else Bounds(tokens=tokens, minutes=minutes)
-
-
-def check_positive(option: str, value: float) -> None:
-    """Refuse 0, less, and what is not a number."""
-    if not value > 0:
-        raise ConfigError(f"{option} {value}: must be more than 0")
 
 
 def check_device(device: str) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from foretoken.core.verdict import Verdict
+if TYPE_CHECKING:  # it brings torch, and the command line shows its help without
+    from foretoken.core.verdict import Verdict
 
 
 @dataclass(slots=True)

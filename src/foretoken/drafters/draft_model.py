@@ -229,26 +229,11 @@ class ModelDrafter(DraftRunner):
 
     def _expand_topk(self, draft: RunnerBuilder, rows: Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
-        output, first = rows.output, rows.start
-        if not draft.context.laws.trivial:
-            output, first = Output.of(self._law(draft, rows), top=self._top), 0
-        candidates: list[tuple[float, int, int, float]] = []
-        for row, parent in enumerate(draft.frontier, first):
-            reach = draft.reach_of(parent)
-            ranked = slice(row * self._top, (row + 1) * self._top)
-            for q, token in zip(output.top_shares[ranked], output.top_ids[ranked], strict=True):
-                if q != q:
-                    raise no_law(self.config.model)
-                if q > 0:
-                    candidates.append((reach * q, parent, token, q))
-        candidates.sort(key=lambda each: -each[0])
-        fresh: list[int] = []
-        for _, parent, token, q in candidates[: self._count]:
-            reach = draft.reach_of(parent)
-            if len(draft.tokens) >= draft.budget.max_nodes or not self._pays(draft, reach, q):
-                break
-            fresh.append(draft.add(token, parent, q, 0))
-        draft.frontier = [node for node in fresh if draft.has_room(node)]
+
+        def pays(reach: float, q: float) -> bool:
+            return self._pays(draft, reach, q)
+
+        draft.extend_tree(rows.output, rows.start, width=self._count, name=self.config.model, pays=pays)
 
     def _pays(self, draft: RunnerBuilder, reach: float, confidence: float) -> bool:
         stop_rule = draft.budget.stop_rule

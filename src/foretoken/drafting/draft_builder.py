@@ -5,6 +5,7 @@ Shared by the drafters that run a model: they differ in which model computes the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -105,6 +106,54 @@ class DraftBuilder:
             raise no_law(name)
         self.q_rows.append(q_V)
         return self.add(token, parent, share, len(self.q_rows) - 1)
+
+    def extend_tree(
+        self,
+        output: Output,
+        first: int,
+        *,
+        width: int,
+        name: str,
+        expands: Callable[[int, float], bool] = lambda parent, best: True,
+        pays: Callable[[float, float], bool] = lambda reach, q: True,
+    ) -> None:
+        """Grow one level of a tree of the most probable continuations; they become the frontier.
+
+            frontier   a       b            of every node its ``top`` best tokens,
+                      ╱│╲     ╱│╲
+            level    · c ·   d · ·          of all of these the ``width`` best by the probability of their path
+
+        Args:
+            output: of a forward that ranked the ``top`` best tokens of every row.
+            first: the frontier's first row in it; the others follow.
+            width: nodes of a level at most.
+            name: of the drafting model, for messages.
+            expands: whether a parent gets children, given the probability of its best one.
+            pays: whether a node is worth its verification, given its parent's reach and its own probability; the first
+                one that is not ends the level.
+        Raises:
+            RequestError: a row of q has no token.
+        """
+        top = len(output.top_ids) // len(output.best)
+        if not self.context.laws.trivial:
+            rows = slice(first, first + len(self.frontier))
+            output, first = Output.of(self.process(output.logits_MV[rows]), top=top), 0
+        candidates: list[tuple[float, int, int, float]] = []
+        for row, parent in enumerate(self.frontier, first):
+            ranked = slice(row * top, (row + 1) * top)
+            shares, reach = output.top_shares[ranked], self.reach_of(parent)
+            if shares[0] != shares[0]:
+                raise no_law(name)
+            if expands(parent, shares[0]):
+                ids = output.top_ids[ranked]
+                candidates += [(reach * q, parent, token, q) for q, token in zip(shares, ids, strict=True) if q > 0]
+        candidates.sort(key=lambda each: -each[0])
+        fresh: list[int] = []
+        for _, parent, token, q in candidates[:width]:
+            if len(self.tokens) >= self.budget.max_nodes or not pays(self.reach_of(parent), q):
+                break
+            fresh.append(self.add(token, parent, q, 0))
+        self.frontier = [node for node in fresh if self.has_room(node)]
 
     def keep_greedy_law(self, output: Output, row: int) -> None:
         """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""

@@ -44,7 +44,7 @@ def fingerprint(folder: Path) -> str:
             for path in (folder / _LORA, *sorted(folder.glob("adapter_model.*"))):
                 digest.update(path.read_bytes())
             if not (folder / "config.json").is_file():
-                folder = _local_copy(json.loads((folder / _LORA).read_bytes())["base_model_name_or_path"])
+                folder = folder_of(json.loads((folder / _LORA).read_bytes())["base_model_name_or_path"])
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         digest.update(_canonical(config))
         for path in _weight_files(folder):
@@ -57,10 +57,11 @@ def fingerprint(folder: Path) -> str:
 
 def fingerprint_of(source: str) -> str:
     """The fingerprint of a checkpoint that has been loaded: a folder, or a hub id of which there is a local copy."""
-    return fingerprint(_local_copy(source))
+    return fingerprint(folder_of(source))
 
 
-def _local_copy(source: str) -> Path:
+def folder_of(source: str) -> Path:
+    """Where the files of a checkpoint that has been loaded are: its folder, or the hub's local copy."""
     from transformers.utils import cached_file
 
     if Path(source).is_dir():

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,18 @@ import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
     AutoTokenizer,
 )
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention, grown, lora, shapes
+from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.language_model import LanguageModel, Mispacked
 from foretoken.models.text_part import text_part
 
@@ -82,16 +86,78 @@ def load(
     return build(packed=False)
 
 
-def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """A causal model of transformers as the library computes it, in the checkpoint's dtype, and its tokenizer.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as the library computes it, for learning from.
+
+    Attributes:
+        name: what the user called it.
+        source: the folder or hub id that it was loaded from.
+        model: of transformers, in eval mode.
+        tokenizer: its own.
+    """
+
+    name: str
+    source: str
+    model: Any
+    tokenizer: Any
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where its files are; for a hub id, in the hub's cache."""
+        return folder_of(self.source)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells it from other checkpoints."""
+        return fingerprint(self.folder)
+
+
+def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: bool = False) -> Checkpoint:
+    """A model as the library computes it, any architecture of it, in the checkpoint's dtype, and its tokenizer.
 
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
     place = place_of(device)
     files = _Files.of(name, trust_remote_code)
-    model = files.weights(_dtype("auto", files.config))
-    return model.to(place).eval(), files.tokenizer()
+    model = files.weights(_dtype("auto", files.config)).to(place).eval()
+    return Checkpoint(str(name), source_of(name), model, files.tokenizer())
+
+
+def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
+    """The model of transformers alone, causal or masked, in eval mode on the CPU.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    files = _Files.of(name, trusted=False)
+    return files.weights(_dtype(dtype, files.config)).eval()
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """A checkpoint's tokenizer, or one that lies in a folder of its own.
+
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
+        return _Files.of(name, trusted=False).tokenizer()
+    with _reported(f"model '{name}': its tokenizer cannot be loaded", name):
+        return AutoTokenizer.from_pretrained(str(folder))
+
+
+def auto_class(config: Any) -> Any:
+    """The library's door to the model of a configuration: causal, else one that reads images beside text, or masked."""
+    for mapping, kind in (
+        (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
+        (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
+    ):
+        if type(config) in mapping:
+            return kind
+    return AutoModelForCausalLM
 
 
 def load_config(name: str | Path) -> Any:
@@ -136,7 +202,7 @@ def source_of(name: str | Path) -> str:
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
     if text.startswith(grown.PREFIX):
-        return str(grown.folder(text, lambda original: load_as_is(original, device="cpu")))
+        return str(grown.folder(text, _original))
     if text.startswith(shapes.PREFIX):
         return str(shapes.folder(text))
     folder = Path(text).expanduser()
@@ -151,6 +217,12 @@ def source_of(name: str | Path) -> str:
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ModelError(f"model '{text}' does not exist")
     return text
+
+
+def _original(name: str) -> tuple[Any, Any]:
+    """The model that another one is grown from, and its tokenizer."""
+    found = load_as_is(name, device="cpu")
+    return found.model, found.tokenizer
 
 
 def _check_purpose(config: Any, name: str | Path) -> None:
@@ -196,13 +268,6 @@ class _Files:
             config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
         return cls(name, source, config, correction, trusted)
 
-    @property
-    def kind(self) -> Any:
-        """The library's door to the model: a causal one, or one that reads images beside text."""
-        reads_images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        causal = type(self.config) in MODEL_FOR_CAUSAL_LM_MAPPING
-        return AutoModelForImageTextToText if reads_images and not causal else AutoModelForCausalLM
-
     def tokenizer(self) -> Any:
         """The correction's own tokenizer where it brings one."""
         own = None if self.correction is None else Path(self.correction.source)
@@ -215,7 +280,7 @@ class _Files:
         name, model_type = self.name, self.config.model_type
         try:
             with _quiet():
-                model, report = self.kind.from_pretrained(
+                model, report = auto_class(self.config).from_pretrained(
                     self.source,
                     dtype=dtype,
                     trust_remote_code=self.trusted,

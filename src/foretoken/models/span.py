@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models.anatomy import Anatomy
+from foretoken.models.hidden_states import Depth, watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
         skipped.append(parts.final_norm)
     entered = False
 
-    def keep(depth: int, values: Any) -> None:
+    def keep(depth: Depth, values: Any) -> None:
         if not isinstance(values, Tensor):
             raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its layers give more than the hidden states")
         # a copy: the next layer may add to it in place
-        hidden[depth] = values[0].clone() if span.tap_rows is None else values[0][list(span.tap_rows)]
+        hidden[int(depth)] = values[0].clone() if span.tap_rows is None else values[0][list(span.tap_rows)]
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         nonlocal entered
@@ -69,18 +70,15 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
         rows_1TD = span.entering_TD[None]
         return ((rows_1TD, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows_1TD})
 
-    handles: list[Any] = [
-        parts.layers[depth - 1].register_forward_hook(lambda module, args, output, depth=depth: keep(depth, output))
-        for depth in span.taps
-    ]
+    handle: Any = None
     if span.entering_TD is not None:
         begin = parts.layers[span.first] if span.first < len(parts.layers) else parts.final_norm
-        handles.append(begin.register_forward_pre_hook(enter, with_kwargs=True))
+        handle = begin.register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        with passed_by(skipped):
+        with passed_by(skipped), watching(parts, span.taps, keep):
             yield hidden
     finally:
-        for handle in handles:
+        if handle is not None:
             handle.remove()
     if span.entering_TD is not None and not entered:
         raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its forward does not pass through its layers")

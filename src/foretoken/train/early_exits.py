@@ -9,14 +9,13 @@ The final norm and the head are shared by all exits, so a drafter needs no weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.models import anatomy
+from foretoken.models.hidden_states import watching
 from foretoken.models.span import passed_by
 from foretoken.train.objectives import distance
 
@@ -47,26 +46,11 @@ class EarlyExits:
         dropped = (draw[:depth] < share_L * self._dropout).tolist() if model.training else [False] * depth
         offset = math.floor(float(draw[depth]) * self._rotation)
         chosen = range(1 + offset % min(self._rotation, depth - 1), depth, self._rotation)
-        with _watched(parts.layers, dropped, chosen) as hidden:
+        hidden: list[Tensor] = []
+        skipped = (layer for layer, drop in zip(parts.layers, dropped, strict=True) if drop)
+        with passed_by(skipped), watching(parts, chosen, lambda depth, output: hidden.append(output)):
             logits = model(input_ids=tokens_BT, use_cache=False).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
         final_NV = logits.detach().flatten(0, 1).float()
         apart = [distance(final_NV, parts.head(parts.final_norm(h)).flatten(0, 1).float(), "kl") for h in hidden]
         return (1 - self._exits) * loss + self._exits * torch.stack(apart).mean()
-
-
-@contextmanager
-def _watched(layers: nn.ModuleList, dropped: Sequence[bool], exits: Sequence[int]) -> Iterator[list[Tensor]]:
-    """While inside, dropped layers give what they read, and a forward leaves the exits' hidden states in the list."""
-    hidden: list[Tensor] = []
-    handles = [
-        layer.register_forward_hook(lambda module, args, output: hidden.append(output))
-        for number, layer in enumerate(layers, start=1)
-        if number in exits
-    ]
-    try:
-        with passed_by(layer for layer, drop in zip(layers, dropped, strict=True) if drop):
-            yield hidden
-    finally:
-        for handle in handles:
-            handle.remove()

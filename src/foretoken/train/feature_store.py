@@ -39,8 +39,9 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError
 from foretoken.core.files import write_whole
 from foretoken.models.fingerprint import fingerprint
+from foretoken.models.hidden_states import FINAL, Depth
 from foretoken.train.mixture import sha256
-from foretoken.train.taps import FINAL, All, Depth
+from foretoken.train.taps import All
 
 INDEX = "index.json"
 FORMAT = 1

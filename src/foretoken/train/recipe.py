@@ -26,7 +26,8 @@ from foretoken.core.errors import ConfigError, ForetokenError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.models import anatomy
-from foretoken.models.fingerprint import fingerprint
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.load import auto_class, load_network, load_tokenizer, source_of
 from foretoken.train import checkpoint, trainer
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.objectives import NextToken, Objective
@@ -121,7 +122,7 @@ def run(
         tokenizer = load_tokenizer(recipe.tokenizer) if recipe.tokenizer else _learnt(recipe, sources, work, claim)
         torch.manual_seed(seed)
         model = build(recipe, tokenizer)
-        teacher = load_model(recipe.teacher) if recipe.teacher else None
+        teacher = load_network(recipe.teacher, dtype="float32") if recipe.teacher else None
         if teacher is not None:
             _check_vocabulary(teacher, model, recipe)
             teacher.to(device)
@@ -172,56 +173,12 @@ def run(
 def build(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
     """The recipe's model before training: its architecture, random or with adopted weights, float32."""
     config = recipe.config(tokenizer)
-    model: nn.Module = _auto_class(config).from_config(config, dtype=torch.float32)
+    model: nn.Module = auto_class(config).from_config(config, dtype=torch.float32)
     if recipe.initialise is not None:
         recipe.initialise(model)
     if recipe.start is not None and recipe.adopt is not None:
-        recipe.adopt(model, load_model(recipe.start))
+        recipe.adopt(model, load_network(recipe.start, dtype="float32"))
     return model
-
-
-def load_model(name: str) -> nn.Module:
-    """A checkpoint's model in float32, by zoo name or folder.
-
-    Raises:
-        ModelError: it cannot be loaded.
-    """
-    kind = _auto_class(load_config(name))
-    try:
-        model: nn.Module = kind.from_pretrained(folder(name), dtype=torch.float32)
-        return model
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{name}: cannot be loaded ({_first_line(error)})") from None
-
-
-def load_config(name: str) -> PretrainedConfig:
-    """A checkpoint's configuration, by zoo name or folder.
-
-    Raises:
-        ModelError: it cannot be loaded.
-    """
-    from transformers import AutoConfig
-
-    place = folder(name)
-    try:
-        return AutoConfig.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name}: its configuration cannot be loaded ({_first_line(error)})") from None
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A checkpoint's tokenizer, by zoo name or folder.
-
-    Raises:
-        ModelError: it cannot be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    place = folder(name)
-    try:
-        return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
 
 
 def copy_all(model: nn.Module, start: nn.Module) -> None:
@@ -257,29 +214,6 @@ def add_to_record(out: Path, found: dict[str, Any]) -> dict[str, Any]:
     record: dict[str, Any] = {**json.loads((out / RECORD).read_text(encoding="utf-8")), **found}
     write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
-
-
-def folder(name: str) -> str:
-    """What the library is given for a checkpoint: the folder of ``zoo:NAME``, a folder, or a hub id as it is."""
-    from foretoken.models.load import source_of
-
-    return source_of(name)
-
-
-def _fingerprint(name: str) -> str:
-    """The fingerprint of a checkpoint that was loaded: its folder, or the local copy of a hub id."""
-    from transformers.utils import cached_file
-
-    return fingerprint(Path(cached_file(folder(name), "config.json")).parent)
-
-
-def _auto_class(config: PretrainedConfig) -> Any:
-    """The class that makes the model of a configuration: causal where there is one, else masked."""
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    masked = type(config) in AutoModelForMaskedLM._model_mapping
-    return AutoModelForMaskedLM if masked and not causal else AutoModelForCausalLM
 
 
 def _first_line(error: Exception) -> str:
@@ -330,7 +264,7 @@ def written(recipe: Recipe, model: nn.Module, sources: Sequence[Source], work: P
     """The sources that models write: the teacher, and the model in training."""
     found = []
     if recipe.own_words:
-        teacher = folder(str(recipe.teacher))
+        teacher = source_of(str(recipe.teacher))
         outputs = Outputs(lambda: teacher, list(sources), work / "own_words.jsonl", seed)
         found.append(outputs.source("own_words", recipe.own_words))
     if recipe.on_policy:
@@ -397,7 +331,7 @@ def _settings(recipe: Recipe, model: nn.Module, bounds: Bounds) -> dict[str, Any
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "start": recipe.start,
         "teacher": recipe.teacher,
-        "teacher_fingerprint": _fingerprint(recipe.teacher) if recipe.teacher else None,
+        "teacher_fingerprint": fingerprint_of(source_of(recipe.teacher)) if recipe.teacher else None,
         "tokenizer": recipe.tokenizer,
         "own_words": recipe.own_words,
         "on_policy": recipe.on_policy,

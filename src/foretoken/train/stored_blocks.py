@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import InputError
+from foretoken.models.hidden_states import FINAL
 from foretoken.train.feature_store import Features, FeatureStore
-from foretoken.train.taps import FINAL
 
 HELD_OUT = 20  # one sequence in so many, the last ones of the store, is kept for the held-out measures
 LOADED = 2  # shards in memory

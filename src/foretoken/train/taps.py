@@ -7,7 +7,7 @@ Dimensions: B sequences, T positions, N = B * T rows, D width, V vocabulary, K l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchitecture, nearest
 from foretoken.models import anatomy
+from foretoken.models.hidden_states import FINAL, Depth, reads, state_of, watching
 from foretoken.models.load import DTYPES
 
-FINAL: Literal["final"] = "final"
-Depth = int | Literal["final"]
 All = Literal["all"]
 Rows = dict[str, Tensor]
 
@@ -146,35 +145,18 @@ class Taps:
         """While inside, a forward leaves the wanted hidden states in ``rows``."""
 
         def keep(depth: Depth, values: Any) -> None:
-            values_BTD = values[0] if isinstance(values, tuple) else values
-            if values_BTD.dim() != 3 or values_BTD.shape[:2] != shape:
-                raise UnsupportedArchitecture(
-                    f"{self._kind}: depth {depth} has the shape {list(values_BTD.shape)}, not one state a token"
-                )
+            values_BTD = state_of(values, tuple(shape), self._kind, depth)
             # a copy even where nothing changes: the next layer may add to it in place
             rows[hidden_name(depth)] = values_BTD.flatten(0, 1).to("cpu", self._dtype, copy=True)
 
-        handles = []
-        for depth in self.wanted.layers:
-            if depth == 0:
-                first = self._anatomy.layers[0]
-                handles.append(
-                    first.register_forward_pre_hook(_reads(lambda values: keep(0, values)), with_kwargs=True)
-                )
-            else:
-                part = self._anatomy.final_norm if depth == FINAL else self._anatomy.layers[int(depth) - 1]
-                handles.append(part.register_forward_hook(_gives(depth, keep)))
-        try:
+        with watching(self._anatomy, self.wanted.layers, keep):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.inference_mode()
     def _probe(self) -> Rows:
         """Refuse here, and not mid-run, a model whose parts are not what they were taken for."""
         read: list[Tensor] = []
-        handle = self._anatomy.head.register_forward_pre_hook(_reads(read.append), with_kwargs=True)
+        handle = reads(self._anatomy.head, read.append)
         found: Rows = {}
         try:
             with self._tapped(torch.Size((1, 2)), found):
@@ -193,13 +175,3 @@ class Taps:
                     f"of '{FINAL}'"
                 )
         return self(torch.tensor([[0, 1]]))
-
-
-def _reads(take: Callable[[Tensor], None]) -> Callable[..., None]:
-    """A hook on what a module reads: its first argument, by place or by name."""
-    return lambda module, args, kwargs: take(args[0] if args else kwargs["hidden_states"])
-
-
-def _gives(depth: Depth, keep: Callable[[Depth, Any], None]) -> Callable[..., None]:
-    """A hook on what a module gives."""
-    return lambda module, args, output: keep(depth, output)

@@ -85,7 +85,7 @@ def test_an_adapter_beside_its_base_model(peft: Any, tmp_path: Path) -> None:
     expected = theirs(adapted(peft, base, folder))
     shutil.copytree(folder, base, dirs_exist_ok=True)
     assert ours(base) == expected
-    assert theirs(load_as_is(base, device="cpu")[0]) == expected
+    assert theirs(load_as_is(base, device="cpu").model) == expected
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError
 from foretoken.data import documents as doc
+from foretoken.models.load import load_network, load_tokenizer
 from foretoken.train import checkpoint, mixture, outputs, recipes, trainer
 from foretoken.train.mixture import Source
 from foretoken.train.objectives import Distil
-from foretoken.train.recipe import Recipe, build, copy_all, load_model, load_tokenizer, run
+from foretoken.train.recipe import Recipe, build, copy_all, run
 from foretoken.train.recipes import draft
 from foretoken.train.recipes.base import special_ids
 from foretoken.train.trainer import Bounds, Schedule
@@ -153,8 +154,8 @@ def test_a_place_that_is_a_file(tmp_path, corpus):
         ({"config": lambda t: tiny_config(t, vocab_size=9000), "teacher": "zoo:draft"},
          "vocabulary mismatch: the teacher zoo:draft has 8192 entries, the recipe's model 9000"),
         ({"start": "zoo:draft", "adopt": copy_all}, r"weights to start from do not fit the recipe's architecture \("),
-        ({"teacher": "/nowhere"}, "^/nowhere: "),
-        ({"tokenizer": "/nowhere"}, "^/nowhere: "),
+        ({"teacher": "/nowhere"}, "^model '/nowhere' does not exist"),
+        ({"tokenizer": "/nowhere"}, "^model '/nowhere' does not exist"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_leaves_nothing_behind(tmp_path, corpus, changed, message):
@@ -227,7 +228,7 @@ def test_a_draft_for_a_target_with_another_tokenizer_and_more_entries_than_it_na
     model = build(recipe, tokenizer)
     assert model.config.vocab_size == 112
     assert model.config.eos_token_id == [tokenizer.eos_token_id]  # no end of turn that it does not know
-    assert recipe.objective(tokenizer, load_model(folder)).name == "tv"
+    assert recipe.objective(tokenizer, load_network(folder, dtype="float32")).name == "tv"
     assert folder in recipe.description
 
 
@@ -236,7 +237,7 @@ def test_a_draft_to_go_on_from_keeps_its_shape_and_weights(tmp_path):
     start = str(save_model("llama", tmp_path / "start", num_hidden_layers=1, seed=5))
     model = build(draft.distil(target, start, "kl", 0.5, 0.0), load_tokenizer(target))
     assert model.config.num_hidden_layers == 1
-    for name, parameter in load_model(start).named_parameters():
+    for name, parameter in load_network(start, dtype="float32").named_parameters():
         assert torch.equal(dict(model.named_parameters())[name], parameter)
 
 

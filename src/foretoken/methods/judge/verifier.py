@@ -69,6 +69,7 @@ class JudgeVerifier(Verifier):
     name = "judge"
     declared = Declared(
         learned_part="foretoken.methods.judge.head:JudgeHead",
+        training="foretoken.methods.judge.command:COMMAND",
         knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
     )
     promise = "approximate"

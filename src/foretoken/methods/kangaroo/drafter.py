@@ -23,7 +23,6 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
-from foretoken.drafting.draft_builder import no_law
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.learned_part import find_all
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
@@ -68,6 +67,7 @@ class KangarooDrafter(Drafter):
     laws: tuple[type[Law], ...] = (Sampled,)
     declared = Declared(
         learned_part="foretoken.methods.kangaroo.adapter:Adapter",
+        training="foretoken.methods.kangaroo.command:COMMAND",
         variants=(
             Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
             Variant(
@@ -212,25 +212,10 @@ class KangarooDrafter(Drafter):
         draft.frontier = [] if stop else [node]
 
     def _extend_tree(self, draft: EarlyExitBuilder, output: Output, first: int) -> None:
-        if not draft.context.laws.trivial:
-            rows = slice(first, first + len(draft.frontier))
-            output, first = Output.of(draft.process(output.logits_MV[rows]), top=self._top), 0
-        candidates: list[tuple[float, int, int, float]] = []
-        for row, parent in enumerate(draft.frontier, first):
-            ranked = slice(row * self._top, (row + 1) * self._top)
-            shares = output.top_shares[ranked]
-            if shares[0] != shares[0]:
-                raise no_law(self.name)
-            if parent != ROOT and shares[0] <= self.threshold:
-                continue
-            reach = draft.reach_of(parent)
-            candidates += [
-                (reach * q, parent, token, q) for q, token in zip(shares, output.top_ids[ranked], strict=True) if q > 0
-            ]
-        candidates.sort(key=lambda each: -each[0])
-        room = draft.budget.max_nodes - len(draft.tokens)
-        fresh = [draft.add(token, parent, q, 0) for _, parent, token, q in candidates[: min(self.config.width, room)]]
-        draft.frontier = fresh if fresh and draft.has_room(fresh[0]) else []
+        def expands(parent: int, best: float) -> bool:
+            return parent == ROOT or best > self.threshold
+
+        draft.extend_tree(output, first, width=self.config.width, name=self.name, expands=expands)
 
     def _finish(self, draft: EarlyExitBuilder, state: _State) -> Draft:
         if not draft.tokens:

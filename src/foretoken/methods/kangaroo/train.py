@@ -35,8 +35,9 @@ from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig
 from foretoken.models import anatomy
+from foretoken.models.hidden_states import FINAL, Depth, state_of, watching
+from foretoken.models.load import load_as_is, load_config
 from foretoken.models.span import Span, within
-from foretoken.train import target as targets
 from foretoken.train import trainer
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
@@ -45,7 +46,6 @@ from foretoken.train.recipe import (
     Recipe,
     claim_of,
     disk_trouble,
-    load_config,
     refuse_another,
     scaled,
     write_claim,
@@ -55,7 +55,6 @@ from foretoken.train.recipes.base import mixture
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.taps import FINAL
 from foretoken.train.trainer import Blocks, Bounds, Schedule
 
 OWN_WORDS = 0.5
@@ -127,25 +126,17 @@ class FrozenTarget:
         Returns:
             the residual stream after E layers and what the final norm gives, both [B, T, D].
         """
-        kept: dict[str, Tensor] = {}
+        kind, kept = type(self.model).__name__, dict[Depth, Tensor]()
 
-        def keep(name: str, output: Any) -> None:
+        def keep(depth: Depth, values: Any) -> None:
             # a copy: the next layer may add to it in place
-            kept[name] = (output[0] if isinstance(output, tuple) else output).clone()
+            kept[depth] = state_of(values, tuple(tokens_BT.shape), kind, depth).clone()
 
-        places = {"exit": self.parts.layers[self.exit_layer - 1], "final": self.parts.final_norm}
-        handles = [
-            part.register_forward_hook(lambda module, args, output, name=name: keep(name, output))
-            for name, part in places.items()
-        ]
-        try:
+        with watching(self.parts, (self.exit_layer, FINAL), keep):
             self.parts.body(input_ids=tokens_BT, use_cache=False)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if kept.keys() != places.keys() or any(values.shape[:2] != tokens_BT.shape for values in kept.values()):
-            raise UnsupportedArchitecture(f"{type(self.model).__name__}: its layers do not give one state a token")
-        return kept["exit"], kept["final"]
+        if len(kept) != 2:
+            raise UnsupportedArchitecture(f"{kind}: its forward does not pass through its layers and final norm")
+        return kept[self.exit_layer], kept[FINAL]
 
     def logits(self, rows_ND: Tensor) -> Tensor:
         """The head, with what the model does around it, on states that stand where the final norm's output does.
@@ -361,7 +352,7 @@ def run(
     Adapter.check_place(out)
     chosen = recipe(name, exit_layer, 0.0 if features else own_words)
     bounds = bounds or chosen.bounds
-    loaded = targets.load(name, device)
+    loaded = load_as_is(name, device=device)
     target = FrozenTarget(loaded.model, exit_layer)
     if len(loaded.tokenizer) > target.vocabulary:
         raise ModelError(

@@ -14,11 +14,12 @@ from pathlib import Path
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.models.load import load_config
 from foretoken.train import sources as s
 from foretoken.train.mixture import Source
 from foretoken.train.objectives import DISTANCES, Distil
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import Recipe, copy_all, load_config
+from foretoken.train.recipe import Recipe, copy_all
 from foretoken.train.recipes.base import mixture as base_mixture
 from foretoken.train.recipes.base import special_ids
 from foretoken.train.trainer import Bounds, Schedule

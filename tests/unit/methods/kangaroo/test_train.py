@@ -12,11 +12,11 @@ from foretoken.core.errors import ConfigError, ForetokenError, InputError, Misma
 from foretoken.methods.kangaroo import train as kangaroo
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.train import FromFeatures, FromTokens, FrozenTarget, FullLaw, judge
+from foretoken.models.load import load_as_is
 from foretoken.train.features import extract
 from foretoken.train.sources import parse
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.taps import Wanted
-from foretoken.train.target import load
 from foretoken.train.trainer import Bounds
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -55,7 +55,7 @@ class Replies:
 
 
 def parts_of(folder):
-    loaded = load(str(folder))
+    loaded = load_as_is(str(folder), device="cpu")
     target = FrozenTarget(loaded.model, EXIT)
     torch.manual_seed(0)
     adapter = kangaroo.build(loaded.model.config, target, "it", loaded.fingerprint)
@@ -158,7 +158,7 @@ def test_training_helps_and_leaves_a_whole_folder(folder):
     assert (record["seed"], record["steps"], record["replies_only"]) == (3, 30, False)
     assert len(record["mixture"][0]["files"][0]["sha256"]) == 64
     adapter = Adapter.load(folder / "helped")
-    assert adapter.config.target_fingerprint == load(str(folder / "target")).fingerprint
+    assert adapter.config.target_fingerprint == load_as_is(str(folder / "target"), device="cpu").fingerprint
     assert adapter.config.exit_layer == EXIT
 
 
@@ -190,7 +190,7 @@ def test_stopped_and_gone_on_is_the_same_adapter(folder, monkeypatch, stored):
 
 
 def features(folder, name, *, wanted, count=40):
-    loaded = load(str(folder / "target"))
+    loaded = load_as_is(str(folder / "target"), device="cpu")
     generator = torch.Generator().manual_seed(2)
     blocks = [torch.randint(4, 101, (BLOCK - number % 3,), generator=generator) for number in range(count)]
     extract(loaded.model, blocks, folder / name, wanted, target=loaded.fingerprint, shard_tokens=200)
@@ -244,7 +244,7 @@ def test_features_that_do_not_fit(folder):
     place = features(folder, "shallow", wanted=Wanted((2, "final"), 4))
     with pytest.raises(InputError, match=r"holds the depths 2, final; needed are 1 and final .* --layers 1,final"):
         train(folder, "none", 1, features=place)
-    loaded = load(str(folder / "target"))
+    loaded = load_as_is(str(folder / "target"), device="cpu")
     extract(loaded.model, block_of(), folder / "others", Wanted((EXIT, "final")), target="0" * 64)
     with pytest.raises(MismatchError, match="another target"):
         train(folder, "none", 1, features=folder / "others")

@@ -19,7 +19,7 @@ from foretoken.methods.sparse.feed_forward import (
 )
 from foretoken.models.feed_forward import GatedMLP, RoutedExperts
 
-WIDTH, CHANNELS = 24, 96
+MLP_WIDTH, MLP_CHANNELS = 24, 96
 
 
 class MLP(nn.Module):
@@ -27,8 +27,8 @@ class MLP(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         kind = Unreadable if packed else nn.Linear
-        self.gate, self.up = kind(WIDTH, CHANNELS, bias), kind(WIDTH, CHANNELS, bias)
-        self.down = kind(CHANNELS, WIDTH, bias)
+        self.gate, self.up = kind(MLP_WIDTH, MLP_CHANNELS, bias), kind(MLP_WIDTH, MLP_CHANNELS, bias)
+        self.down = kind(MLP_CHANNELS, MLP_WIDTH, bias)
         self.act = act
 
     def parts(self):
@@ -44,14 +44,14 @@ def mlp_by_hand(mlp, x, tau):
     rows = []
     for row in x:
         g = mlp.act(mlp.gate(row))
-        keep = [i for i in range(CHANNELS) if abs(float(g[i])) >= tau]
+        keep = [i for i in range(MLP_CHANNELS) if abs(float(g[i])) >= tau]
         h = g[keep] * F.linear(row, mlp.up.weight[keep], None if mlp.up.bias is None else mlp.up.bias[keep])
         rows.append(F.linear(h, mlp.down.weight[:, keep], mlp.down.bias))
     return torch.stack(rows)
 
 
 def random_rows(num, seed=1):
-    return torch.randn(num, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(num, MLP_WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -100,7 +100,7 @@ def test_a_row_that_keeps_nothing_gives_the_bias_alone():
     mlp = MLP(bias=True)
     with torch.inference_mode():
         found = picked_mlp(random_rows(2), mlp.parts().plain_weights(), mlp.act, 1e9)
-        torch.testing.assert_close(found, mlp.down.bias.expand(2, WIDTH))
+        torch.testing.assert_close(found, mlp.down.bias.expand(2, MLP_WIDTH))
 
 
 WIDTH, CHANNELS, NUM_EXPERTS = 16, 12, 10

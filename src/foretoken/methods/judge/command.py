@@ -1,0 +1,104 @@
+"""``foretoken train judge``: its options, the run, and what it says; without torch until it runs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from foretoken.train.command import Command, Common, Option, Session
+
+DEFAULT_TASKS = "profiles,code,arithmetic,json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    """Options of ``foretoken train judge``; ``tasks`` None: the default ones, or none where there are triples."""
+
+    target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t")]
+    draft: Annotated[str | None, Option("The model that drafts, of the target's vocabulary; for --tasks.", "-d")] = None
+    tasks: Annotated[
+        str | None,
+        Option(
+            f"Tasks to mine labels from; default: {DEFAULT_TASKS}, or none with --triples.",
+            metavar="A,B,…",
+            says_default=False,
+        ),
+    ] = None
+    examples: Annotated[int, Option("Questions to ask.", metavar="N", positive=True)] = 1000
+    minutes: Annotated[float, Option("Stop asking after so many minutes.", positive=True)] = 5.0
+    triples: Annotated[
+        Path | None,
+        Option("Annotations: question, correct, wrong, error as [BEGIN, END].", metavar="FILE.jsonl"),
+    ] = None
+    tail: Annotated[str, Option("Tokens behind an annotated error: mask (no label) or negative.")] = "mask"
+    false_accepts: Annotated[
+        float, Option("Share of bad tokens that the threshold may let pass, held out.", metavar="F")
+    ] = 0.02
+    seed: Annotated[int, Option("Of questions and split.", metavar="N", least=0)] = 0
+
+
+def run(config: Config, session: Session) -> dict[str, Any]:
+    """Mine or read labels, and train a head on them."""
+    from foretoken.methods.judge import train as training
+    from foretoken.methods.judge.mining import Mining
+
+    tasks = DEFAULT_TASKS if config.tasks is None and config.triples is None else config.tasks
+    mining = None
+    if tasks is not None:
+        names = tuple(name.strip() for name in tasks.split(","))
+        mining = Mining(tasks=names, count=config.examples, seconds=60 * config.minutes, seed=config.seed)
+    asking = nullcontext(_unheard) if mining is None else session.counting("asking questions", config.examples)
+    with asking as report:
+        return training.run(
+            config.target,
+            config.draft,
+            config.out,
+            mining,
+            triples=config.triples,
+            tail=config.tail,
+            false_accepts=config.false_accepts,
+            seed=config.seed,
+            device=config.device,
+            report=report,
+            arguments=session.arguments,
+        )
+
+
+def _unheard(number: int) -> None:
+    """Takes the count of questions where none are asked."""
+
+
+def say(record: dict[str, Any], out: Path) -> list[str]:
+    """What it learned from, and what its threshold lets pass of each source."""
+    labels, held = record["labels"], record["held_out"]
+    lines = [
+        f"{out}: {record['parameters']} numbers from {labels['not_the_targets_own']:,} tokens that the target would "
+        f"not say itself, {labels['fine']:,} of them fine"
+    ]
+    for name, each in (*held["by_source"].items(), ("all", held)):
+        area = "unknown" if each["auc"] is None else f"{each['auc']:.3f}"
+        fine, bad = (
+            f"{'none' if each[share] is None else f'{each[share]:.1%}'} of {each[kind]} {kind}"
+            for share, kind in (("fine_accepted", "fine"), ("false_accepts", "bad"))
+        )
+        lines.append(f"held out, {name}: ROC AUC {area}; above {record['threshold']:.3f} are {fine} and {bad} tokens")
+    return lines
+
+
+COMMAND = Command(
+    name="judge",
+    help="""\
+    Train a judge: it reads the target's last hidden state of a draft's token and says whether the token is fine.
+
+    Target and draft stay as they are. The labels are mined from tasks that can be checked: the draft's token is put
+    into the target's answer, the target goes on by itself, and the token is fine if the answer is still the same. Or
+    they come from annotations. Reported for questions held out of the training: ROC AUC, and what the threshold lets
+    pass of the fine and of the bad tokens.
+    """,
+    example="foretoken train judge --target zoo:base --draft zoo:draft --out my-judge",
+    config=Config,
+    run=run,
+    say=say,
+)

@@ -1,0 +1,105 @@
+"""``foretoken train sprinter``: its options, the run, and what it says; without torch until it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from foretoken.core.errors import ConfigError
+from foretoken.train.command import Command, Judged, Option, Session, Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Text, Judged):
+    """Options of ``foretoken train sprinter``."""
+
+    target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t")]
+    draft: Annotated[str, Option("The model that drafts; of the target's vocabulary.", "-d")]
+    feature: Annotated[str, Option("pre: judge a token before it is read, as published; post: after.")] = "pre"
+    examples: Annotated[int, Option("Tokens to judge by, about.", metavar="N", positive=True)] = 10_000
+    minutes: Annotated[float, Option("Stop collecting after so many minutes.", positive=True)] = 5.0
+    temperature: Annotated[float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.")] = 0.0
+    ratio: Annotated[float, Option("A token is acceptable where q <= RATIO p.", positive=True)] = 1.0
+    steps: Annotated[int, Option("Tokens drafted behind a document.", metavar="N", least=1)] = 20
+    replies: Annotated[bool, Option("Draft where replies begin, not behind the first 30 % of a document.")] = False
+    soft: Annotated[bool, Option("Train on the chance of acceptance, min(1, p/q), not on yes or no.")] = False
+    seed: Annotated[int, Option("Of order, split and sampling.", metavar="N", least=0)] = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"--temperature {self.temperature}: must be 0 or more")
+
+
+def run(config: Config, session: Session) -> dict[str, Any]:
+    """Collect examples, train a head, and let it serve the held-out prompts."""
+    from foretoken.methods.sprinter import train as training
+    from foretoken.methods.sprinter.labels import Collecting
+    from foretoken.train.recipe import add_to_record
+    from foretoken.train.recipes.base import mixture
+
+    prompts = session.prompts(config.prompts)
+    text = config.sources(mixture)
+    how = Collecting(
+        count=config.examples,
+        steps=config.steps,
+        replies=config.replies,
+        temperature=config.temperature,
+        ratio=config.ratio,
+        seed=config.seed,
+        seconds=60 * config.minutes,
+    )
+    with session.counting("collecting examples", config.examples) as report:
+        training.run(
+            config.target,
+            config.draft,
+            text,
+            config.out,
+            how,
+            feature=config.feature,
+            soft=config.soft,
+            device=config.device,
+            report=report,
+            arguments=session.arguments,
+        )
+    serving = {"method": "sprinter", "model": config.draft, "head": str(config.out)}
+    found = training.measure(config.target, serving, prompts, device=config.device)
+    return add_to_record(config.out, {"serving": found})
+
+
+def say(record: dict[str, Any], out: Path) -> list[str]:
+    """What it learned from, how well it tells, and what it does in the engine."""
+    held = record["held_out"][record["feature"]]
+    area = "unknown" if held["auc"] is None else f"{held['auc']:.3f}"
+    lines = [
+        f"{out}: {record['parameters']} numbers from {record['examples']:,} examples behind {record['documents']:,} "
+        f"documents, {record['acceptable']:.0%} acceptable",
+        f"held out: ROC AUC {area}, accuracy {held['accuracy']:.3f} of {held['examples']:,} examples",
+    ]
+    for mode, each in record["serving"].items():
+        rates = ", ".join(
+            f"{name} {'unknown' if each[name] is None else f'{each[name]:.2f}'}"
+            for name in ("alpha", "eta_fp", "eta_tp")
+        )
+        lines.append(
+            f"{mode}: {each['tokens_per_step']:.2f} tokens per step, distortion {each['distortion']:.3f} a token; "
+            f"{rates}"
+        )
+    options = f"--method sprinter --set model={record['draft']} --set head={out}"
+    return [*lines, f"try: foretoken generate PROMPT --model {record['target']} {options}"]
+
+
+COMMAND = Command(
+    name="sprinter",
+    help="""\
+    Train SPRINTER's head: it reads the draft's last hidden state and says whether the target would accept a token.
+
+    Draft and target stay as they are. Behind the first 30 % of each document tokens are drafted; whether the target
+    would certainly accept each of them is what the head learns. Reported on documents held out of the training: ROC AUC
+    and accuracy. Then the real engine drafts for the held-out prompts, and tells what that saves and what it costs.
+    """,
+    example="foretoken train sprinter --target zoo:base --draft zoo:draft --data DATA --out my-head",
+    config=Config,
+    run=run,
+    say=say,
+)

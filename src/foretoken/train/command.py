@@ -1,0 +1,222 @@
+"""What a ``foretoken train NAME`` command is, as data; the command line (cli/train.py) makes it from this.
+
+    Command ── Config    a frozen dataclass: a field is an option, with its type, its default, and its description
+            ── run       (config, session) -> the record of the run
+            ── say       (record, out) -> lines for a person
+
+A method declares one ("module:NAME"). Help is shown without torch: the module that holds a command imports what it
+needs inside of ``run``. Options that several commands have are said once, in the classes below that a Config inherits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import MISSING, dataclass, fields
+from inspect import get_annotations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+from foretoken.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.train.mixture import Source
+    from foretoken.train.trainer import Bounds, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field of a Config is written on the command line.
+
+    Attributes:
+        help: one line.
+        short: a second, short name with its dash.
+        name: without dashes, where it is not the field's.
+        metavar: what stands for the value in the help; empty: the type.
+        least: smallest value, which the parser checks.
+        positive: whether the value must be more than 0.
+        says_default: whether the help shows the default; else ``help`` says it.
+    """
+
+    help: str
+    short: str = ""
+    name: str = ""
+    metavar: str = ""
+    least: int | None = None
+    positive: bool = False
+    says_default: bool = True
+
+    def flag(self, field: str) -> str:
+        """The long name with its dashes."""
+        return "--" + (self.name or field.replace("_", "-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One option of a command.
+
+    Attributes:
+        field: of the Config.
+        type: what its value is.
+        default: MISSING where it must be given.
+        option: its description.
+    """
+
+    field: str
+    type: Any
+    default: Any
+    option: Option
+
+
+OUT = Option("Folder to make.", "-o")
+OUT_AGAIN = Option("Folder to make; give it again to go on after a stop.", "-o")
+DATA = Option("Folder of the corpora; default: $FORETOKEN_DATA.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options that every command has; see their descriptions."""
+
+    out: Annotated[Path, OUT]
+    seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0)] = 0
+    device: Annotated[str, Option("cpu or cuda.")] = "cpu"
+    threads: Annotated[int | None, Option("CPU threads.", metavar="N", least=1)] = None
+    as_json: Annotated[bool, Option("Print the record of the run as JSON.", name="json")] = False
+    verbose: Annotated[bool, Option("Let the libraries talk.")] = False
+
+    @property
+    def place(self) -> Path:
+        """The folder that is made."""
+        return self.out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Common):
+    """Options of commands that read text."""
+
+    data: Annotated[Path | None, DATA] = None
+    corpus: Annotated[
+        list[str] | None,
+        Option("FILE or FILE=SHARE: your own text, or stored outputs of a model. Repeatable."),
+    ] = None
+
+    def sources(self, default: Callable[[Path], list[Source]]) -> list[Source]:
+        """The user's files, or a mixture of the data folder.
+
+        Args:
+            default: the mixture, given the folder.
+        Raises:
+            ConfigError, InputError: a file or the folder is missing.
+        """
+        from foretoken.data.corpora import data_root
+        from foretoken.train import sources
+
+        return sources.parse_all(self.corpus) if self.corpus else default(data_root(self.data))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop(Text):
+    """Options of commands that run the training loop, which goes on where it was stopped."""
+
+    out: Annotated[Path, OUT_AGAIN]
+    minutes: Annotated[float | None, Option("Stop after so many minutes of training.", positive=True)] = None
+    tokens: Annotated[int | None, Option("Stop after so many tokens.", positive=True)] = None
+    checkpoint_every: Annotated[
+        float | None,
+        Option(
+            "Seconds of training between two checkpoints; default: 120.",
+            metavar="SECONDS",
+            positive=True,
+        ),
+    ] = None
+    rate: Annotated[float, Option("Factor on the recipe's learning rates.", positive=True)] = 1.0
+
+    def bounds(self, default: Bounds) -> Bounds:
+        """When a run ends: as the options say, or as the recipe does."""
+        from foretoken.train.trainer import Bounds
+
+        if self.minutes is None and self.tokens is None:
+            return default
+        return Bounds(tokens=self.tokens, minutes=self.minutes)
+
+    def loop(self, default: Bounds, report: Report, session: Session) -> dict[str, Any]:
+        """What a function that runs the training loop is given by name, beside what its method adds."""
+        from foretoken.train.trainer import CHECKPOINT_SECONDS
+
+        return {
+            "bounds": self.bounds(default),
+            "seed": self.seed,
+            "device": self.device,
+            "report": report,
+            "arguments": session.arguments,
+            "checkpoint_every": self.checkpoint_every or CHECKPOINT_SECONDS,
+            "rate": self.rate,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(Common):
+    """Options of commands whose result is tried in the engine."""
+
+    prompts: Annotated[Path | None, Option("Held-out prompts to judge by; default: the bundled suite.")] = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a run is given beside its options.
+
+    Attributes:
+        arguments: the command line, for the record.
+        training: shows a training loop's progress while it is entered, given a title.
+        counting: the same for something that is counted up to about a total, given title and total.
+        prompts: the texts of a file of prompts; None: of the bundled suite.
+    """
+
+    arguments: list[str]
+    training: Callable[[str], AbstractContextManager[Report]]
+    counting: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+    prompts: Callable[[Path | None], list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One ``foretoken train NAME``.
+
+    Attributes:
+        name: NAME.
+        help: a line, an empty line, and paragraphs.
+        example: a whole command line.
+        config: its options: a frozen dataclass that inherits :class:`Common`.
+        run: does it; raises ForetokenError.
+        say: what a person is told at the end, a line each.
+    """
+
+    name: str
+    help: str
+    example: str
+    config: type[Common]
+    run: Callable[[Any, Session], dict[str, Any]]
+    say: Callable[[dict[str, Any], Path], list[str]]
+
+
+def options(config: type[Common]) -> Iterator[Described]:
+    """The options of a Config: its own ones first, then the shared ones, :class:`Common` last."""
+    hints = get_type_hints(config, include_extras=True)
+    by_name = {each.name: each for each in fields(config)}
+    order = dict.fromkeys(name for each in config.__mro__ for name in get_annotations(each))
+    required = [name for name in order if by_name[name].default is MISSING]
+    for name in dict.fromkeys([*required, *order]):
+        kind, option = get_args(hints[name])
+        yield Described(name, kind, by_name[name].default, option)
+
+
+def check_positive(config: Common) -> None:
+    """Refuse 0, less, and what is not a number, where that makes no sense.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    for each in options(type(config)):
+        value = getattr(config, each.field)
+        if each.option.positive and value is not None and not value > 0:
+            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be more than 0")

@@ -1,0 +1,84 @@
+"""Training commands as data: what is derived from a Config, and what every declared command keeps to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from foretoken import catalog
+from foretoken.cli.train import COMMANDS as PLACES
+from foretoken.cli.train import commands
+from foretoken.core.errors import ConfigError
+from foretoken.train.command import Command, Common, Loop, Option, check_positive, options
+
+COMMANDS = {command.name: command for command in commands()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Loop):
+    """A Config of a method of somebody's own."""
+
+    target: Annotated[str, Option("The model.", "-t")]
+    width: Annotated[int, Option("How wide.", positive=True)] = 3
+    seed: Annotated[int, Option("Of nothing else.", least=0)] = 7
+
+
+def test_own_options_come_first_and_the_required_ones_before_all() -> None:
+    found = list(options(Mine))
+    assert [each.field for each in found][:6] == ["target", "out", "width", "seed", "minutes", "tokens"]
+    assert {each.field for each in found} == {each.name for each in fields(Mine)}
+    by_name = {each.field: each for each in found}
+    assert by_name["seed"].option.help == "Of nothing else."
+    assert by_name["seed"].default == 7
+    assert by_name["as_json"].option.flag("as_json") == "--json"
+    assert by_name["checkpoint_every"].option.flag("checkpoint_every") == "--checkpoint-every"
+    assert by_name["target"].default is MISSING
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"width": 0}, "--width 0: must be more than 0"),
+        ({"minutes": float("nan")}, "--minutes nan: must be more than 0"),
+        ({"checkpoint_every": -1.0}, "--checkpoint-every -1.0: must be"),
+        ({"rate": 0.0}, "--rate 0.0: must be"),
+    ],
+)
+def test_what_must_be_positive_is_checked_by_its_name(given: dict[str, Any], message: str) -> None:
+    check_positive(Mine(target="x", out=Path("y")))
+    with pytest.raises(ConfigError, match=message):
+        check_positive(Mine(target="x", out=Path("y"), **given))
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_every_declared_command_describes_itself(command: Command) -> None:
+    assert issubclass(command.config, Common)
+    assert command.example.startswith(f"foretoken train {command.name} ")
+    described = list(options(command.config))
+    flags = [each.option.flag(each.field) for each in described]
+    assert len(set(flags)) == len(flags)
+    assert all(flag in flags for flag in command.example.split() if flag.startswith("--"))
+    assert all(each.option.help.endswith(".") for each in described)
+
+
+def test_what_methods_declare_is_what_the_command_line_offers() -> None:
+    parts = [entry.load() for kind in ("drafter", "verifier") for entry in catalog.entries(kind)]
+    declared = {part.declared.training for part in parts} - {None}
+    assert declared == {place for place in PLACES if place.startswith("foretoken.methods.")}
+
+
+def test_the_help_of_every_command_needs_no_torch() -> None:
+    code = (
+        "import sys\nfrom foretoken.cli.main import main\n"
+        f"for name in {['', *COMMANDS]!r}:\n"
+        "    assert main(['train', *name.split(), '--help']) == 0\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(command.example.split()[-1] in done.stdout for command in COMMANDS.values())
