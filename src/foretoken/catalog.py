@@ -1,7 +1,8 @@
 """The catalogue: one explicit table of every drafter, verifier and plan, with what each promises and needs.
 
-Adding a method is one file and one line here. Nothing is imported until it is used. Third parties may add entries
-through the entry-point group ``foretoken.methods`` (an object of type :class:`Entry`).
+Adding a method is one folder and one line here; what others need of it beyond that, its class declares (core/needs.py).
+Nothing is imported until it is used. Third parties may add entries through the entry-point group ``foretoken.methods``
+(an object of type :class:`Entry`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Entry:
         promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
+        training: "module:NAME" of its ``foretoken train`` command (train/command.py), which help imports without torch;
+            None: nothing is trained for it.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Entry:
     promise: str
     needs: str = "nothing"
     weights: str = "none"
+    training: str | None = None
 
     def load(self) -> Any:
         """Import and return the class."""
@@ -93,6 +97,7 @@ _TABLE = (
         promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="an adapter for the target (foretoken train kangaroo); bundled for zoo:base",
+        training="foretoken.methods.kangaroo.command:COMMAND",
     ),
     Entry(
         name="del",
@@ -112,6 +117,7 @@ _TABLE = (
         promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model') and a head for the pair (key 'head')",
         weights="a draft model and a head (foretoken train sprinter)",
+        training="foretoken.methods.sprinter.command:COMMAND",
     ),
     Entry(
         name="greedy",
@@ -252,6 +258,7 @@ _TABLE = (
         promise="approximate",
         needs="a head for the target (option 'head')",
         weights="a head for the target (foretoken train judge); bundled for zoo:base",
+        training="foretoken.methods.judge.command:COMMAND",
     ),
     Entry(
         name="sprinter",

@@ -106,7 +106,7 @@ def _find(name: str) -> list[catalog.Entry]:
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(entry) if field.name != "target"]
+    names = [field.name for field in dataclasses.fields(entry) if field.name not in ("target", "training")]
     return {name: getattr(entry, name) for name in names}
 
 

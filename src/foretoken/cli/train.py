@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import MISSING
 from inspect import Parameter, Signature
@@ -11,18 +10,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from foretoken import catalog
 from foretoken.cli import features
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.training import check_device, counting, progress, terminating
 from foretoken.train.command import Command, Described, Session, check_positive, options
 
-COMMANDS = (  # "module:NAME"; imported when a command of this group is asked for
-    "foretoken.train.zoo_commands:BASE",
-    "foretoken.train.zoo_commands:DRAFT",
-    "foretoken.methods.kangaroo.command:COMMAND",
-    "foretoken.methods.judge.command:COMMAND",
-    "foretoken.methods.sprinter.command:COMMAND",
-)
+_ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # of no method
 
 
 class Group(TyperGroup):
@@ -54,10 +48,10 @@ app.command(
 
 
 def commands() -> Iterator[Command]:
-    """What is declared, in the order of the help."""
-    for place in COMMANDS:
-        module, _, name = place.partition(":")
-        yield getattr(importlib.import_module(module), name)
+    """Those of the zoo, then what the catalogue's entries name; imported when a command of this group is asked for."""
+    named = (entry.training for entry in catalog.entries() if entry.training is not None)
+    for place in (*_ZOO, *dict.fromkeys(named)):
+        yield catalog.imported(place)
 
 
 def _function(command: Command) -> Any:

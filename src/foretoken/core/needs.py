@@ -115,7 +115,6 @@ class Declared:
         draft_model: whether the option ``model`` names a second checkpoint of the target's vocabulary.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
         learned_part: "module:Class" of what was trained for it (drafting/learned_part.py); None: nothing was.
-        training: "module:NAME" of its ``foretoken train`` command (train/command.py); None: there is none.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
         variants: the shapes that the exactness tests must see.
     """
@@ -123,6 +122,5 @@ class Declared:
     draft_model: bool = False
     own_verifier: str | None = None
     learned_part: str | None = None
-    training: str | None = None
     knob: Knob | None = None
     variants: tuple[Variant, ...] = (Variant(),)

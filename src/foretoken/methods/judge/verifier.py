@@ -69,7 +69,6 @@ class JudgeVerifier(Verifier):
     name = "judge"
     declared = Declared(
         learned_part="foretoken.methods.judge.head:JudgeHead",
-        training="foretoken.methods.judge.command:COMMAND",
         knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
     )
     promise = "approximate"

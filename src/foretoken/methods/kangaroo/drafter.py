@@ -67,7 +67,6 @@ class KangarooDrafter(Drafter):
     laws: tuple[type[Law], ...] = (Sampled,)
     declared = Declared(
         learned_part="foretoken.methods.kangaroo.adapter:Adapter",
-        training="foretoken.methods.kangaroo.command:COMMAND",
         variants=(
             Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
             Variant(

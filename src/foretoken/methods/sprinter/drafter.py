@@ -45,7 +45,6 @@ class SprinterDrafter(DraftRunner):
         draft_model=True,
         own_verifier="sprinter",
         learned_part="foretoken.methods.sprinter.head:SprinterHead",
-        training="foretoken.methods.sprinter.command:COMMAND",
         variants=(Variant(untrained={"feature": "pre"}), Variant(untrained={"feature": "post"}, one_rule=True)),
     )
 
