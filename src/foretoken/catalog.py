@@ -1,8 +1,8 @@
 """The catalogue: one explicit table of every drafter, verifier and plan, with what each promises and needs.
 
-Adding a method is one file or folder and one entry here; what else others need of it, its class declares
-(core/needs.py). Nothing is imported until it is used. Third parties may add entries
-through the entry-point group ``foretoken.methods`` (an object of type :class:`Entry`).
+Adding a method is one folder and one line here; what others need of it beyond that, its class declares (core/needs.py).
+Nothing is imported until it is used. Third parties may add entries through the entry-point group ``foretoken.methods``
+(an object of type :class:`Entry`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Entry:
         promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
-        training: "module:NAME" of its ``foretoken train`` command (train/command.py), which does not need torch to be
-            described; "" where nothing is trained.
+        training: "module:NAME" of its ``foretoken train`` command (train/command.py), which help imports without torch;
+            None: nothing is trained for it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Entry:
     promise: str
     needs: str = "nothing"
     weights: str = "none"
-    training: str = ""
+    training: str | None = None
 
     def load(self) -> Any:
         """Import and return the class."""

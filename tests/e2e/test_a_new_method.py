@@ -49,7 +49,27 @@ ENTRY = """from foretoken.catalog import Entry
 
 STUTTER = Entry(
     name="stutter", kind="drafter", target="stutter.drafter:Stutter", summary="say it again", paper="-",
-    promise="lossless",
+    promise="lossless", training="stutter.command:COMMAND",
+)
+"""
+COMMAND = """from dataclasses import dataclass
+from typing import Annotated
+
+from foretoken.train.command import Command, Common, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Common):
+    stammer: Annotated[int, Option("How often.", positive=True)] = 3
+
+
+def run(config, session):
+    return {"stammer": config.stammer}
+
+
+COMMAND = Command(
+    name="stutter", help="Learn to stutter.", example="foretoken train stutter --out DIR", config=Config, run=run,
+    say=lambda record, out: [f"{record['stammer']} times"],
 )
 """
 
@@ -62,6 +82,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "stutter/__init__.py": "",
         "stutter/drafter.py": DRAFTER,
         "stutter/entry.py": ENTRY,
+        "stutter/command.py": COMMAND,
         "stutter-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: stutter\nVersion: 1.0\n",
         "stutter-1.0.dist-info/entry_points.txt": "[foretoken.methods]\nstutter = stutter.entry:STUTTER\n",
     }
@@ -80,6 +101,24 @@ def test_the_command_line_lists_it_with_its_options(environment: dict[str, str])
     assert {"name": "times", "type": "int", "default": 3, "help": "how often the token is repeated."} in found[
         "options"
     ]
+
+
+def test_the_command_line_trains_it(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "foretoken",
+        "train",
+        "stutter",
+        "--out",
+        str(tmp_path),
+        "--stammer",
+        "5",
+        "--json",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"stammer": 5}
+    assert "5 times" in done.stderr
 
 
 def test_exactness_and_card_tests_collect_it(environment: dict[str, str]) -> None:

@@ -80,8 +80,8 @@ CHANGES: list[tuple[Callable[[Any], None], str]] = [
     (a_parametrization, "'up_proj' of layer 2 is a ParametrizedLinear"),
     (a_hook, "'model.layers.0.mlp' (LlamaMLP) has a hook"),
     (a_hook_before, "'model.norm' (LlamaRMSNorm) has a hook"),
-    (a_parameter_of_another_class, "'v_proj' of layer 0 has a weight that is a Marked"),
-    (a_weight_of_another_dtype, "'o_proj' of layer 0 has a weight of torch.float64"),
+    (a_parameter_of_another_class, "'v_proj' of layer 0 has a weight of type Marked"),
+    (a_weight_of_another_dtype, "'o_proj' of layer 0 has weights of torch.float64"),
 ]
 
 

@@ -16,7 +16,7 @@ from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.training import check_device, counting, progress, terminating
 from foretoken.train.command import Command, Described, Session, check_positive, options
 
-OF_MODELS = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # the others are methods'
+_ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # of no method
 
 
 class Group(TyperGroup):
@@ -48,8 +48,9 @@ app.command(
 
 
 def commands() -> Iterator[Command]:
-    """What is declared, in the order of the help."""
-    for place in (*OF_MODELS, *(entry.training for entry in catalog.entries() if entry.training)):
+    """Those of the zoo, then what the catalogue's entries name; imported when a command of this group is asked for."""
+    named = (entry.training for entry in catalog.entries() if entry.training is not None)
+    for place in (*_ZOO, *dict.fromkeys(named)):
         found: Command = catalog.imported(place)
         yield found
 

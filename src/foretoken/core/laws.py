@@ -38,7 +38,7 @@ class Laws:
         hidden: gives ``hidden_MD``; None: no verifier asked for it.
         stop_ids: tokens that end this request.
         probe_logits_PV: raw logits of the rows that the verifier probes behind the draft, in the order of its tree
-            (``Verifier.probe``); None: it probes nothing.
+            (``Verifier.probe``); None: it probes nothing, or there was no room.
     """
 
     def __init__(

@@ -255,7 +255,9 @@ class Verifier(Protocol):
         """The draft's tree with further nodes behind it, which are computed in the same forward and never committed.
 
         The first N nodes are the draft's own, unchanged; their rows do not see the further ones. The rows of the
-        latter come to the rule as ``Laws.probe_logits_PV``. None, the default, asks for nothing.
+        latter come to the rule as ``Laws.probe_logits_PV``, which is None in a step that has no room for all of them:
+        near the context's end, within a small budget of rows, or behind a draft that has a resume point. A rule must
+        be able to decide without them. None, the default, asks for nothing.
         """
         return None
 

@@ -109,12 +109,11 @@ def _catch_up(
 
 
 def _shown(segment: Segment, draft: Draft, asked: HiddenLayers) -> range:
-    """Packed rows that are shown: of a prompt's chunk perhaps only the last."""
-    count = segment.num_rows
-    if asked.last is not None and not len(draft):
-        count = min(count, asked.last)
-    end = segment.start + segment.num_rows
-    return range(end - count, end)
+    """Packed rows that are shown: of a prompt perhaps only the last, of a draft not what is probed behind it."""
+    start, end = segment.start, segment.start + segment.num_rows
+    if len(draft):
+        return range(start, start + 1 + len(draft))
+    return range(start if asked.last is None else max(start, end - asked.last), end)
 
 
 def _pieces(
@@ -133,12 +132,12 @@ def _pieces(
     for segment, draft, rows in zip(batch.segments, drafts, shown, strict=True):
         hidden = {d: values[above : above + len(rows)] for d, values in seen.items()}
         above += len(rows)
+        first = rows.start - segment.start
         if below and draft.resume is None:
-            caught_up += segment.num_rows
             for d in asked.depths:
                 if d in below:
-                    hidden[d] = below[d][caught_up - len(rows) : caught_up]
-        first = rows.start - segment.start
+                    hidden[d] = below[d][caught_up + first : caught_up + first + len(rows)]
+            caught_up += segment.num_rows
         best = [output.best[scored[row]] for row in rows] if all(row in scored for row in rows) else []
         found.append(Piece(batch.positions[segment.start] + first, hidden, best))
     return found

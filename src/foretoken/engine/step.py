@@ -109,17 +109,19 @@ class Engine:
         """Reserve the rows of this step in the cache and put them into one batch."""
         batch, cache = PackedBatch(), self.cache
         current = Round(batch, [], work.failed)
+        spare = work.spare_rows - sum(map(len, drafts))
         for request, draft in zip(work.decoding, drafts, strict=True):
             if request.finished:
                 continue
             try:
-                tree = self._with_probes(request, draft)
+                tree = self._with_probes(request, draft, spare)
                 rows = 1 + len(tree)
                 cache.reserve(request.slot, rows)
             except Exception as error:
                 self._faults.fail(request, error)
-                work.failed.append(request)
+                current.failed.append(request)
                 continue
+            spare -= len(tree) - len(draft)
             batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree)
             current.jobs.append(Job(request, draft, rows, rows))
         for request, count in work.prefill:
@@ -220,15 +222,22 @@ class Engine:
 
     # ------------------------------------------------------------------ inside
 
-    def _with_probes(self, request: Request, draft: Draft) -> TokenTree:
-        """The draft's tree, and behind it what its verifier wants to see beside."""
+    def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
+        """The draft's tree, and behind it what its verifier wants to see beside, where there is room for all of it.
+
+        There is none beyond the step's ``spare`` rows or the cache's length, nor in a forward that goes on from the
+        draft's resume point: layers below it were run for the draft's own rows only.
+        """
         if not len(draft):
             return EMPTY_TREE
         verifier = self.recipe.verifier_for(draft, request.params)
         probed = verifier.probe(draft, request)
-        return (
-            draft.tree if probed is None else checked_probe(draft.tree, probed, verifier.name, self.target.vocab_size)
-        )
+        if probed is None:
+            return draft.tree
+        check_probe(draft.tree, probed, verifier.name, self.target.vocab_size)
+        fits = self.cache.lengths[request.slot] + 1 + len(probed) <= self.cache.max_length
+        room = fits and len(probed) - len(draft) <= spare and draft.resume is None
+        return probed if room else draft.tree
 
     def _commit_one(self, job: Job, tokens: list[int], path: Sequence[int]) -> int:
         """Keep one request's rows and append its tokens; how many of them were taken."""
@@ -243,19 +252,20 @@ class Engine:
         return taken
 
 
-def checked_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: int) -> TokenTree:
-    """A verifier's probe, refused unless it leaves the draft in front of it as it is.
+def check_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: int) -> None:
+    """Refuse a verifier's probe unless it leaves the draft in front of it as it is, and has tokens of the vocabulary.
 
     Raises:
-        RequestError: the first nodes are not the draft's, or a token is not of the vocabulary.
+        RequestError: the first nodes are not the draft's, or a token is none.
     """
     count = len(tree)
     if probed.tokens[:count] != tree.tokens or probed.parents[:count] != tree.parents:
         raise RequestError(f"verifier '{verifier}' probes another draft than the one that was proposed")
-    for token in probed.tokens[count:]:
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise RequestError(f"verifier '{verifier}' probes the token {token!r}: it must be below {vocab_size}")
-    return probed
+    behind = probed.tokens[count:]
+    if behind and not 0 <= min(behind) <= max(behind) < vocab_size:
+        raise RequestError(
+            f"verifier '{verifier}' probes tokens from {min(behind)} to {max(behind)}: they must be below {vocab_size}"
+        )
 
 
 def _count_experts(current: Round, plan: Plan) -> None:

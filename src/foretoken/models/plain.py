@@ -17,11 +17,16 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _LIBRARY = ("transformers.models.", "transformers.activations", "transformers.pytorch_utils", "torch.nn.modules.")
 
 
-def why_not_plain(module: nn.Module) -> str | None:
-    """What this module is beside the product with a dense float32 or bfloat16 weight on the CPU; None if nothing."""
+def why_not_plain(module: nn.Module | None, dtype: torch.dtype | None = None) -> str | None:
+    """What this module is beside the product with a dense float32 or bfloat16 weight on the CPU; None if nothing.
+
+    Args:
+        module: what stands where a linear layer is expected, perhaps nothing.
+        dtype: of the model, which weight and bias must have, too; None: either of the two.
+    """
     if type(module) is not nn.Linear:
         return f"is a {type(module).__name__}"
-    found = _own_ways(module)
+    found = own_ways(module)
     if found is not None:
         return found
     for name in (*module._parameters, *module._buffers, *module._modules):
@@ -35,6 +40,8 @@ def why_not_plain(module: nn.Module) -> str | None:
             return f"has a weight of type {type(part).__name__}"
         if part.layout is not torch.strided or part.dtype not in _DTYPES or part.device.type != "cpu":
             return f"has weights of {part.dtype} on {part.device}"
+        if dtype is not None and part.dtype != dtype:
+            return f"has weights of {part.dtype} in a model of {dtype}"
     return None
 
 
@@ -43,19 +50,17 @@ def why_not_its_weights(model: Any) -> str | None:
     dtype = next(model.parameters()).dtype
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            why = why_not_plain(module)
-            if why is None and module.weight.dtype != dtype:
-                why = f"has weights of {module.weight.dtype} in a model of {dtype}"
+            why = why_not_plain(module, dtype)
         elif not type(module).__module__.startswith(_LIBRARY):
             why = f"is a {type(module).__name__}"
         else:
-            why = _own_ways(module)
+            why = own_ways(module)
         if why is not None:
             return f"'{name}' {why}" if name else f"{type(module).__name__} {why}"
     return None
 
 
-def _own_ways(module: nn.Module) -> str | None:
+def own_ways(module: nn.Module) -> str | None:
     """What makes this very module compute something else than others of its class."""
     if "forward" in vars(module):
         return "has a forward of its own"

@@ -16,6 +16,7 @@ from foretoken.models.fused import build
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Layout, PackedBlock, Projection
 from foretoken.models.fused.packing import TiledLinear
+from foretoken.models.plain import own_ways, why_not_plain
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence at hand
@@ -63,10 +64,9 @@ def unusual_module(model: Any) -> str | None:
     """Which module does something else than its weights say, and what; None if none does."""
     dtype = next(model.parameters()).dtype
     for name, module in model.named_modules():
-        if "forward" in vars(module):
-            return f"'{name}' ({type(module).__name__}) has a forward of its own"
-        if module._forward_hooks or module._forward_pre_hooks:
-            return f"'{name}' ({type(module).__name__}) has a hook"
+        reason = own_ways(module)
+        if reason is not None:
+            return f"'{name}' ({type(module).__name__}) {reason}"
     for index, layer in enumerate(model.model.layers):
         for part, names in ((layer.self_attn, _ATTENTION), (layer.mlp, _MLP)):
             for name in names:
@@ -83,16 +83,9 @@ def unusual_module(model: Any) -> str | None:
 
 
 def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
-    if type(linear) is not nn.Linear:
-        return f"is a {type(linear).__name__}, not a plain nn.Linear"
-    for what in ("weight", "bias"):
-        values = getattr(linear, what)
-        if values is None and what == "bias":
-            continue
-        if type(values) is not nn.Parameter:  # tensor subclasses carry quantised numbers
-            return f"has a {what} that is a {type(values).__name__}"
-        if values.dtype != dtype:
-            return f"has a {what} of {values.dtype} in a model of {dtype}"
+    reason = why_not_plain(linear, dtype)
+    if reason is not None:
+        return reason
     if linear.weight.shape != (linear.out_features, linear.in_features):
         return f"has a weight of shape {list(linear.weight.shape)}"
     return None
