@@ -26,7 +26,11 @@ def folder(name: str) -> Path:
     short = name.removeprefix(PREFIX)
     if short not in SHAPES:
         raise ConfigError(f"unknown shape '{short}': {nearest(short, SHAPES)}")
-    return folder_made_once(f"shapes/{short}", lambda place: write_random_model(short, place, "bfloat16"))
+    return folder_made_once(f"shapes/{short}", lambda place: _write(short, place))
+
+
+def _write(name: str, place: Path) -> None:
+    write_random_model(name, place, "bfloat16")
 
 
 def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 4096) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -47,7 +46,7 @@ class CausalAttention(torch.autograd.Function):
             rows = slice(first * shared, last * shared)
             scores = scaled_NLD[:, rows] @ key_NTD[:, :last].transpose(1, 2)
             scores[:, :, first:] += _later(last - first, shared, scores.dtype, scores.device)
-            p = F.threshold_(torch.softmax(scores, dim=-1), TINIEST, 0.0)
+            p = torch.threshold_(torch.softmax(scores, dim=-1), TINIEST, 0.0)
             out_NLD[:, rows] = p @ value_NTD[:, :last]
             kept.append(p)
         ctx.save_for_backward(scaled_NLD, key_NTD, value_NTD, *kept)
@@ -55,7 +54,7 @@ class CausalAttention(torch.autograd.Function):
         return out_NLD
 
     @staticmethod
-    def backward(ctx: Any, grad_NLD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NLD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """The gradients of query, key and value."""
         scaled_NLD, key_NTD, value_NTD, *kept = ctx.saved_tensors
         shared = scaled_NLD.shape[1] // key_NTD.shape[1]
@@ -101,9 +100,7 @@ def attend(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     plain = attention_mask is None and causal and not dropout and key.shape == value.shape
     if not plain or query.shape[2] != key.shape[2] or not 1 < query.shape[2] <= LONGEST:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
-        )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **others)
     B, H, T, D = query.shape
     G = key.shape[1]
     query_NLD = query.view(B, G, H // G, T, D).transpose(2, 3).reshape(B * G, -1, D)

@@ -42,7 +42,7 @@ class _HeadLoss(torch.autograd.Function):
         return total / len(hidden_ND)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         d_hidden, d_head = ctx.saved_tensors
         scale = grad / len(d_hidden)
         return d_hidden * scale, d_head * scale, None
