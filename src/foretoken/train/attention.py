@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -47,7 +46,7 @@ class CausalAttention(torch.autograd.Function):
             rows = slice(first * shared, last * shared)
             scores = scaled_NLD[:, rows] @ key_NTD[:, :last].transpose(1, 2)
             scores[:, :, first:] += _later(last - first, shared, scores.dtype, scores.device)
-            p = F.threshold(torch.softmax(scores, dim=-1), TINIEST, 0.0, inplace=True)
+            p = torch.threshold_(torch.softmax(scores, dim=-1), TINIEST, 0.0)
             out_NLD[:, rows] = p @ value_NTD[:, :last]
             kept.append(p)
         ctx.save_for_backward(scaled_NLD, key_NTD, value_NTD, *kept)
