@@ -377,12 +377,12 @@ def test_an_interrupt_inside_a_step_leaves_the_engine_clean(when):
     llm = with_drafter(drafter)
     calls = 0
 
-    def interrupt(*args):
+    def interrupt(*args, **options):
         nonlocal calls
         calls += 1
         if calls == 2:
             raise KeyboardInterrupt
-        return original(*args)
+        return original(*args, **options)
 
     if when == "forward":
         original, llm.engine.target = llm.engine.target.forward, SimpleNamespace(forward=interrupt, vocab_size=VOCAB)
