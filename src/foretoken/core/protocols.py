@@ -80,12 +80,15 @@ class Budget:
         max_depth: path length at most; the request's remaining tokens bound it.
         stop_rule: of the adaptive controller; None drafts the full budget.
         evidence: the kind of evidence that the draft is to carry, for the recipe's verifier; None: none.
+        own_past: the request is seeded, and its tokens depend on what is drafted: the draft may follow from nothing but
+            its own past, so neither from other requests nor from anything measured.
     """
 
     max_nodes: int
     max_depth: int
     stop_rule: StopRule | None = None
     evidence: type[Evidence] | None = None
+    own_past: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,12 @@ class SamplingParams:
             multiply negative ones).
         presence_penalty: subtracted once from the logit of every token that the output contains, in [-2, 2].
         frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
-        seed: fixes every random choice of this request; None draws a fresh seed.
+        seed: fixes every random choice of this request; None draws a fresh seed. With a seed and a temperature above 0
+            the tokens are the same in any batch, process and number of threads, as far as the model's logits are: how
+            long is drafted, and from which exit, then follows the request's own past and nothing that was measured,
+            which may cost some speed. The recipe and the engine's limits (``max_num_seqs``, ``max_rows_per_step``) are
+            part of that promise, unless the recipe promises the same stream: then nothing of a draft shows, and
+            measured lengths stay. So they do at temperature 0, where no draft can change the text.
         max_tokens: exact upper bound on generated tokens.
         min_tokens: stop tokens are impossible before so many generated tokens.
         stop: strings that end the text; not included in it.
@@ -101,6 +106,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when the law is the argmax."""
         return self.temperature == 0.0
+
+    @property
+    def repeatable(self) -> bool:
+        """True when a seed is to give the same sampled tokens every time."""
+        return self.seed is not None and not self.greedy
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -30,8 +30,10 @@ class _Index:
         follows: n-gram -> position of the token that followed its most recent occurrence.
         num_tokens: tokens of the text that are indexed.
         agreement: tokens that agreed before the place that the last draft was copied from.
+        rates: how often copied tokens stood: of all requests, or of this one alone where its past is all that counts.
     """
 
+    rates: AgreementRates
     follows: dict[tuple[int, ...], int] = field(default_factory=dict)
     num_tokens: int = 0
     agreement: int = 0
@@ -46,7 +48,8 @@ class NgramDrafter(Drafter):
              the text, so a step costs the same at any length, and the most recent occurrence wins. A copy that
              reaches the end of the text goes on with the draft's own tokens, so a periodic text is extended over its
              end. Confidence is the measured rate at which copied tokens stood, by the number of tokens (beyond n,
-             too) that agreed before them; it is learned across requests.
+             too) that agreed before them; it is learned across requests, of a seeded one from itself where its
+             tokens depend on the draft.
     """
 
     name = "ngram"
@@ -96,7 +99,7 @@ class NgramDrafter(Drafter):
                 continue
             num_accepted = len(outcome.verdict.path)
             for i in range(min(num_accepted + 1, len(outcome.draft))):
-                self._rates.learn(index.agreement + i, i < num_accepted)
+                index.rates.learn(index.agreement + i, i < num_accepted)
 
     def release(self, request_id: int) -> None:
         self._indexes.pop(request_id, None)
@@ -107,14 +110,15 @@ class NgramDrafter(Drafter):
             return NO_DRAFT  # nothing is indexed either: the next proposal catches up
         index = self._indexes.get(context.request_id)
         if index is None:
-            index = self._indexes[context.request_id] = _Index()
+            learnt = AgreementRates(_LONGEST_AGREEMENT) if budget.own_past else self._rates
+            index = self._indexes[context.request_id] = _Index(learnt)
         tokens = context.tokens
         self._extend(index, tokens)
         source, agreement = self._look_up(index, tokens)
         if not agreement:
             return NO_DRAFT
         index.agreement = agreement
-        rates = self._rates.rates
+        rates = index.rates.rates
         confidences = rates[min(agreement, _LONGEST_AGREEMENT) :][:limit]
         confidences += rates[-1:] * (limit - len(confidences))
         if budget.stop_rule is not None:

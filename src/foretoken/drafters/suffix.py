@@ -40,8 +40,9 @@ class SuffixDrafter(Drafter):
              requests. Not the raw frequency but a calibrated one is the confidence: count(context + token) over the
              sum of that over the context's continuations, times the rate at which a context of this length goes on
              in a way seen before. The rate is read off the emitted tokens, drafted or not, so what was drafted
-             does not bias it. A draft that reaches the end of the text goes on from the longest suffix of its context
-             that occurs earlier, so a periodic text is extended over its end.
+             does not bias it; a seeded request whose tokens depend on the draft has rates of its own. A draft that
+             reaches the end of the text goes on from the longest suffix of its context that occurs earlier, so a
+             periodic text is extended over its end.
     """
 
     name = "suffix"
@@ -89,7 +90,8 @@ class SuffixDrafter(Drafter):
         del target
         self.config = config
         self._automata: dict[int, SuffixAutomaton] = {}
-        self._rates = [AgreementRates(config.max_match) for _ in (_ONCE, _SAME, _VARIED)]
+        self._rates = self._new_rates()  # of all requests
+        self._own_rates: dict[int, list[AgreementRates]] = {}
         self._branching = config.max_branching if config.tree else 1
         self.branches = self._branching > 1
 
@@ -101,6 +103,10 @@ class SuffixDrafter(Drafter):
 
     def release(self, request_id: int) -> None:
         self._automata.pop(request_id, None)
+        self._own_rates.pop(request_id, None)
+
+    def _new_rates(self) -> list[AgreementRates]:
+        return [AgreementRates(self.config.max_match) for _ in (_ONCE, _SAME, _VARIED)]
 
     def _propose(self, context: Context, budget: Budget) -> Draft:
         if budget.max_nodes < 1 or budget.max_depth < 1:
@@ -109,10 +115,11 @@ class SuffixDrafter(Drafter):
         if automaton is None:
             # one more than the context: a continuation of the longest context is counted, too
             automaton = self._automata[context.request_id] = SuffixAutomaton(self.config.max_match + 1)
-        self._index(automaton, context)
-        return self._grow(automaton, budget)
+        rates = self._own_rates.setdefault(context.request_id, self._new_rates()) if budget.own_past else self._rates
+        self._index(automaton, context, rates)
+        return self._grow(automaton, budget, rates)
 
-    def _index(self, automaton: SuffixAutomaton, context: Context) -> None:
+    def _index(self, automaton: SuffixAutomaton, context: Context, rates: list[AgreementRates]) -> None:
         """Append the tokens that are new; the emitted ones teach the rates."""
         tokens, num_prompt = context.tokens, context.num_prompt
         if automaton.num_tokens < num_prompt:
@@ -121,10 +128,10 @@ class SuffixDrafter(Drafter):
             state, matched = automaton.repeated_suffix(self.config.max_match)
             if matched:
                 edges = automaton.next[state]
-                self._rates[_kind(automaton, edges)].learn(matched, token in edges)
+                rates[_kind(automaton, edges)].learn(matched, token in edges)
             automaton.extend((token,))
 
-    def _grow(self, automaton: SuffixAutomaton, budget: Budget) -> Draft:
+    def _grow(self, automaton: SuffixAutomaton, budget: Budget, rates: list[AgreementRates]) -> Draft:
         """Best-first: always add the node that is most likely to stand, then consider its continuations."""
         min_match, max_match, min_score = self.config.min_match, self.config.max_match, self.config.min_score
         max_nodes, max_depth, stop_rule = budget.max_nodes, budget.max_depth, budget.stop_rule
@@ -143,7 +150,7 @@ class SuffixDrafter(Drafter):
                     state = link[state]
                     matched = length[state]
                 if matched >= min_match:
-                    for confidence, token, child in self._ranked(automaton, state, matched):
+                    for confidence, token, child in self._ranked(automaton, state, matched, rates):
                         score = reach * confidence
                         if score < min_score:
                             break
@@ -166,10 +173,12 @@ class SuffixDrafter(Drafter):
             confidences.append(confidence)
         return Draft(TokenTree(tokens, parents), confidence=tuple(confidences)) if tokens else NO_DRAFT
 
-    def _ranked(self, automaton: SuffixAutomaton, state: int, matched: int) -> list[tuple[float, int, int]]:
+    def _ranked(
+        self, automaton: SuffixAutomaton, state: int, matched: int, rates: list[AgreementRates]
+    ) -> list[tuple[float, int, int]]:
         """(confidence, token, state) of the most frequent continuations of a context; the later seen first in ties."""
         edges, count = automaton.next[state], automaton.count
-        rate = self._rates[_kind(automaton, edges)].rates[matched]
+        rate = rates[_kind(automaton, edges)].rates[matched]
         if len(edges) == 1:
             ((token, child),) = edges.items()
             return [(rate, token, child)]

@@ -25,12 +25,9 @@ from __future__ import annotations
 import math
 
 from foretoken.core.draft import Draft
-from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
+from foretoken.engine.confidence import Confidence
 
-_BINS = 10
-_PRIOR = 4.0  # a bin starts as so many observations that agree with the drafter
-_MEMORY = 200.0  # a bin forgets beyond so many observations
 _DECAY = 0.95  # of the rate, per step
 _SLOW = 0.99  # of costs, and of the rates of the two ways
 _FAST = 0.8  # of costs while probing: drafts are rare then, and what they tell is news
@@ -45,8 +42,7 @@ class Controller:
     """Measures, and answers the one question of :class:`foretoken.core.protocols.StopRule`."""
 
     def __init__(self) -> None:
-        self._stood = [_PRIOR * (i + 0.5) / _BINS for i in range(_BINS)]
-        self._seen = [_PRIOR] * _BINS
+        self.confidence = Confidence()
         self._verify = _Line()
         self._draft = _Line()
         self._steps = self._tokens = self._seconds = 0.0  # of all steps
@@ -63,8 +59,7 @@ class Controller:
         """True if one more node of that confidence, under a parent reached with that probability, pays."""
         if self.probing and num_nodes < 2:
             return True
-        stands = self._stood[bin_of := _bin(confidence)] / self._seen[bin_of]
-        return reach * stands > (self._next_gain if num_nodes else self._first_gain)
+        return reach * self.confidence.stands(confidence) > (self._next_gain if num_nodes else self._first_gain)
 
     def plan(self, num_requests: int = 1) -> None:
         """Called once before drafting: decide whether to ask at all, and refresh the threshold r * c."""
@@ -116,22 +111,8 @@ class Controller:
         self._seconds = self._seconds * _DECAY + total
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Compare the drafter's confidences with what stood: every child of an accepted node was put to the test."""
-        if not draft.confidence:
-            return
-        accepted = set(verdict.path)
-        for node, parent in enumerate(draft.tree.parents):
-            if parent == ROOT or parent in accepted:
-                index = _bin(draft.confidence[node])
-                if self._seen[index] >= _MEMORY:
-                    self._seen[index] *= 0.5
-                    self._stood[index] *= 0.5
-                self._seen[index] += 1.0
-                self._stood[index] += node in accepted
-
-
-def _bin(confidence: float) -> int:
-    return min(_BINS - 1, int(confidence * _BINS))
+        """Compare the drafter's confidences with what stood."""
+        self.confidence.learn(draft, verdict)
 
 
 class _Rate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 from collections import deque
@@ -32,6 +33,8 @@ Messages = Sequence[Mapping[str, str]]
 
 class LLM:
     """A target model with a recipe for speculative decoding.
+
+    Several threads may generate and stream at once: one step runs at a time, for the requests of all of them.
 
     Args:
         model: ``zoo:NAME``, a local Hugging Face folder, or a hub id.
@@ -135,7 +138,7 @@ class LLM:
         self.recipe = compose.build(speculative_config, target)
         self.engine = Engine(target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step)
         self._seed = seed
-        self._next_id = 0
+        self._ids = itertools.count()  # threads may ask at once
 
     @property
     def model_config(self) -> Any:
@@ -296,20 +299,21 @@ class LLM:
     def _requests(self, prompt: Prompt, params: SamplingParams, index: int) -> list[Request]:
         """One request per completion."""
         ids = self._prompt_ids(prompt, index)
+        request_ids = [next(self._ids) for _ in range(params.n)]
         base = params.seed
         if base is None:
-            base = secrets.randbits(63) if self._seed is None else mix64(self._seed ^ mix64(self._next_id)) >> 1
+            base = secrets.randbits(63) if self._seed is None else mix64(self._seed ^ mix64(request_ids[0])) >> 1
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.target.end_ids
         requests = []
-        for number in range(params.n):
+        for number, request_id in enumerate(request_ids):
             seed = base if number == 0 else mix64(base + number) >> 1
             laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device)
             text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
             requests.append(
                 Request(
-                    request_id=self._next_id,
+                    request_id=request_id,
                     tokens=list(ids),
                     num_prompt=len(ids),
                     params=params,
@@ -321,35 +325,36 @@ class LLM:
                     logprobs=None if params.logprobs is None else [],
                 )
             )
-            self._next_id += 1
         return requests
 
     def _run(
         self, groups: list[list[Request]], progress: Callable[[RequestOutput], None] | None
     ) -> list[RequestOutput]:
-        group_of = {request.request_id: group for group in groups for request in group}
         for group in groups:
             for request in group:
                 self.engine.add(request)
-        unfinished = deque(request for group in groups for request in group)
+        # Requests start in order, so those that run are of the first groups that have not ended. Groups are looked at
+        # instead of what a step returns: a step of another thread may have ended them, or this one a stream's.
+        waiting, started = deque(groups), deque[list[Request]]()
         try:
-            while unfinished:
-                if unfinished[0].finished:
-                    unfinished.popleft()
-                    continue
-                for request in self.engine.step():  # may move requests of an open stream along, too
-                    group = group_of.get(request.request_id, [])
-                    if progress is not None and group and all(each.finished for each in group):
-                        for each in group:  # completions may end in the same step
-                            del group_of[each.request_id]
+            while waiting or started:
+                while waiting and len(started) < self.max_num_seqs:
+                    started.append(waiting.popleft())
+                with self.engine.lock:  # a request is finished a moment before it has its last tokens
+                    ended = [group for group in started if all(request.finished for request in group)]
+                if not ended:
+                    self.engine.step()
+                for group in ended:
+                    started.remove(group)
+                    if progress is not None:
                         progress(self._output(group))
         except BaseException as stop:
             for group in groups:
                 for request in group:
                     self.engine.cancel(request)
             if isinstance(stop, KeyboardInterrupt) and progress is not None:
-                for group in groups:  # what was generated is not lost: hand it over as it stands
-                    if group[0].request_id in group_of and any(each.num_output for each in group):
+                for group in (*started, *waiting):  # what was generated is not lost: hand it over as it stands
+                    if any(each.num_output for each in group):
                         progress(self._output(group))
             raise
         return [self._output(group) for group in groups]
@@ -361,13 +366,16 @@ class LLM:
         sent = 0
         try:
             while True:
-                tokens, ended = request.tokens[request.num_prompt + sent :], request.finished
+                with self.engine.lock:  # tokens, text and end as of one moment
+                    tokens, ended = request.tokens[request.num_prompt + sent :], request.finished
+                    if tokens or ended:
+                        output = self._output([request], prompt)
+                        text = request.text.release(final=ended)
                 if not tokens and not ended:
                     self.engine.step()
                     continue
                 sent += len(tokens)
-                output = self._output([request], prompt)
-                yield Chunk(request.text.release(final=ended), tokens, output)
+                yield Chunk(text, tokens, output)
                 if ended:  # as of this chunk: somebody else's step may have ended the request since
                     return
         finally:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import RequestError
-from foretoken.core.protocols import Budget
+from foretoken.core.protocols import Budget, StopRule
 from foretoken.engine.controller import Controller
 from foretoken.engine.faults import Faults
+from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 
@@ -21,18 +22,34 @@ class Proposer:
         recipe: the drafter, and how long its drafts may be.
         vocab_size: of the target.
         max_length: of the target's cache, in rows.
-        controller: decides the draft length where the recipe is adaptive.
+        controller: decides the draft length where the recipe is adaptive, but for requests with a rule of their own.
+        own_nodes: nodes that a request may draft whose drafts follow from its own past only.
+        node_cost: of one drafted and verified token, in plain steps.
         faults: ends requests whose drafts fail.
     """
 
     def __init__(
-        self, recipe: Recipe, vocab_size: int, max_length: int, controller: Controller, faults: Faults
+        self,
+        recipe: Recipe,
+        vocab_size: int,
+        max_length: int,
+        controller: Controller,
+        faults: Faults,
+        *,
+        own_nodes: int,
+        node_cost: float,
     ) -> None:
         self._recipe = recipe
         self._vocab_size = vocab_size
         self._max_length = max_length
         self._controller = controller
         self._faults = faults
+        self._own_nodes = own_nodes
+        self._node_cost = node_cost
+
+    def kept(self, request: Request) -> int:
+        """Rows for drafts that are a request's own, whoever else runs."""
+        return self._own_nodes if self._recipe.own_past(request.params) else 0
 
     def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
@@ -46,7 +63,7 @@ class Proposer:
         """
         if self._recipe.num_nodes == 0 or not decoding:
             return [NO_DRAFT] * len(decoding)
-        budgets = self._budgets(decoding, min(self._recipe.num_nodes, spare_rows // len(decoding)))
+        budgets = self._budgets(decoding, spare_rows)
         try:
             return self._ask(decoding, budgets)
         except Exception as error:
@@ -66,19 +83,27 @@ class Proposer:
         depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
         return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
 
-    def _budgets(self, decoding: Sequence[Request], nodes: int) -> list[Budget]:
+    def _budgets(self, decoding: Sequence[Request], spare_rows: int) -> list[Budget]:
         recipe = self._recipe
-        stop_rule = None
-        if recipe.adaptive:
+        shared = [request for request in decoding if not recipe.own_past(request.params)]
+        spare_rows -= self._own_nodes * (len(decoding) - len(shared))
+        shared_nodes = min(recipe.num_nodes, spare_rows // max(1, len(shared)))
+        if recipe.adaptive and shared:
             self._controller.plan(len(decoding))
-            stop_rule = self._controller
         budgets = []
         for request in decoding:
+            own = recipe.own_past(request.params)
+            nodes = self._own_nodes if own else shared_nodes
+            stop_rule: StopRule | None = None
+            if recipe.adaptive and own:
+                stop_rule = request.own_rule = request.own_rule or OwnPastRule(self._node_cost)
+            elif recipe.adaptive:
+                stop_rule = self._controller
             # The last token of a request never needs a draft behind it: one token is always emitted.
             depth = min(request.room - 1, nodes)
             # A tree may be wider than deep: all of its rows must find room in the cache.
             most = min(nodes, self._max_length - len(request.tokens)) if depth else 0
-            budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params)))
+            budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own))
         return budgets
 
     def _ask(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[Draft]:

@@ -73,6 +73,10 @@ class Recipe:
         promise = self.promise
         return "same text" if params.greedy and promise != "approximate" else promise
 
+    def own_past(self, params: SamplingParams) -> bool:
+        """Whether drafts of a request may follow from its own past only, so that its seed gives the same tokens."""
+        return params.repeatable and self.promise != "same stream"
+
     def evidence_for(self, params: SamplingParams) -> type[Evidence] | None:
         """What the drafts of a request are to carry for the verifier."""
         kind = None if self.verifier is None else self.verifier.needs.evidence

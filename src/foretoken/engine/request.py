@@ -9,6 +9,7 @@ from foretoken.core.laws import LawMaker
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
+from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.text import TextStream
 
 
@@ -42,6 +43,7 @@ class Request:
         max_total: longest allowed sequence, prompt included.
         text: incremental text of the output; None until somebody reads it.
         slot: its place in the target's cache, -1 while waiting.
+        own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
     """
 
@@ -59,6 +61,7 @@ class Request:
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    own_rule: OwnPastRule | None = None
     started: float = 0.0
 
     @property

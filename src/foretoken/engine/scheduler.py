@@ -7,6 +7,7 @@ long prompt never stops the others. Waiting requests join in order of arrival as
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foretoken.engine.request import Request
@@ -36,11 +37,14 @@ class Scheduler:
     Args:
         cache: the target's cache; its slots bound the number of running requests.
         max_rows: rows of one forward, at most.
+        kept: how many rows for drafts a request has for itself, whoever else runs; no prompt is fed into them. At most
+            its even share, ``max_rows // cache.max_slots - 1``.
     """
 
-    def __init__(self, cache: KVCache, max_rows: int) -> None:
+    def __init__(self, cache: KVCache, max_rows: int, kept: Callable[[Request], int] = lambda request: 0) -> None:
         self.cache = cache
         self.max_rows = max_rows
+        self.kept = kept
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -65,7 +69,8 @@ class Scheduler:
         for request in self.running:
             (decoding if lengths[request.slot] == len(request.tokens) - 1 else filling).append(request)
         # a request with one token left to process needs one row either way: the last prompt token is its first root
-        spare = self.max_rows - len(decoding)
+        kept = sum(map(self.kept, decoding))
+        spare = self.max_rows - len(decoding) - kept
         prefill: list[tuple[Request, int]] = []
         for request in filling:
             if spare <= 0:
@@ -73,7 +78,7 @@ class Scheduler:
             count = min(spare, len(request.tokens) - lengths[request.slot])
             prefill.append((request, count))
             spare -= count
-        return Work(decoding, prefill, spare)
+        return Work(decoding, prefill, spare + kept)
 
     def remove(self, request: Request) -> None:
         """Take a finished request out and free its slot."""

@@ -31,6 +31,7 @@ from foretoken.engine.decide import Decider
 from foretoken.engine.executors.executor import Executor
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.faults import Faults
+from foretoken.engine.own_past import ROW_COST
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
@@ -58,14 +59,22 @@ class Engine:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
-        self.scheduler = Scheduler(self.cache, max_rows)
+        self.scheduler = Scheduler(self.cache, max_rows, self._kept)
         self.controller = Controller()
         self.executor: Executor = SerialExecutor()
-        self._lock = threading.RLock()  # one step at a time, whoever asks for it
+        self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
         self._last = None if last_state is None else LastStates(target, normed=last_state.normed)
         self._faults = Faults(self.scheduler, recipe.drafter)
-        self._proposer = Proposer(recipe, target.vocab_size, self.cache.max_length, self.controller, self._faults)
+        self._proposer = Proposer(
+            recipe,
+            target.vocab_size,
+            self.cache.max_length,
+            self.controller,
+            self._faults,
+            own_nodes=max(0, min(recipe.num_nodes, max_rows // max_slots - 1)),
+            node_cost=ROW_COST + recipe.drafter.reading_flops(1) / target.reading_flops(1),
+        )
         self._decider = Decider(recipe, target.vocab_size, self._last, self._faults)
         recipe.drafter.attach(self.cache)
 
@@ -73,12 +82,12 @@ class Engine:
         """Queue a request; it joins at the next step that has a slot for it."""
         request.started = perf_counter()
         request.metrics.sparse = not self.recipe.plan.exact
-        with self._lock:
+        with self.lock:
             self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
         """End a request now; what it has generated stays."""
-        with self._lock:
+        with self.lock:
             if not request.finished:
                 request.finish_reason = "cancelled"
             self._faults.leave(request)  # also one that ended in a step that was interrupted before it could leave
@@ -90,7 +99,7 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One round for everybody who runs. Returns the requests that got tokens or ended."""
-        with self._lock:
+        with self.lock:
             return self.executor.step(self)
 
     # ------------------------------------------------------------------ the verbs
@@ -183,12 +192,14 @@ class Engine:
                 continue
             job.request.metrics.count_step(verdict, taken)
             current.num_tokens += taken
+            if job.request.own_rule is not None:
+                job.request.own_rule.learn(draft, verdict)
             if len(draft):
                 current.num_nodes += len(draft)
                 job.request.metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
                 tested.append(job)
                 outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
-                if self.recipe.adaptive:
+                if self.recipe.adaptive and job.request.own_rule is None:
                     self.controller.learn(draft, verdict)
         if outcomes:
             self._faults.tell([job.request for job in tested], outcomes, self.recipe.drafter.observe)
@@ -210,7 +221,7 @@ class Engine:
             metrics.draft_seconds += draft * share
             metrics.verify_seconds += verify * share
             metrics.other_seconds += other
-        if self.recipe.adaptive and not any(job.prompt for job in current.jobs):
+        if self.recipe.adaptive and not any(job.prompt or job.request.own_rule for job in current.jobs):
             self.controller.measure(
                 rows=len(current.batch),
                 nodes=current.num_nodes,
@@ -221,6 +232,9 @@ class Engine:
             )
 
     # ------------------------------------------------------------------ inside
+
+    def _kept(self, request: Request) -> int:
+        return self._proposer.kept(request)
 
     def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
         """The draft's tree, and behind it what its verifier wants to see beside, where there is room for all of it.

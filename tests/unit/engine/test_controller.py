@@ -158,15 +158,26 @@ def test_one_late_step_changes_nothing_much(late):
 
 def test_a_drafter_without_confidences_teaches_nothing_and_breaks_nothing():
     controller = Controller()
-    before = list(controller._seen)
+    before = list(controller.confidence.seen)
     controller.learn(Draft(TokenTree([1, 2])), Verdict((0,), 3))
-    assert controller._seen == before
+    assert controller.confidence.seen == before
 
 
 def test_only_children_of_accepted_nodes_were_put_to_the_test():
     """root -> 0 -> 2 and root -> 1; node 0 was refused, 1 stood: 2 was never tried."""
     controller = Controller()
     draft = Draft(TokenTree([5, 6, 7], [-1, -1, 0]), confidence=(0.95, 0.45, 0.05))
-    before = list(controller._seen)
+    before = list(controller.confidence.seen)
     controller.learn(draft, Verdict((1,), 8))
-    assert [after - was for after, was in zip(controller._seen, before, strict=True)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    assert [after - was for after, was in zip(controller.confidence.seen, before, strict=True)] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]

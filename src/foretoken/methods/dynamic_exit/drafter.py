@@ -6,6 +6,8 @@
     learn     alpha[e] = how often exit e agreed with the whole model, with decay
     choose    E, n = argmax of (1 + alpha + ... + alpha^n) / cost of a step with n drafts from exit E
 
+How alpha is kept and the best exit found is in statistics.py.
+
 Letters: T packed rows, D width, L layers, X exits that are re-read.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,136 +27,16 @@ from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
+from foretoken.methods.dynamic_exit.statistics import (
+    LONGEST,
+    Statistics,
+    at_best,
+    best_exit,
+    best_exit_with_stop,
+)
 from foretoken.models.language_model import LanguageModel, Output
 
-LONGEST = 18  # draft tokens a step (paper, section 4)
-PRIOR = 8.0  # columns that what earlier requests ended with counts for, in a new one (ours)
 PROBE_EVERY = 16  # steps without a draft before one token is drafted all the same (ours)
-
-
-@dataclass(slots=True)
-class Statistics:
-    """Decayed sums of one request, per exit: agreement with the whole model, and the exit's confidence then.
-
-    Index 0 is exit 1 (one layer). Equations of the paper's section 3; ``threshold`` is its dynamic draft exit. The last
-    two (ours) count the columns where drafting would have gone on, and the matches among them.
-    """
-
-    matched: list[float]
-    missed: list[float]
-    sure_when_matched: list[float]
-    sure_when_missed: list[float]
-    going_on: list[float]
-    going_on_matched: list[float]
-
-    @classmethod
-    def empty(cls, exits: int) -> Statistics:
-        return cls(*([0.0] * exits for _ in range(6)))
-
-    def handed_on(self) -> Statistics:
-        """The same shares and confidences, at the weight of a few columns: what a new request starts from."""
-        weights = [min(1.0, PRIOR / max(a + b, 1e-9)) for a, b in zip(self.matched, self.missed, strict=True)]
-        sums = (getattr(self, each.name) for each in fields(self))
-        return Statistics(*([value * weight for value, weight in zip(each, weights, strict=True)] for each in sums))
-
-    def learn(self, exit_layer: int, decay: float, matches: Sequence[bool], shares: Sequence[float]) -> None:
-        """Take in one round of one exit: whether it agreed at each valid column, and how sure it was."""
-        i = exit_layer - 1
-        bar = self.threshold(exit_layer)
-        goes_on = [match for share, match in zip(shares, matches, strict=True) if share >= bar]
-        self.going_on[i] = decay * self.going_on[i] + len(goes_on)
-        self.going_on_matched[i] = decay * self.going_on_matched[i] + sum(goes_on)
-        hits = [share for share, match in zip(shares, matches, strict=True) if match]
-        misses = [share for share, match in zip(shares, matches, strict=True) if not match]
-        self.matched[i] = decay * self.matched[i] + len(hits)
-        self.missed[i] = decay * self.missed[i] + len(misses)
-        self.sure_when_matched[i] = decay * self.sure_when_matched[i] + sum(hits)
-        self.sure_when_missed[i] = decay * self.sure_when_missed[i] + sum(misses)
-
-    def alpha(self, exit_layer: int) -> float | None:
-        """Share of agreement; None if the exit was never seen."""
-        i = exit_layer - 1
-        total = self.matched[i] + self.missed[i]
-        return self.matched[i] / total if total else None
-
-    def with_stop(self, exit_layer: int) -> tuple[float, float] | None:
-        """What a draft that stops below the threshold comes to: accepted tokens expected, and drafted ones (ours).
-
-        Drafting goes on with probability s. A token stands with probability a where it does and b where it stops, so
-        f = s a (1 + f) + (1 - s) b tokens are accepted, and 1 / (1 - s) are drafted. One miss more than was seen is
-        assumed: an exit that was right a few times would else seem always right.
-        """
-        i = exit_layer - 1
-        total = self.matched[i] + self.missed[i]
-        if not total:
-            return None
-        both = self.going_on_matched[i] / (total + 1.0)  # s a
-        s = min(self.going_on[i] / total, 1.0 - 1.0 / LONGEST)
-        return self.matched[i] / (total + 1.0) / (1.0 - min(both, s)), 1.0 / (1.0 - s)
-
-    def threshold(self, exit_layer: int) -> float:
-        """Drafting stops below this confidence: half-way between what it was at hits and at misses.
-
-        Without a miss yet half of the confidence at hits, without a hit 1 (ours; the code compares with NaN).
-        """
-        i = exit_layer - 1
-        if not self.matched[i]:
-            return 1.0
-        hit = self.sure_when_matched[i] / self.matched[i]
-        miss = self.sure_when_missed[i] / self.missed[i] if self.missed[i] else 0.0
-        return (hit + miss) / 2
-
-
-def best_exit(
-    statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs, longest: int = LONGEST - 1
-) -> tuple[int, int]:
-    """Exit and draft length with the most expected tokens per cost (the paper's TPL), for a batch.
-
-    One exit serves all requests of a step: expected tokens are added over those that have seen the exit (ours).
-
-    Args:
-        exits: to choose from.
-    Returns:
-        the exit, and the length; length 0 is a step without a draft.
-    """
-    best, chosen = 1.0 / costs.plain, (exits[0], 0)
-    for exit_layer in exits:
-        known = [alpha for each in statistics if (alpha := each.alpha(exit_layer)) is not None]
-        if not known:
-            continue
-        expected, power, value = 1.0, [1.0] * len(known), 0.0
-        for length in range(1, longest + 1):
-            power = [p * alpha for p, alpha in zip(power, known, strict=True)]
-            expected += sum(power) / len(known)
-            before, value = value, expected / costs.step(exit_layer, length)
-            if value < before:  # one more token is worth less and less
-                break
-            if value > best:
-                best, chosen = value, (exit_layer, length)
-    return chosen
-
-
-def best_exit_with_stop(statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs) -> tuple[int, int]:
-    """The same for drafts that stop below the threshold, whose length nobody plans (ours).
-
-    Returns:
-        the exit, and the longest draft: 0 or the cap.
-    """
-    best, chosen = 1.0 / costs.plain, (exits[0], 0)
-    for exit_layer in exits:
-        known = [found for each in statistics if (found := each.with_stop(exit_layer)) is not None]
-        if not known:
-            continue
-        accepted, drafted = (sum(each) / len(known) for each in zip(*known, strict=True))
-        value = (1.0 + accepted) / costs.step(exit_layer, drafted)
-        if value > best:
-            best, chosen = value, (exit_layer, LONGEST)
-    return chosen
-
-
-def _at_best(costs: Costs, exit_layer: int) -> float:
-    """Expected tokens per cost of an exit that is always right, at its best length."""
-    return max((length + 1) / costs.step(exit_layer, length) for length in range(1, LONGEST))
 
 
 @dataclass(slots=True)
@@ -167,6 +49,10 @@ class _State:
     shares: list[float] = field(default_factory=list)  # and its probability
     rounds: int = 0
     informed: bool = False  # by earlier requests: its prompt need not be learnt from
+    exit: int = 0  # of the draft under way
+    own: bool = False  # follows from nothing but its own past
+    own_rounds: int = 0  # steps in which it was asked for a draft
+    looks: bool = True  # whether hidden states of the forward to come are learnt from
     hidden: dict[int, Tensor] = field(default_factory=dict)
     best: Sequence[int] = ()
 
@@ -185,7 +71,10 @@ class DynamicExitDrafter(Drafter):
              probing; with the dynamic stop the exit is chosen by what such drafts come to, since nobody plans their
              length (the paper plans as if it were fixed); a request starts from what the one before it ended with, at
              the weight of 8 columns, and only the first ones from their prompts and with one token from the shallowest
-             exit; the threshold compares plain confidences with plain ones when sampling.
+             exit; the threshold compares plain confidences with plain ones when sampling. A seeded request whose tokens
+             depend on the draft has an exit and a length of its own, from its own past and from costs in layers: it
+             starts from nothing, and where several exits draft in one step, the forward goes on from that of most
+             drafts, and computes the others from the first layer.
     """
 
     name = "del"
@@ -276,13 +165,19 @@ class DynamicExitDrafter(Drafter):
             if config.cost == "layers" or self._fixed
             else Costs.measured(target)
         )
-        # an exit that would not pay if it were always right is not worth re-reading
-        plain = 1.0 / self._costs.plain
-        self._hopeful = [each for each in self._exits if _at_best(self._costs, each) > plain]
+        self._layer_costs = Costs.in_layers(
+            self._layers, head_in_layers(target) if config.head_cost is None else config.head_cost
+        )
+        self._hopeful = self._worth_rereading(self._costs)
+        self._own_hopeful = self._worth_rereading(self._layer_costs)
         self._states: dict[int, _State] = {}
         self._prior: Statistics | None = None
         self._round = 0
         self._exit = self._exits[0]
+
+    def _worth_rereading(self, costs: Costs) -> list[int]:
+        """The exits but for those that would not pay if they were always right."""
+        return [each for each in self._exits if at_best(costs, each) > 1.0 / costs.plain]
 
     def attach(self, cache: Any) -> None:
         self.early_exit.attach(cache)
@@ -295,8 +190,8 @@ class DynamicExitDrafter(Drafter):
             state = self._states.get(each.context.request_id)
             if state is None:
                 state = self._begin(each.context)
-            state.hidden, state.best = dict(each.hidden), each.best
-            if each.draft.resume or not each.hidden:
+            state.hidden, state.best = dict(each.hidden) if state.looks else {}, each.best
+            if len(each.draft) or not state.hidden:
                 continue
             rows = len(each.hidden[self._layers])
             at_end = each.begin + rows == len(each.context.tokens)  # not the middle of a prompt
@@ -313,11 +208,37 @@ class DynamicExitDrafter(Drafter):
             if min(budget.max_nodes, budget.max_depth) > 0
         ]
         self._round += 1
-        exit_layer, length = self._plan([draft.context for draft in growing])
-        self._exit = exit_layer
-        for draft in growing:
+        groups = self._groups(growing)
+        for exit_layer, group in groups.items():
+            self._grow(group, exit_layer)
+        resumed = max(groups, key=lambda each: (len(groups[each]), each), default=0)
+        drafts = {draft.context.request_id: self._finish(draft, resumed) for draft in growing}
+        return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def _groups(self, growing: Sequence[EarlyExitBuilder]) -> dict[int, list[EarlyExitBuilder]]:
+        """Plan the step: exit -> the drafts that are drawn from it; their budgets say how long they may be."""
+        groups: dict[int, list[EarlyExitBuilder]] = {}
+        own = [draft for draft in growing if draft.budget.own_past and not self._fixed]
+        shared = [draft for draft in growing if not draft.budget.own_past or self._fixed]
+        plans = []
+        if shared or not own:
+            plan = self._plan([draft.context for draft in shared])
+            plans = [(draft, *plan) for draft in shared]
+            self._exit = plan[0]
+        else:
+            self.needs = self._blind
+        plans += [(draft, *self._plan_own(draft.context)) for draft in own]
+        if any(self._states[draft.context.request_id].looks for draft in own):
+            self.needs = self._all
+        for draft, exit_layer, length in plans:
+            self._states[draft.context.request_id].exit = exit_layer
             draft.budget = replace(draft.budget, max_depth=min(draft.budget.max_depth, length))
-        active = growing if length else []
+            if length:
+                groups.setdefault(exit_layer, []).append(draft)
+        return groups
+
+    def _grow(self, active: list[EarlyExitBuilder], exit_layer: int) -> None:
+        """Draw the drafts of one exit, a token of each at a time."""
         taps = tuple(range(1, exit_layer + 1)) if self.needs is self._all else (exit_layer,)
         with torch.inference_mode():
             while active:
@@ -328,8 +249,6 @@ class DynamicExitDrafter(Drafter):
                 active = [draft for draft in active if draft.frontier]
                 if closing:
                     self.early_exit.read(closing, exit_layer, taps, scored=False)
-        drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
-        return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from the columns that the drafting exit was right about, and the first where it was not."""
@@ -341,12 +260,12 @@ class DynamicExitDrafter(Drafter):
             state.rounds += 1
             if self._fixed:
                 continue
-            assert outcome.draft.resume is not None
-            exit_layer = outcome.draft.resume.depth
+            exit_layer = state.exit
             wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
             if state.hidden:
-                below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
-                state.hidden = {**state.hidden, **below}
+                if outcome.draft.resume is not None:
+                    below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
+                    state.hidden = {**state.hidden, **below}
                 self._reread(state, range(wrong + 1))
             else:  # what the drafting exit said is known all the same
                 count = min(wrong + 1, len(state.said))
@@ -397,6 +316,26 @@ class DynamicExitDrafter(Drafter):
             return exit_layer, int(probing)
         return exit_layer, length
 
+    def _plan_own(self, context: Context) -> tuple[int, int]:
+        """Exit and longest draft of one request, from its own past and from costs in layers."""
+        config = self.config
+        state = self._states.get(context.request_id)
+        if state is None or not state.own:  # what was learnt of its prompt depends on who else was there
+            state = self._states[context.request_id] = _State(Statistics.empty(self._layers), own=True)
+        state.own_rounds += 1
+        exits = self._own_hopeful if config.exit_layer is None else [config.exit_layer]
+        state.looks = not state.rounds or state.own_rounds % config.reread_every == 0
+        if not state.rounds:
+            return exits[0], 1
+        choose = best_exit_with_stop if config.draft_length is None else best_exit
+        exit_layer, length = choose([state.statistics], exits, self._layer_costs)
+        if isinstance(config.draft_length, int):
+            return exit_layer, config.draft_length
+        if not length:
+            state.looks = state.own_rounds % PROBE_EVERY == 0
+            return exit_layer, int(state.looks)
+        return exit_layer, length
+
     def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         """One more token; unsure tokens are kept and verified, but not continued."""
         node = draft.draw(output, row, self.name)
@@ -407,20 +346,23 @@ class DynamicExitDrafter(Drafter):
             token = draft.tokens[node]
             plain = output.best[row] == token
             share = output.top_shares[row] if plain else float(torch.softmax(output.logits_MV[row], -1)[token])
-            stop = bool(state.rounds or state.informed) and share < state.statistics.threshold(self._exit)
+            stop = bool(state.rounds or state.informed) and share < state.statistics.threshold(state.exit)
         draft.frontier = [] if stop else [node]
 
-    def _finish(self, draft: EarlyExitBuilder) -> Draft:
+    def _finish(self, draft: EarlyExitBuilder, resumed: int) -> Draft:
+        """The draft; verification goes on from its exit if that is where it does for the whole step."""
         if not draft.tokens:
             return NO_DRAFT
-        self._states[draft.context.request_id].drafted = draft
-        return draft.finish(Sampled, draft.resume_point(self._exit))
+        state = self._states[draft.context.request_id]
+        state.drafted = draft
+        return draft.finish(Sampled, draft.resume_point(resumed) if state.exit == resumed else None)
 
     # ------------------------------------------------------------------ learning
 
     def _reread(self, state: _State, columns: range) -> None:
         """Re-read the exits at these rows in one call of the head, and update every exit's statistics."""
-        exits = self._hopeful if self.config.exit_layer is None else [self.config.exit_layer]
+        hopeful = self._own_hopeful if state.own else self._hopeful
+        exits = hopeful if self.config.exit_layer is None else [self.config.exit_layer]
         depths = [depth for depth in exits if depth in state.hidden]
         whole = [] if state.best else [self._layers]  # a prompt's rows were not scored
         rows_TD = torch.cat([state.hidden[depth][columns.start : columns.stop] for depth in [*depths, *whole]])

@@ -99,7 +99,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
     state = dynamic_exit._State(Statistics.empty(4))
     growing = EarlyExitBuilder(SimpleNamespace(request_id=0), Budget(9, 9), kept=[rows])  # type: ignore[arg-type]
     growing.tokens = list(said)
-    state.drafted, state.said = growing, list(said)
+    state.drafted, state.said, state.exit = growing, list(said), exit_layer
     state.hidden = {depth: values for depth, values in rows.items() if depth > exit_layer}
     state.best = table[3]
     drafter._states = {0: state}

@@ -1,0 +1,46 @@
+"""How often draft nodes stand, by the confidence that their drafter had in them."""
+
+from __future__ import annotations
+
+from foretoken.core.draft import Draft
+from foretoken.core.tree import ROOT
+from foretoken.core.verdict import Verdict
+
+_BINS = 10
+_PRIOR = 4.0  # a bin starts as so many observations that agree with the drafter
+_MEMORY = 200.0  # a bin forgets beyond so many observations
+
+
+class Confidence:
+    """Corrects a drafter's confidences by what became of its nodes.
+
+    Attributes:
+        stood, seen: of each bin of confidence, nodes that stood and nodes that were put to the test.
+    """
+
+    def __init__(self) -> None:
+        self.stood = [_PRIOR * (i + 0.5) / _BINS for i in range(_BINS)]
+        self.seen = [_PRIOR] * _BINS
+
+    def stands(self, confidence: float) -> float:
+        """Probability that a node of that confidence stands, given that its parent does."""
+        index = _bin(confidence)
+        return self.stood[index] / self.seen[index]
+
+    def learn(self, draft: Draft, verdict: Verdict) -> None:
+        """Compare confidences with what stood: every child of an accepted node was put to the test."""
+        if not draft.confidence:
+            return
+        accepted = set(verdict.path)
+        for node, parent in enumerate(draft.tree.parents):
+            if parent == ROOT or parent in accepted:
+                index = _bin(draft.confidence[node])
+                if self.seen[index] >= _MEMORY:
+                    self.seen[index] *= 0.5
+                    self.stood[index] *= 0.5
+                self.seen[index] += 1.0
+                self.stood[index] += node in accepted
+
+
+def _bin(confidence: float) -> int:
+    return min(_BINS - 1, int(confidence * _BINS))

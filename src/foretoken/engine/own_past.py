@@ -1,0 +1,48 @@
+"""How long to draft for a seeded request: from its own past and from costs that are known beforehand.
+
+Where drafted tokens are drawn, how many of them there are shifts every later draw. A length that follows measured
+times, or what other requests taught, would so give other tokens for the same seed in another batch or process. The
+rule is the controller's (engine/controller.py), P > r * c, from other sources:
+
+* P: the drafter's confidence, corrected by how often nodes of that confidence stood in this request;
+* c: a node's cost in plain steps, by arithmetic: the draft model's operations per token over the target's, and a fixed
+  share for its row of the verification;
+* r: this request's emitted tokens over the costs of its steps.
+"""
+
+from __future__ import annotations
+
+from foretoken.core.draft import Draft
+from foretoken.core.verdict import Verdict
+from foretoken.engine.confidence import Confidence
+
+ROW_COST = 0.05  # of one more row of the verification, in plain steps; not measured, so that it is the same everywhere
+_DECAY = 0.95  # of the rate, per step
+_PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
+
+
+class OwnPastRule:
+    """The stop rule of one request (:class:`foretoken.core.protocols.StopRule`).
+
+    Args:
+        node_cost: of one drafted and verified token, in plain steps.
+    """
+
+    def __init__(self, node_cost: float) -> None:
+        self._node_cost = node_cost
+        self._confidence = Confidence()
+        self._tokens = self._cost = 1.0
+        self._empty_steps = 0
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        """True if one more node of that confidence, under a parent reached with that probability, pays."""
+        if self._empty_steps >= _PROBE_EVERY and num_nodes < 2:
+            return True
+        return reach * self._confidence.stands(confidence) > self._node_cost * self._tokens / self._cost
+
+    def learn(self, draft: Draft, verdict: Verdict) -> None:
+        """Take in one decoding step, also one without a draft."""
+        self._confidence.learn(draft, verdict)
+        self._tokens = self._tokens * _DECAY + len(verdict.path) + 1
+        self._cost = self._cost * _DECAY + 1.0 + self._node_cost * len(draft)
+        self._empty_steps = 0 if len(draft) else self._empty_steps + 1
