@@ -269,7 +269,7 @@ class Spy(DynamicExitDrafter):
             drafted = state.drafted
             tokens = list(drafted.context.tokens)[: -len(outcome.tokens)]
             text = [*tokens, *outcome.draft.tree.tokens]
-            exit_layer = outcome.draft.resume.depth
+            exit_layer = state.exit  # where several exits draft, not every draft is gone on from
             for column, logits in enumerate(self.__dict__["drawn"][outcome.request_id]):
                 again = self._target.score(drafted.hidden(exit_layer)[column : column + 1]).logits_MV[0]
                 assert same(again, logits)
