@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from foretoken import catalog
 from foretoken.cli.main import app
@@ -75,7 +76,8 @@ def parse(arguments: list[str]) -> None:
     while True:
         context = command.context_class(command, parent=context, info_name=command.name)
         values, rest, _ = command.make_parser(context).parse_args(arguments)
-        subcommands = getattr(command, "commands", {})
+        names = command.list_commands(context) if isinstance(command, TyperGroup) else []  # some are collected by this
+        subcommands = {name: command.get_command(context, name) for name in names}
         if rest and subcommands:
             assert rest[0] in subcommands, f"foretoken has no command {rest[0]!r}"
             command, arguments = subcommands[rest[0]], rest[1:]
