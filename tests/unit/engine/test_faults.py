@@ -192,7 +192,7 @@ class WrongRule(NaiveVerifier):
         (lambda draft, verdict: Verdict((), 5, distortions=(float("nan"),)), "distortion"),
         (lambda draft, verdict: Verdict((), 5, divergences=("far",)), "distortion"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else "verdict",
 )
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one by one"])
 def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, batched):
@@ -202,7 +202,11 @@ def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, ba
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("change", [lambda each: each[:-1], lambda each: [*each, each[0]], lambda each: None])
+@pytest.mark.parametrize(
+    "change",
+    [lambda each: each[:-1], lambda each: [*each, each[0]], lambda each: None],
+    ids=["too few", "too many", "none"],
+)
 def test_a_wrong_number_of_verdicts_is_decided_one_by_one(change):
     class Miscounting(NaiveVerifier):
         def verify_batch(self, drafts, targets, rngs):

@@ -16,9 +16,7 @@ from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 
-RULES: list[Verifier] = [
-    entry.load()() for entry in catalog.entries("verifier") if hasattr(entry.load(), "verify_batch")
-]
+RULES: list[Verifier] = [entry.load()() for entry in catalog.entries("verifier") if entry.load().offers.batches]
 CHAINS = [(-1,), (-1, 0), (-1, 0, 1, 2)]
 SHAPES = [*CHAINS, (-1, -1, -1), *random_shapes(1, 6, 7)]
 

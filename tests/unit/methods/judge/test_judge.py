@@ -293,7 +293,7 @@ def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -
         build(head=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="there is no such home folder"):
         build(head="~nobody-of-this-name/head")
-    with pytest.raises(ModelError, match="has no judge"):
+    with pytest.raises(ModelError, match="no judge for"):
         build(head=str(tmp_path))
     folder = save_model("llama", tmp_path / "model")
     head(target=folder, width=64).save(tmp_path / "foreign")
