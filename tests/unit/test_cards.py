@@ -76,17 +76,11 @@ def parse(arguments: list[str]) -> None:
     while True:
         context = command.context_class(command, parent=context, info_name=command.name)
         values, rest, _ = command.make_parser(context).parse_args(arguments)
-<<<<<<< HEAD
-        if rest and hasattr(command, "list_commands"):  # some of a group's commands are collected when it is asked
-            assert rest[0] in command.list_commands(context), f"foretoken has no command {rest[0]!r}"
-            command, arguments = command.get_command(context, rest[0]), rest[1:]
-=======
         names = command.list_commands(context) if isinstance(command, TyperGroup) else []  # some are collected by this
         subcommands = {name: command.get_command(context, name) for name in names}
         if rest and subcommands:
             assert rest[0] in subcommands, f"foretoken has no command {rest[0]!r}"
             command, arguments = subcommands[rest[0]], rest[1:]
->>>>>>> seams
             continue
         assert not rest, f"{rest} is left over"
         missing = [each.name for each in command.params if each.required and values.get(each.name) in (None, ())]
