@@ -141,7 +141,7 @@ class DroppingExits(_Dropping, DynamicExitDrafter):
 def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any]) -> None:
     """With one token a draft, which shows it soonest."""
     drafter = method(method.Config(**options), model())
-    found, _ = fit(drafter, num_speculative_tokens=drafter.max_nodes, verifier="ratio")
+    found, _ = fit(drafter, num_speculative_tokens=drafter.offers.length, verifier="ratio")
     assert found.p_value < PLAUSIBLE / 100
 
 
