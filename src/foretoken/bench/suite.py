@@ -122,7 +122,8 @@ def find_suite(name: str) -> Suite:
     """
     if name not in SUITES:
         raise ConfigError(
-            f"unknown suite '{name}': {nearest(name, SUITES)}; or name a file of prompts, for example ./{name}.jsonl"
+            f"unknown suite '{name}': {nearest(name, SUITES).rstrip('.')}; "
+            f"or name a file of prompts, for example ./{name}.jsonl"
         )
     suite: Suite = importlib.import_module(f"foretoken.bench.suites.{name}").SUITE
     return suite
