@@ -150,7 +150,7 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
         ConfigError: with what is missing.
     """
     members = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
-    missing = sorted(name for name in members if not hasattr(thing, name))
+    missing = sorted(members - set(dir(thing)))
     if isinstance(thing, type) or missing:
         raise ConfigError(
             f"{key}={thing!r} is neither a name nor a {kind} ({', '.join(missing) or 'it is a class'}): give a name of "
