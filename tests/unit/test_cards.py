@@ -67,7 +67,7 @@ def tree_of_commands():
     return typer.main.get_command(app)
 
 
-def parse(arguments: list[str]) -> None:
+def check_parses(arguments: list[str]) -> None:
     """Walk typer's tree of commands as the command line does, up to where values would be read and the command run.
 
     An unknown command or option, an option without its value, or an argument that is missing or too many is an error.
@@ -154,7 +154,7 @@ def test_card_links_its_measurement(entry):
 @every_entry
 def test_commands_of_a_card_parse(entry):
     for arguments in commands(card_of(entry)):
-        parse(arguments)
+        check_parses(arguments)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_commands_of_a_card_parse(entry):
 )
 def test_a_wrong_command_does_not_parse(wrong):
     with pytest.raises(Exception, match=r"(?i)no command|no such option|requires an argument|left over"):
-        parse(wrong.split())
+        check_parses(wrong.split())
 
 
 def test_no_card_without_an_entry():
