@@ -28,9 +28,14 @@ LONGEST = 1024  # positions; the probabilities of longer rows would fill the mem
 
 
 class CausalAttention(torch.autograd.Function):
-    """``softmax(s Q K') V``, every position reading itself and those before it."""
+    """``softmax(s Q K') V``, every position reading itself and those before it.
+
+    Where products are computed in bfloat16, all three arrive in it: rotation by positions gives queries and keys in
+    float32, and a product in place takes one dtype only.
+    """
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
     def forward(ctx: Any, query_NLD: Tensor, key_NTD: Tensor, value_NTD: Tensor, scaling: float) -> Tensor:
         """Attend; N = B G, and L = T R: the queries that share keys stand beside each other, by position.
 
@@ -54,6 +59,7 @@ class CausalAttention(torch.autograd.Function):
         return out_NLD
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx: Any, grad_NLD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """The gradients of query, key and value."""
         scaled_NLD, key_NTD, value_NTD, *kept = ctx.saved_tensors

@@ -68,6 +68,19 @@ def test_a_model_trains_the_same_with_it():
     torch.testing.assert_close(gradients(model, model(input_ids=tokens, labels=tokens).loss), expected)
 
 
+def test_a_model_trains_where_products_are_computed_in_bfloat16():
+    """On every processor, whatever ``processor.products`` would choose there."""
+    model, tokens = build(), torch.randint(0, 64, (2, 200), generator=torch.Generator().manual_seed(1))
+    expected = gradients(model, NextToken()(model, tokens, torch.Generator()))
+    attention.use(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = NextToken()(model, tokens, torch.Generator())
+    for name, found in gradients(model, loss).items():
+        assert found.dtype == torch.float32
+        cosine = F.cosine_similarity(found.flatten(), expected[name].flatten(), dim=0)
+        assert cosine > 0.99, name
+
+
 def test_what_is_not_plainly_causal_goes_to_the_library():
     model = build()
     tokens, mask = torch.randint(0, 64, (2, 20)), torch.ones(2, 20, dtype=torch.int64)
