@@ -1,9 +1,9 @@
 """A forward of k rows in two or more source trees, interleaved in one run: what a change of the hot path is worth.
 
     git worktree add ../before COMMIT
-    python benchmarks/revisions.py --trees before=../before/src,after=src --shape 100m --rows 1,8,12,16,32
+    python benchmarks/revisions.py --trees before=../before/src,after=src --model shape:100m --rows 1,8,12,16,32
 
-One process for each tree, all over the same random weights; they take turns, a burst of forwards each, and the others
+One process for each tree, all over the same weights; they take turns, a burst of forwards each, and the others
 sleep meanwhile. Medians are for comparing trees, minima for telling what the machine can do.
 """
 
@@ -15,10 +15,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from versions import Quiet, command
+
+from foretoken.core.files import check_writable, write_whole
+from foretoken.core.provenance import provenance
 
 _BURST = 4
 
@@ -26,59 +30,79 @@ _BURST = 4
 def main() -> int:
     options = _options()
     if options.worker:
-        return _work(Path(options.worker), options)
+        return _work(options.worker, options)
     trees = dict(each.split("=", 1) for each in options.trees.split(","))
     rows = [int(each) for each in options.rows.split(",")]
-    with tempfile.TemporaryDirectory(prefix="foretoken-revisions-") as folder:
-        from foretoken.bench.shapes import write_random_model
-
-        write_random_model(options.shape, Path(folder), options.dtype, positions=options.context + 512)
-        workers = {name: _start(tree, folder, options) for name, tree in trees.items()}
-        seconds: dict[tuple[str, int], list[float]] = {(name, n): [] for name in trees for n in rows}
-        for turn in range(-1, options.bursts):  # one to warm up
-            names = list(trees) if turn % 2 else list(reversed(trees))
-            for n in rows:
-                for name in names:
-                    found = _ask(workers[name], n)
-                    if turn >= 0:
-                        seconds[name, n] += found
-        for worker in workers.values():
-            worker.stdin.close()
-            worker.wait()
-    print(
-        f"{options.shape}, {options.dtype}, {options.threads} threads, {options.context} cached rows; ms of a forward"
-    )
+    if options.json:
+        check_writable(options.json, "--json")
+    quiet = Quiet()
+    workers, commits = {}, {}
+    for name, tree in trees.items():
+        workers[name], commits[name] = _start(tree, options)
+    seconds: dict[tuple[str, int], list[float]] = {(name, n): [] for name in trees for n in rows}
+    for turn in range(-1, options.bursts):  # one to warm up
+        names = list(trees) if turn % 2 else list(reversed(trees))
+        for n in rows:
+            for name in names:
+                found = _ask(workers[name], n)
+                if turn >= 0:
+                    seconds[name, n] += found
+    for worker in workers.values():
+        worker.stdin.close()
+        worker.wait()
+    what = "ms of a forward" if options.clock == "wall" else "ms of processor time of a forward"
+    print(f"{options.model}, {options.dtype}, {options.threads} threads, {options.context} cached rows; {what}")
     print(f"{'':>12}" + "".join(f"{n:>20}" for n in rows))
     for name in trees:
         for what, of in (("median", statistics.median), ("least", min)):
             each = [1e3 * of(seconds[name, n]) for n in rows]
             cells = "".join(f"{ms:>12.2f} ({ms / each[0]:.2f}x)" for ms in each)
             print(f"{name[:12]:>12}{cells}  {what}")
+    others = quiet.report()
+    if options.json:
+        settings = ("model", "dtype", "threads", "context", "clock", "bursts")
+        facts = provenance([], **{name: getattr(options, name) for name in settings}, trees=commits)
+        facts["command"] = command("revisions.py")
+        facts["share_of_processors_used_by_others"] = others
+        found = [{"tree": name, "rows": n, "seconds": each} for (name, n), each in seconds.items()]
+        write_whole(Path(options.json), json.dumps({"provenance": facts, "forwards": found}, indent=1) + "\n")
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trees", default="here=src", help="NAME=FOLDER of sources, separated by commas")
-    parser.add_argument("--shape", default="100m")
+    parser.add_argument("--model", default="shape:100m", help="a checkpoint, zoo:base, grown:base:100m, shape:100m")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rows", default="1,4,8,12,16,32")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", help="write every time and where it comes from to this file")
     parser.add_argument("--bursts", type=int, default=12, help=f"of {_BURST} forwards, for each tree and row count")
+    parser.add_argument(
+        "--clock",
+        default="wall",
+        choices=["wall", "cpu"],
+        help="cpu: processor time, which tells trees apart on a machine that others use, too; with one thread",
+    )
     parser.add_argument("--tree-draft", action="store_true", help="rows are a root and a tree that is no chain")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.clock == "cpu" and options.threads > 1:
+        parser.error("--clock cpu: with --threads 1, since threads that wait use the processor, too")
+    return options
 
 
-def _start(tree: str, folder: str, options: argparse.Namespace) -> Any:
-    command = [sys.executable, __file__, "--worker", folder, "--threads", str(options.threads)]
+def _start(tree: str, options: argparse.Namespace) -> tuple[Any, str]:
+    """A worker over a tree's sources, and their commit."""
+    command = [sys.executable, __file__, "--worker", options.model, "--threads", str(options.threads)]
     command += ["--context", str(options.context), "--dtype", options.dtype]
-    command += ["--tree-draft"] if options.tree_draft else []
+    command += ["--clock", options.clock, *(["--tree-draft"] if options.tree_draft else [])]
     environment = {**os.environ, "PYTHONPATH": str(Path(tree).resolve()), "HF_HUB_OFFLINE": "1"}
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    print(f"{tree}: {_read(worker)['source']}")
-    return worker
+    ready = _read(worker)
+    print(f"{tree}: {ready['source']} at {ready['commit']}")
+    return worker, ready["commit"]
 
 
 def _ask(worker: Any, rows: int) -> list[float]:
@@ -95,17 +119,18 @@ def _read(worker: Any) -> Any:
     return json.loads(line)
 
 
-def _work(folder: Path, options: argparse.Namespace) -> int:
+def _work(name: str, options: argparse.Namespace) -> int:
     import torch
 
     import foretoken
+    from foretoken.core.provenance import git_commit
     from foretoken.core.tree import TokenTree
     from foretoken.models.batch import PackedBatch
     from foretoken.models.dense import DensePlan
     from foretoken.models.load import load
 
     torch.set_num_threads(options.threads)
-    model = load(str(folder), dtype=options.dtype)
+    model = load(name, dtype=options.dtype)
     cache = model.new_cache(1)
     slot = cache.acquire()
     generator = torch.Generator().manual_seed(0)
@@ -126,14 +151,15 @@ def _work(folder: Path, options: argparse.Namespace) -> int:
 
     for _ in range(0, options.context, 256):
         forward(min(256, options.context - cache.lengths[slot]), commit=True)
-    _tell({"source": foretoken.__file__})
+    _tell({"source": foretoken.__file__, "commit": git_commit(Path(foretoken.__file__).parent)})
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
     for line in sys.stdin:
         seconds = []
         for repeat in range(_BURST + 1):  # the first one wakes the threads
-            began = time.perf_counter()
+            began = clock()
             forward(int(line), commit=False)
             if repeat:
-                seconds.append(time.perf_counter() - began)
+                seconds.append(clock() - began)
         _tell({"seconds": seconds})
     return 0
 

@@ -196,3 +196,24 @@ def test_a_new_cache_where_an_old_one_lay_gets_buffers_of_its_own() -> None:
     fresh.generation = generation
     model.forward(batch, DensePlan(fresh, batch))
     assert fresh.keys[0] is not None
+
+
+@pytest.mark.parametrize("first", [0, 3, 15, 16, 37, 95, 96, 99])
+def test_of_tied_tokens_the_first_is_the_best(first: int) -> None:
+    """A row of the head twice and its negative twice: in one vector, in others, and behind the last whole one."""
+    opposite = (first + 50) % 100
+    reference = make("llama", torch.float32)[1]
+    head = torch.zeros_like(reference.lm_head.weight)
+    for sign, place in ((1, first), (1, 100), (-1, opposite), (-1, 98)):
+        head[place] = sign * reference.lm_head.weight.data[first]
+    config = AutoConfig.for_model("llama", **COMMON)
+    twin = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME).eval()
+    twin.load_state_dict({**reference.state_dict(), "lm_head.weight": head})
+    model = LanguageModel(twin, None, name="tied")
+    assert model.fused is not None
+    session = Session(model)
+    batch = PackedBatch()
+    batch.add_chunk(session.cache.acquire(), 0, text(20), wanted=20)
+    output = model.forward(batch, DensePlan(session.cache, batch), top=1)
+    assert list(output.best) == output.logits_MV.argmax(-1).tolist() == list(output.top_ids)
+    assert set(output.best) == {first, opposite}

@@ -125,23 +125,26 @@ static void *chunks(void *argument) {
     const Task *task = argument;
     float *logits = malloc(ROWS * VOCAB * 4), thresholds[ROWS] = {0};
     int32_t chosen[GROUPS * (1 + ROWS / 16)];
-    float *means = calloc(GROUPS * (ROWS / 16) * HEAD_DIM, 4);
-    const float *of_layers[LAYERS] = {means, 0};
+    float *summaries = calloc(GROUPS * (ROWS / 16) * 2 * HEAD_DIM, 4), *scores = calloc(GROUPS * (ROWS / 16), 4);
+    const float *of_layers[LAYERS] = {summaries, 0};
+    const uint8_t selects[LAYERS] = {1};
     Team *team = foretoken_team_new();
-    for (int way = 0; way < 3; way++) { /* dense; with every gate open; with every block kept */
-        const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .across_heads = 1, .capacity = ROWS / 16,
-                               .most = ROWS / 16, .means = of_layers, .chosen = chosen};
+    for (int way = 0; way < 5; way++) { /* dense; with every gate open; with every block kept, by each of the scores */
+        const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .across_heads = 1,
+                               .score = way == 2 ? MEAN : way == 3 ? BOUNDS : EXACT, .capacity = ROWS / 16,
+                               .most = ROWS / 16, .selects = selects, .summaries = of_layers, .scores = scores,
+                               .chosen = chosen};
         Cache cache = new_cache();
         for (long begin = 0; begin < ROWS; begin += 13) {
             const long rows = ROWS - begin < 13 ? ROWS - begin : 13;
-            forward(team, task->decoder, &cache, 3, begin, rows, task->tokens + begin, 0, 0, way == 2 ? &blocks : 0,
+            forward(team, task->decoder, &cache, 3, begin, rows, task->tokens + begin, 0, 0, way >= 2 ? &blocks : 0,
                     way == 1 ? thresholds : 0, logits + begin * VOCAB);
         }
         must_equal(logits, task->expected, ROWS * VOCAB, way == 0 ? "chunks" : way == 1 ? "gates" : "blocks");
         free_cache(&cache);
     }
     foretoken_team_free(team);
-    free(logits), free(means);
+    free(logits), free(summaries), free(scores);
     return 0;
 }
 

@@ -4,7 +4,7 @@ A plan that can be described like this is computed by ``models/fused``, where th
 called layer by layer through ``attend``. Both ways give the same result up to rounding. What is sparse is described
 part by part, and a part that is absent is dense.
 
-Letters: S slots, G key/value heads, N blocks, D key width.
+Letters: S slots, G key/value heads, N blocks, D key width, W numbers that sum up a block.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ class Blocks:
         sinks, locals: first and last blocks that are always kept.
         across_heads: select among the blocks of all key/value heads together, not per head.
         keep: for each segment, blocks to keep in a layer, over all heads; 0: dense attention.
-        selects: whether a layer selects; if not, it takes what the layer before it took.
-        means: mean keys of a layer's whole committed blocks, float32 [S, G, N, D]; valid for the segments to be
-            attended sparsely. Asked for the layers that select, before they are run.
+        score: by what the root row orders blocks: "exact", "bounds" or "mean".
+        selects: whether a layer selects; if not, it takes what the layer before it took. The first layer of a forward
+            that can select does in any case.
+        summaries: for "bounds" (W = 2 D) and "mean" (W = D): what is known of a layer's whole committed blocks, float32
+            [S, G, N, W]; valid for the segments to be attended sparsely. Asked for the layers that select, before they
+            are run. None for "exact".
     """
 
     size: int
@@ -39,8 +42,9 @@ class Blocks:
     locals: int
     across_heads: bool
     keep: Sequence[int]
+    score: str
     selects: Callable[[int], bool]
-    means: Callable[[int], Tensor]
+    summaries: Callable[[int], Tensor] | None
 
 
 class Clock(Protocol):

@@ -44,14 +44,36 @@ static float kth_largest(float *x, long n, long k) {
     return x[k - 1];
 }
 
-/* Scores of one head's blocks: q . mean, and infinity for those that are always kept. */
-static void score_blocks(const Blocks *b, const float *q, const float *means, long D, long num_blocks, float *scores) {
+/* Scores of one head's blocks from their means or bounds, q being the sum of the group's queries. */
+static void score_summaries(const Blocks *b, const float *q, const float *summaries, long D, long num_blocks, float *scores) {
+    for (long n = 0; n < num_blocks; n++) {
+        if (b->score == MEAN) {
+            scores[n] = dot(q, summaries + n * D, D);
+            continue;
+        }
+        const float *least = summaries + n * 2 * D, *largest = least + D; /* of each coordinate */
+        vf sum = {0};
+        for (long d = 0; d < D; d += 16) {
+            const vf x = *(const vf_unaligned *)(q + d);
+            sum += vector_max(x * *(const vf_unaligned *)(least + d), x * *(const vf_unaligned *)(largest + d));
+        }
+        scores[n] = horizontal_sum(sum);
+    }
+}
+
+/* What one head's line of attention weights gives to each block, added to the scores. */
+static void add_weights(const float *line, float inverse, long size, long num_blocks, float *scores) {
     for (long n = 0; n < num_blocks; n++) {
         vf sum = {0};
-        for (long d = 0; d < D; d += 16) 
-            sum = fused(*(const vf_unaligned *)(q + d), *(const vf_unaligned *)(means + n * D + d), sum);
-        const float score = horizontal_sum(sum);
-        scores[n] = score == score ? score : -INFINITY; /* NaN: a broken model */
+        for (long c = 0; c < size; c += 16) sum += *(const vf_unaligned *)(line + n * size + c);
+        scores[n] += horizontal_sum(sum) * inverse;
+    }
+}
+
+/* Infinity for the blocks of a head that are always kept; what is no number comes last. */
+static void fix_scores(const Blocks *b, long num_blocks, float *scores) {
+    for (long n = 0; n < num_blocks; n++) {
+        if (scores[n] != scores[n]) scores[n] = -INFINITY; /* a broken model */
         if (n < b->sinks || n >= num_blocks - b->locals) scores[n] = INFINITY;
     }
 }

@@ -36,9 +36,10 @@ _FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=off",  # products are fused with additions where the source says so
     "-Wno-psabi",
+    "-Werror=incompatible-pointer-types",  # floats taken for units would be a wrong answer, not a warning
     "-pthread",
 )
-_ABI = 6
+_ABI = 7
 _SCRATCH = "building-"
 _DIGEST = hashlib.sha256().digest_size
 

@@ -6,7 +6,7 @@ the tokens it is given. It is told by name; it never reads or writes memory that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
+from foretoken.models.fused.structs import SCORES
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
@@ -42,8 +43,8 @@ class Sizes:
     gated: bool
 
 
-def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span, top: int) -> None:
-    """Everything that the native forward takes for granted but the cache's buffers, see :func:`check_buffers`.
+def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> None:
+    """Everything that the native forward takes for granted but the head and the cache's buffers, which see below.
 
     Raises:
         InputError: a token is not in the embedding.
@@ -56,7 +57,6 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span, top: i
     _within("span.last", span.last, span.first, sizes.num_layers)
     _check_entry(sizes, batch, span)
     _check_range("batch.wanted", batch.wanted, num_rows)
-    _within("top", top, 0, sizes.vocab_size)
     if list(span.taps) != sorted(set(span.taps)) or any(not span.first < each <= span.last for each in span.taps):
         raise ValueError(f"span.taps={span.taps}: increasing depths behind layer {span.first}, up to {span.last}")
     if span.tap_rows is not None:
@@ -73,6 +73,33 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span, top: i
         _check_blocks(sizes, batch.segments, plan.blocks)
 
 
+def check_head(own: Tensor, packed: Tensor, count: int, top: int) -> None:
+    """The head that is read, which need not be the decoder's own.
+
+    Args:
+        own, packed: the decoder's, and that which is read, [tiles, units, 16, unit].
+        count: its rows.
+        top: tokens of each row to rank.
+    """
+    if packed.shape[1:] != own.shape[1:] or packed.dtype != own.dtype or not _is_plain(packed):
+        raise ValueError(
+            f"head is {list(packed.shape)} of {packed.dtype}: packed like the decoder's own, {list(own.shape)} of "
+            f"{own.dtype}"
+        )
+    _within("head.vocab_size", count, 1 + 16 * (len(packed) - 1), 16 * len(packed))
+    _within("top", top, 0, count)
+
+
+def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
+    """What is added beside the residual stream.
+
+    Raises:
+        ValueError: it has not a row for each row of the batch.
+    """
+    if beside_TQ.shape != (num_rows, width) or beside_TQ.dtype != torch.float32 or not _is_plain(beside_TQ):
+        raise ValueError(f"beside_TQ is {list(beside_TQ.shape)} of {beside_TQ.dtype}: float32 [{num_rows}, {width}]")
+
+
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """The cache's keys and values of each layer, as far as native code addresses them."""
     expected = (cache.num_slots, sizes.kv_heads, cache.capacity, sizes.head_dim)
@@ -85,18 +112,19 @@ def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Te
                 )
 
 
-def check_means(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks, means: dict[int, Tensor]) -> None:
-    """Mean keys of blocks, for the layers that select."""
+def check_summaries(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks, summaries: Mapping[int, Tensor]) -> None:
+    """Means or bounds of blocks, for the layers that select by them."""
     slots = 1 + max(segment.slot for segment in segments)
     count = max(segment.prefix // blocks.size for segment in segments)
-    shapes = {each.shape for each in means.values()}
-    for layer, each in means.items():
+    width = sizes.head_dim * (2 if blocks.score == "bounds" else 1)
+    shapes = {each.shape for each in summaries.values()}
+    for layer, each in summaries.items():
         fits = each.dim() == 4 and each.shape[0] >= slots and each.shape[2] >= count
-        fits = fits and (each.shape[1], each.shape[3]) == (sizes.kv_heads, sizes.head_dim)
+        fits = fits and (each.shape[1], each.shape[3]) == (sizes.kv_heads, width)
         if not fits or len(shapes) > 1 or each.dtype != torch.float32 or not _is_plain(each):
             raise ValueError(
-                f"plan.blocks.means({layer}) is {list(each.shape)} of {each.dtype}: of every layer alike, float32 "
-                f"[{slots} or more, {sizes.kv_heads}, {count} or more, {sizes.head_dim}]"
+                f"plan.blocks.summaries({layer}) is {list(each.shape)} of {each.dtype}: of every layer alike, float32 "
+                f"[{slots} or more, {sizes.kv_heads}, {count} or more, {width}]"
             )
 
 
@@ -149,6 +177,11 @@ def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> 
         raise ValueError(f"plan.blocks.size={blocks.size}: a multiple of 16")
     _within("plan.blocks.sinks", blocks.sinks, 0, None)
     _within("plan.blocks.locals", blocks.locals, 0, None)
+    if blocks.score not in SCORES or (blocks.summaries is None) != (blocks.score == "exact"):
+        raise ValueError(
+            f"plan.blocks.score={blocks.score!r} {'without' if blocks.summaries is None else 'with'} summaries: "
+            "exact without, bounds or mean with them"
+        )
     if len(blocks.keep) != len(segments):
         raise ValueError(f"plan.blocks.keep has {len(blocks.keep)} entries for {len(segments)} segments")
     least = 1 if blocks.across_heads else sizes.kv_heads

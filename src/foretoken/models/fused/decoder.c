@@ -41,6 +41,8 @@ static double now(void) {
 #include "gates.h"
 #include "forward.h"
 #undef UNIT
+#undef STEPS
+#undef INPUTS
 #undef BF16
 #undef NAME
 #define BF16 0
@@ -50,6 +52,8 @@ static double now(void) {
 #include "gates.h"
 #include "forward.h"
 #undef UNIT
+#undef STEPS
+#undef INPUTS
 #undef BF16
 #undef NAME
 
@@ -83,9 +87,10 @@ static long larger(long a, long b) { return a > b ? a : b; }
 static int room_for_forward(Team *team, Job *job, long threads) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long element = m->bf16 ? 2 : 4, T = call->num_rows, group = m->heads / m->kv_heads;
+    const long T = call->num_rows, group = m->heads / m->kv_heads;
+    const long element = m->bf16 ? 2 : 4, entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
     const size_t rows[5] = {T * m->width * 4, T * m->qkv_stride * 4, T * m->gate_up_stride * 4,
-                            T * m->heads * m->head_dim * element, T * m->ffn_units * 4};
+                            T * m->heads * m->head_dim * entered, T * m->gate_up_stride / 2 * entered};
     for (int i = 0; i < 5; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -101,10 +106,10 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         most_columns = larger(most_columns, (s->prefix + s->tail + s->rows + 15) / 16 * 16);
         if (call->blocks) most_blocks = larger(most_blocks, s->prefix / call->blocks->size);
     }
-    const size_t parts[6] = {most_rows * group * m->head_dim * element,
+    const size_t parts[6] = {most_rows * group * m->head_dim * entered,
                              most_columns * m->head_dim * element,
                              12 * most_columns * sizeof(float),
-                             larger(T, call->num_wanted) * m->width * element,
+                             larger(T, call->num_wanted) * m->width * entered,
                              2 * m->kv_heads * most_blocks * sizeof(float),
                              larger((most_blocks + 2) * sizeof(Run), m->ffn_units * sizeof(int32_t))};
     const size_t held = team->scratch.size / sizeof(Scratch);
@@ -130,16 +135,10 @@ static void run(const Job *job, int thread) {
             forward_f32(job, job->scratch + thread);
         return;
     }
-    const Linear *y = job->linear;
-    long lo, hi;
-    while (next_share(job, job->stages, y->tiles, &lo, &hi)) {
-        if (y->bf16)
-            product_bf16(y->w, y->tile_stride, lo, hi, y->x, y->units, y->units, y->rows, y->out, y->tiles * 16, y->bias, 0);
-        else
-            product_f32(y->w, y->tile_stride, lo, hi, y->x, y->units, y->units, y->rows, y->out, y->tiles * 16, y->bias, 0);
-        finish(job->stages);
-    }
-    wait_for(job->stages, shares(job, y->tiles));
+    if (job->linear->bf16)
+        linear_bf16(job);
+    else
+        linear_f32(job);
 }
 
 /* Returns 0, or 1 if there was no memory; then nothing has been computed. */
@@ -147,7 +146,7 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     const long threads = call->threads < 1 ? 1 : call->threads > MAX_THREADS ? MAX_THREADS : call->threads;
     Job job = {.model = m, .call = call};
     pthread_mutex_lock(&team->callers);
-    const int ready = clear_stages(team, &job, 6 * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
+    const int ready = clear_stages(team, &job, 7 * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
     if (ready) together(team, &job, (int)threads);
     pthread_mutex_unlock(&team->callers);
     return !ready;
@@ -171,8 +170,16 @@ void foretoken_move(const Move *move) {
 int64_t foretoken_linear(Team *team, const Linear *y) {
     Job job = {.linear = y};
     pthread_mutex_lock(&team->callers);
-    const int ready = clear_stages(team, &job, 1);
-    if (ready) together(team, &job, (int)y->threads);
+    const size_t entered = y->bf16 ? 2 * entered_bf16 : entered_f32; /* bytes of a unit */
+    const int ready = clear_stages(team, &job, 1) && room(team->rows + 3, y->rows * y->units * entered);
+    if (ready) {
+        void *inputs = team->rows[3].data;
+        if (y->bf16)
+            job.inputs = inputs_bf16(y->x, y->units, y->rows, inputs);
+        else
+            job.inputs = inputs_f32(y->x, y->units, y->rows, inputs);
+        together(team, &job, (int)y->threads);
+    }
     pthread_mutex_unlock(&team->callers);
     return !ready;
 }

@@ -4,7 +4,7 @@ For models of a few hundred million parameters most of a small step is the cost 
 This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: the anatomy
 that Llama, Mistral, Qwen2 and Qwen3 share (fit.py), and what drafting methods put beside it.
 
-Letters: T packed rows, V vocabulary, D width.
+Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
 """
 
 from __future__ import annotations
@@ -115,15 +115,32 @@ class FusedDecoder:
             final_norm=self._floats(layout.final_norm_D),
         )
 
-    def forward(self, batch: PackedBatch, plan: NativePlan, span: Span, *, top: int) -> Ranked:
+    def forward(
+        self,
+        batch: PackedBatch,
+        plan: NativePlan,
+        span: Span,
+        *,
+        top: int,
+        head: Head | None = None,
+        beside_TQ: Tensor | None = None,
+    ) -> Ranked:
         """Compute the plan, the batch's rows written into its cache; hidden states are float32.
 
+        Args:
+            head: read in place of its own one, of the same width and dtype.
+            beside_TQ: float32, added to the queries, keys and values of the span's first layer as they were projected:
+                the share of something else that the layer reads beside the residual stream.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: batch, plan or span do not fit this decoder; see checks.py.
             MemoryError: there is no room for what the forward keeps on the way.
         """
-        checks.check(self._sizes, batch, plan, span, top)
+        own_head = self.head if head is None else head
+        checks.check(self._sizes, batch, plan, span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        if beside_TQ is not None:
+            checks.check_beside(beside_TQ, len(batch.tokens), self._model.qkv_stride)
         cache, num_rows, attends = plan.cache, len(batch.tokens), span.first < span.last
         segments = (structs.Segment * len(batch.segments))()
         for native, segment in zip(segments, batch.segments, strict=True):
@@ -141,7 +158,8 @@ class FusedDecoder:
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         tables = self._rotary.up_to(max(batch.positions) + 1 if attends else 0)
         num_wanted = len(wanted)
-        logits_MV = self._shelf.take(num_wanted, self._model.logits_stride)
+        model = self._model if head is None else self._with_head(head)
+        logits_MV = self._shelf.take(num_wanted, model.logits_stride)
         best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
         ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
         thresholds = array("f", plan.thresholds or ())
@@ -176,6 +194,7 @@ class FusedDecoder:
             first=span.first,
             last=span.last,
             entering=None if entering_TD is None else entering_TD.data_ptr(),
+            beside=None if beside_TQ is None else beside_TQ.data_ptr(),
             skip_norm=int(not span.final_norm),
             num_taps=len(taps),
             num_tap_rows=len(tap_rows),
@@ -186,38 +205,52 @@ class FusedDecoder:
             attention_seconds=None if plan.clock is None else ctypes.pointer(attention),
         )
         handle = own.handle  # held while the call runs
-        if self._library.foretoken_forward(handle.address, ctypes.addressof(self._model), ctypes.addressof(call)):
+        if self._library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call)):
             raise MemoryError(f"there is no memory for a forward of {num_rows} rows")
         if plan.clock is not None:
             plan.clock.attention_seconds += attention.value
         hidden = {depth: tapped[place] for place, depth in enumerate(span.taps)}
-        return Ranked(logits_MV[:, : self.vocab_size], best, peaks, ids, shares, hidden)
+        return Ranked(logits_MV[:, : own_head.vocab_size], best, peaks, ids, shares, hidden)
+
+    def _with_head(self, head: Head) -> structs.Model:
+        """A copy of the description, with another head."""
+        model = structs.Model.from_buffer_copy(self._model)
+        model.vocab, model.head = head.vocab_size, head.packed.data_ptr()
+        model.logits_stride = head.packed.shape[0] * 16
+        return model
 
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
-        """What the native side needs in order to select: means for the layers that do, room for what they take."""
-        layers = self._model.layers
-        means: dict[int, Tensor] = {}
-        for index in range(span.first, span.last):
-            layer = layers[index]
-            if not layer.window and (not means or blocks.selects(layer.index)):
-                means[layer.index] = blocks.means(layer.index)
-        checks.check_means(self._sizes, batch.segments, blocks, means)
+        """What the native side needs in order to select: who does, by what, and room for what they take."""
+        layers = [self._model.layers[index] for index in range(span.first, span.last)]
+        seeing = [layer.index for layer in layers if not layer.window]
+        selecting = [index for index in seeing if index == seeing[0] or blocks.selects(index)]
+        selects = array("B", bytes(self._model.num_layers))
+        summaries: dict[int, Tensor] = {}
+        for index in selecting:
+            selects[index] = 1
+            if blocks.summaries is not None:
+                summaries[index] = blocks.summaries(index)
+        checks.check_summaries(self._sizes, batch.segments, blocks, summaries)
         pointers = (structs.P * self._model.num_layers)()
-        for number, each in means.items():
+        for number, each in summaries.items():
             pointers[number] = each.data_ptr()
         most = max(segment.prefix // blocks.size for segment in batch.segments)
-        chosen = array("i", bytes(4 * len(batch.segments) * self._model.kv_heads * (1 + most)))
+        places = len(batch.segments) * self._model.kv_heads
+        scores, chosen = array("f", bytes(4 * places * most)), array("i", bytes(4 * places * (1 + most)))
         native = structs.Blocks(
             size=blocks.size,
             sinks=blocks.sinks,
             locals=blocks.locals,
             across_heads=int(blocks.across_heads),
-            capacity=next((each.shape[2] for each in means.values()), 0),
+            score=structs.SCORES[blocks.score],
+            capacity=next((each.shape[2] for each in summaries.values()), 0),
             most=most,
-            means=pointers,
+            selects=selects.buffer_info()[0],
+            summaries=pointers,
+            scores=scores.buffer_info()[0],
             chosen=chosen.buffer_info()[0],
         )
-        return _NativeBlocks(native, (pointers, chosen, means))
+        return _NativeBlocks(native, (pointers, selects, scores, chosen, summaries))
 
     def _room(self, cache: KVCache) -> Room:
         """The cache's memory; looked up again when the cache has grown."""
@@ -253,7 +286,7 @@ class FusedDecoder:
             native.mlp_norm = self._floats(block.mlp_norm_D)
         native.index, native.window = index, block.window
         native.qkv, native.out = qkv.data_ptr(), out.data_ptr()
-        native.attention_norm = self._floats(block.attention_norm_D)
+        native.attention_norm = None if block.attention_norm_D is None else self._floats(block.attention_norm_D)
         native.q_norm = None if block.q_norm_d is None else self._floats(block.q_norm_d)
         native.k_norm = None if block.k_norm_d is None else self._floats(block.k_norm_d)
         return PackedBlock(qkv, out, gate_up, down)

@@ -1,13 +1,16 @@
 /* The forward of a span of layers. */
 
-/* gate and up tiles alternate: h = silu(gate) * up, as elements */
+/* gate and up tiles alternate: h = silu(gate) * up */
 static void NAME(gate)(const Job *job, long first, long last, long rows) {
     const Model *m = job->model;
     for (long r = 0; r < rows; r++)
         for (long t = first; t < last; t += 2) {
             const float *from = job->gate_up_out + r * m->gate_up_stride + t * 16;
-            const vf gate = *(const vf_unaligned *)from, up = *(const vf_unaligned *)(from + 16);
-            NAME(narrow)((char *)(job->hidden + r * m->ffn_units) + t * 8 * (4 / UNIT), gate / (1.0f + exponential(-gate)) * up);
+            NAME(input) *to = (NAME(input) *)job->hidden + INPUTS(r * m->gate_up_stride / 2 + t * 8);
+            for (int i = 0; i < 16; i += LANES) {
+                const part gate = *(const part_unaligned *)(from + i), up = *(const part_unaligned *)(from + 16 + i);
+                NAME(enter)(to + INPUTS(i), gate / (1.0f + part_exponential(-gate)) * up);
+            }
         }
 }
 
@@ -15,7 +18,8 @@ static void NAME(embed)(const Job *job, long row) {
     const Model *m = job->model;
     const char *from = (const char *)m->embedding + (long)job->call->tokens[row] * m->width * (4 / UNIT);
     float *to = job->residual + row * m->width;
-    for (long i = 0; i < m->width; i += 16) *(vf_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT));
+    for (long i = 0; i < m->width; i += LANES)
+        *(part_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT));
 }
 
 /* Copy the tapped rows of the residual stream, if this depth is tapped. The stage keeps threads in step. */
@@ -31,6 +35,22 @@ static void NAME(tap)(const Job *job, long depth, Stage *stage) {
     wait_for(stage, rows);
 }
 
+/* What a layer or the head reads of a row: normed, or as it is where there is no gain. */
+static void NAME(read_row)(const float *row, const float *gain, long W, float eps, NAME(input) *to) {
+    if (gain)
+        NAME(rms_norm)(row, gain, W, eps, to);
+    else
+        for (long w = 0; w < W; w += LANES) NAME(enter)(to + INPUTS(w), *(const part_unaligned *)(row + w));
+}
+
+/* Add to some tiles of all rows' queries, keys and values what comes from beside the residual stream. */
+static void NAME(add_beside)(const Job *job, long first, long last) {
+    const long stride = job->model->qkv_stride;
+    for (long r = 0; r < job->call->num_rows; r++)
+        for (long i = r * stride + first * 16; i < r * stride + last * 16; i += 16)
+            *(vf_unaligned *)(job->qkv_out + i) += *(const vf_unaligned *)(job->call->beside + i);
+}
+
 /* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
 static void NAME(forward)(const Job *job, Scratch *scratch) {
     const Model *m = job->model;
@@ -38,7 +58,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     const long T = call->num_rows, W = m->width, units = W / UNIT;
     const long q_units = m->heads * m->head_dim / UNIT;
     const long qkv_tiles = m->qkv_stride / 16, width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
-    uint32_t *normed = scratch->part[3].data;
+    NAME(input) *normed = scratch->part[3].data;
     double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
     const float eps = (float)m->eps;
     Stage *stage = job->stages;
@@ -55,22 +75,29 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         const Layer *layer = m->layers + l;
         for (int prepared = 0; next_share(job, stage, qkv_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
-                NAME(rms_norm)(job->residual + r * W, layer->attention_norm, W, eps, normed + r * units);
-            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, units, units, T, job->qkv_out, m->qkv_stride,
+                NAME(read_row)(job->residual + r * W, layer->attention_norm, W, eps, normed + INPUTS(r * W));
+            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->qkv_out, m->qkv_stride,
                           layer->qkv_bias, 0);
+            if (call->beside && l == call->first) NAME(add_beside)(job, lo, hi);
             finish(stage);
         }
         wait_for(stage++, shares(job, qkv_tiles));
 
         const double began = seconds ? now() : 0;
         const long items = call->num_segments * m->kv_heads;
+        if (call->blocks && call->blocks->selects[layer->index]) {
+            for (long i; (i = claim(stage, items)) < items; finish(stage))
+                if (call->segments[i / m->kv_heads].keep)
+                    NAME(score)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
+            wait_for(stage++, items);
+        }
         for (long i; (i = claim(stage, items)) < items; finish(stage))
             NAME(attend)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
         wait_for(stage++, items);
         if (seconds) *seconds += now() - began;
 
         while (next_share(job, stage, width_tiles, &lo, &hi)) {
-            NAME(product)(layer->out, 16 * q_units, lo, hi, job->attended, q_units, q_units, T, job->residual, W,
+            NAME(product)(layer->out, 16 * q_units, lo, hi, job->attended, q_units * STEPS, q_units, T, job->residual, W,
                           layer->out_bias, 1);
             finish(stage);
         }
@@ -82,11 +109,11 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         }
         for (int prepared = 0; next_share(job, stage, ffn_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
-                NAME(rms_norm)(job->residual + r * W, layer->mlp_norm, W, eps, normed + r * units);
+                NAME(rms_norm)(job->residual + r * W, layer->mlp_norm, W, eps, normed + INPUTS(r * W));
             if (call->thresholds) {
                 NAME(open_gates)(job, layer, lo, hi, normed);
             } else {
-                NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, units, units, T, job->gate_up_out,
+                NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->gate_up_out,
                               m->gate_up_stride, 0, 0);
                 NAME(gate)(job, lo, hi, T);
             }
@@ -99,10 +126,10 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
             if (call->thresholds && !prepared) open = NAME(open_units)(job, T, scratch, &num_open);
             if (open)
-                NAME(product_of)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units, open, num_open, T,
+                NAME(product_of)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, open, num_open, T,
                                  job->residual, W);
             else
-                NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units, m->ffn_units, T,
+                NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, m->ffn_units, T,
                               job->residual, W, 0, 1);
             finish(stage);
         }
@@ -114,13 +141,9 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     for (int prepared = 0; next_share(job, stage, head_tiles, &lo, &hi); prepared = 1) {
         for (long i = prepared ? M : 0; i < M; i++) {
             const float *row = job->residual + (long)call->wanted[i] * W;
-            if (call->skip_norm)
-                for (long w = 0; w < W; w += 16)
-                    NAME(narrow)((char *)(normed + i * units) + w * (4 / UNIT), *(const vf_unaligned *)(row + w));
-            else
-                NAME(rms_norm)(row, m->final_norm, W, eps, normed + i * units);
+            NAME(read_row)(row, call->skip_norm ? 0 : m->final_norm, W, eps, normed + INPUTS(i * W));
         }
-        NAME(product)(m->head, 16 * units, lo, hi, normed, units, units, M, call->logits, m->logits_stride, 0, 0);
+        NAME(product)(m->head, 16 * units, lo, hi, normed, INPUTS(W), units, M, call->logits, m->logits_stride, 0, 0);
         finish(stage);
     }
     wait_for(stage++, shares(job, head_tiles));
@@ -131,4 +154,16 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
             top_of(logits, m->vocab, call->top, call->peaks[i], call->top_ids + i * call->top, call->top_shares + i * call->top);
     }
     wait_for(stage, M);
+}
+
+/* One product, run by every thread that takes part. */
+static void NAME(linear)(const Job *job) {
+    const Linear *y = job->linear;
+    long lo, hi;
+    while (next_share(job, job->stages, y->tiles, &lo, &hi)) {
+        NAME(product)(y->w, y->tile_stride, lo, hi, job->inputs, y->units * STEPS, y->units, y->rows, y->out, y->tiles * 16,
+                      y->bias, 0);
+        finish(job->stages);
+    }
+    wait_for(job->stages, shares(job, y->tiles));
 }

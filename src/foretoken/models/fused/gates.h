@@ -8,8 +8,8 @@
  * thresholds of 0 it is that of the dense MLP, bit for bit.
  */
 
-/* Gate and up tiles lo..hi-1 (in pairs) of all rows: hidden = g * up, as elements. */
-static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long hi, const uint32_t *normed) {
+/* Gate and up tiles lo..hi-1 (in pairs) of all rows: hidden = g * up. */
+static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long hi, const NAME(input) *normed) {
     const Model *m = job->model;
     const Call *call = job->call;
     const long T = call->num_rows, units = m->width / UNIT, tile = 16 * units, pairs = (hi - lo) / 2;
@@ -17,7 +17,7 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
     const uint32_t *gate = layer->gate_up + lo * tile;
     /* of a row's place for these tiles, gates take the first half and the other projection the second */
     float *gates = job->gate_up_out + lo * 16, *ups = gates + pairs * 16;
-    NAME(product)(gate, 2 * tile, 0, pairs, normed, units, units, T, gates, stride, 0, 0);
+    NAME(product)(gate, 2 * tile, 0, pairs, normed, INPUTS(m->width), units, T, gates, stride, 0, 0);
     long begin = 0;
     for (long p = 0; p <= pairs; p++) {
         int any = 0;
@@ -30,7 +30,7 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
                 for (int i = 0; i < 16; i++) any |= !shut[i];
             }
         if (any) continue;
-        if (p > begin) NAME(product)(gate + tile, 2 * tile, begin, p, normed, units, units, T, ups, stride, 0, 0);
+        if (p > begin) NAME(product)(gate + tile, 2 * tile, begin, p, normed, INPUTS(m->width), units, T, ups, stride, 0, 0);
         begin = p + 1;
     }
     for (long r = 0; r < T; r++)
@@ -38,20 +38,23 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
             const vf g = *(const vf_unaligned *)(gates + r * stride + p * 16);
             const vi shut = g == 0.0f; /* where all are, nobody has computed the other factor */
             const vf up = *(const vf_unaligned *)(ups + r * stride + p * 16);
-            NAME(narrow)((char *)(job->hidden + r * m->ffn_units) + (lo / 2 + p) * 16 * (4 / UNIT), (vf)((vi)(g * up) & ~shut));
+            NAME(enter16)((NAME(input) *)job->hidden + INPUTS(r * m->gate_up_stride / 2 + (lo / 2 + p) * 16),
+                          (vf)((vi)(g * up) & ~shut));
         }
 }
 
 /* The units of `hidden` that are not zero in all rows, ascending; NULL if leaving the others out would hardly pay. */
 static const int32_t *NAME(open_units)(const Job *job, long rows, Scratch *scratch, long *count) {
     const long units = job->model->ffn_units;
+    const NAME(input) *hidden = job->hidden;
     int32_t *open = scratch->part[5].data;
     long n = 0;
     for (long u = 0; u < units; u++) {
-        uint32_t any = 0;
-        for (long r = 0; r < rows; r++) any |= job->hidden[r * units + u];
+        int any = 0;
+        for (long r = 0; r < rows; r++)
+            for (int s = 0; s < STEPS; s++) any |= hidden[(r * units + u) * STEPS + s] != 0;
         open[n] = (int32_t)u;
-        n += any != 0;
+        n += any;
     }
     if (n > units - units / 16) return 0;
     *count = n;
@@ -59,7 +62,7 @@ static const int32_t *NAME(open_units)(const Job *job, long rows, Scratch *scrat
 }
 
 /* out[r][o] += x[r] . W[o] over these units. */
-static void NAME(product_of)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
+static void NAME(product_of)(const uint32_t *w, long w_stride, long first, long last_tile, const NAME(input) *x, long x_stride,
                              const int32_t *only, long units, long rows, float *out, long out_stride) {
     NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, 0, 1);
 }

@@ -38,7 +38,7 @@ class Block:
 
     Attributes:
         q, k, v, out: projections of attention.
-        attention_norm_D: gain of the norm before it.
+        attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
         q_norm_d, k_norm_d: gains of norms over each head's query and key, or None.
         window: positions a row sees, itself included; 0: all.
         gate, up, down: the gated MLP's projections, without biases; None: there is no MLP.
@@ -49,7 +49,7 @@ class Block:
     k: Projection
     v: Projection
     out: Projection
-    attention_norm_D: Tensor
+    attention_norm_D: Tensor | None
     q_norm_d: Tensor | None = None
     k_norm_d: Tensor | None = None
     window: int = 0

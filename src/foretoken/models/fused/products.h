@@ -1,7 +1,7 @@
 /* The arithmetic of one decoder, written over 32-bit units so that one text serves two element types.
  *
- * This and what is built on it are included twice by decoder.c. A unit is 32 bits: two bfloat16 (BF16 = 1) or one float32 (BF16 = 0). Weights, keys,
- * values and the inputs of every product are arrays of units; sums are float32.
+ * This and what is built on it are included twice by decoder.c. A unit is 32 bits: two bfloat16 (BF16 = 1) or one float32
+ * (BF16 = 0). Weights, keys and values are arrays of units; sums are float32.
  *
  * Every result of a row is computed by the same operations in the same order, however many rows, requests or threads
  * take part and whether the row belongs to a chain or a tree. Hence the text of a greedy request does not depend on
@@ -16,123 +16,198 @@
 #define UNIT 1
 #endif
 
-/* acc += w * x over one unit: 16 outputs against one broadcast unit of the row */
-static inline __attribute__((always_inline)) vf NAME(mac)(vf acc, vu w, uint32_t x) {
-#if BF16
-#ifdef __AVX512BF16__
-    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
+/* What a product reads of a row: its units where the processor multiplies units, else its elements as floats, so that none
+ * is widened again for every tile. A unit takes STEPS multiply-adds; its weights are widened once for all rows. */
+#if BF16 && defined(__AVX512BF16__)
+#define STEPS 1
+typedef uint32_t NAME(input);
 #else
-    union { uint32_t u; float f; } low = {x << 16}, high = {x & 0xffff0000u};
-    return fused((vf)(w & 0xffff0000u), all(high.f), fused((vf)(w << 16), all(low.f), acc));
+#define STEPS UNIT
+typedef float NAME(input);
 #endif
+#define INPUTS(ELEMENTS) ((ELEMENTS) / UNIT * STEPS)
+enum { NAME(entered) = STEPS * sizeof(NAME(input)) / UNIT }; /* bytes of an element in it */
+
+/* acc += w * x for one step: LANES outputs' weights of a unit, of which the step takes its element */
+static inline __attribute__((always_inline)) part NAME(mac)(part acc, part w, NAME(input) x) {
+#if BF16 && defined(__AVX512BF16__)
+    return (part)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
 #else
-    union { uint32_t u; float f; } value = {x};
-    return fused((vf)w, all(value.f), acc);
+    return fused_part(w, all_of_part(x), acc);
 #endif
 }
 
-/* 16 elements to float */
-static inline __attribute__((always_inline)) vf NAME(widen)(const void *from) {
-#if BF16
-    typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
-    return (vf)(__builtin_convertvector(*(const vh *)from, vu) << 16);
+/* LANES weights of a step: of the unit's first or second element */
+static inline __attribute__((always_inline)) part NAME(weights)(const uint32_t *w, int step) {
+    const part_of_units units = *(const part_of_units *)w;
+#if STEPS == UNIT && BF16
+    return (part)(step ? upper_halves(units) : units << 16);
 #else
-    return *(const vf_unaligned *)from;
+    (void)step;
+    return (part)units;
 #endif
 }
 
-/* 16 floats to elements, rounded to nearest even; NaN stays NaN */
-static inline __attribute__((always_inline)) void NAME(narrow)(void *to, vf x) {
+/* LANES elements to float */
+static inline __attribute__((always_inline)) part NAME(widen)(const void *from) {
 #if BF16
-    typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
-    vu bits = (vu)x;
-    vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    vu is_nan = (vu)(x != x);
-    *(vh *)to = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0u), vh);
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    return (part)(__builtin_convertvector(*(const halves *)from, part_of_units) << 16);
 #else
-    *(vf_unaligned *)to = x;
+    return *(const part_unaligned *)from;
 #endif
 }
 
-/* One unit of MR rows and NT tiles: wk is NT * 16 outputs' weights, each used by all rows. */
+/* Floats as they are once they are elements: to nearest, ties to even; NaN stays NaN. */
+static inline __attribute__((always_inline)) part NAME(rounded)(part x) {
+#if BF16
+    const part_of_units bits = (part_of_units)x, is_nan = (part_of_units)(x != x);
+    return (part)(((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u & ~is_nan) | (is_nan & 0x7fc00000u));
+#else
+    return x;
+#endif
+}
+
+/* LANES floats to elements */
+static inline __attribute__((always_inline)) void NAME(narrow)(void *to, part x) {
+#if BF16
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    *(halves *)to = __builtin_convertvector((part_of_units)NAME(rounded)(x) >> 16, halves);
+#else
+    *(part_unaligned *)to = x;
+#endif
+}
+
+/* LANES floats to what a product reads */
+static inline __attribute__((always_inline)) void NAME(enter)(NAME(input) *to, part x) {
+#if STEPS == UNIT
+    *(part_unaligned *)to = NAME(rounded)(x);
+#else
+    NAME(narrow)(to, x);
+#endif
+}
+
+/* The same of 16. */
+static inline __attribute__((always_inline)) void NAME(enter16)(NAME(input) *to, vf x) {
+    const union { vf whole; part of[PARTS]; } y = {x};
+    UNROLL for (int i = 0; i < PARTS; i++) NAME(enter)(to + INPUTS(i * LANES), y.of[i]);
+}
+
+/* One unit of MR rows and N parts of tiles. Every weight is used by all rows and every input by all parts: kept in registers
+ * are the weights if they fit beside the sums, else the inputs. Where registers are few, none is free for loads of the next
+ * step, so they are not begun early. */
 #define UNIT_OF_BLOCK(K)                                                                                              \
-    do {                                                                                                              \
-        vu wk[4];                                                                                                     \
-        UNROLL for (int t = 0; t < NT; t++) wk[t] = *(const vu *)(w + t * w_stride + (K) * 16);                       \
-        UNROLL for (int m = 0; m < MR; m++) {                                                                         \
-            const uint32_t xk = x[m * x_stride + (K)];                                                                \
-            UNROLL for (int t = 0; t < NT; t++) acc[m][t] = NAME(mac)(acc[m][t], wk[t], xk);                          \
+    UNROLL for (int s = 0; s < STEPS; s++) {                                                                          \
+        if (s && REGISTERS <= 16) __asm__ volatile("" ::: "memory");                                                  \
+        const NAME(input) *xk = x + (K) * STEPS + s;                                                                  \
+        if (MR * N + N < REGISTERS) {                                                                                 \
+            part wk[4 * PARTS];                                                                                       \
+            UNROLL for (int n = 0; n < N; n++)                                                                        \
+                wk[n] = NAME(weights)(w + n / PARTS * w_stride + (K) * 16 + n % PARTS * LANES, s);                    \
+            UNROLL for (int m = 0; m < MR; m++)                                                                       \
+                UNROLL for (int n = 0; n < N; n++) acc[m][n] = NAME(mac)(acc[m][n], wk[n], xk[m * x_stride]);         \
+        } else {                                                                                                      \
+            NAME(input) inputs[MOST_ROWS];                                                                            \
+            UNROLL for (int m = 0; m < MR; m++) inputs[m] = xk[m * x_stride];                                         \
+            UNROLL for (int n = 0; n < N; n++) {                                                                      \
+                const part wk = NAME(weights)(w + n / PARTS * w_stride + (K) * 16 + n % PARTS * LANES, s);            \
+                UNROLL for (int m = 0; m < MR; m++) acc[m][n] = NAME(mac)(acc[m][n], wk, inputs[m]);                  \
+            }                                                                                                         \
         }                                                                                                             \
-    } while (0)
+    }
 
 /* MR rows times NT tiles of 16 outputs.
- * w: packed weight [tile][K units][16]; x: rows of `units` units, `x_stride` units apart; out: floats.
+ * w: packed weight [tile][K units][16]; x: rows of inputs of `units` units, `x_stride` inputs apart; out: floats.
  * only: `units` of them to sum over, ascending; NULL: the first ones.
- * next: the tiles that will be read after these. Weights stream from memory several tiles at a time, which is more than
- * processors foresee by themselves; without being told they wait at every page and at the beginning of every tile. */
+ * next: what will be read after these tiles, each at its beginning. Weights stream from memory several tiles at a time,
+ * which is more than processors foresee by themselves; without being told they wait at every page and at the beginning of
+ * every tile.
+ * every: of `next`, a unit is fetched each time so many have been computed. */
 static inline __attribute__((always_inline)) void NAME(block)(const int MR, const int NT, const uint32_t *w, long w_stride,
-                                                              const uint32_t *x, long x_stride, const int32_t *only,
-                                                              long units, const uint32_t *next, float *out,
+                                                              const NAME(input) *x, long x_stride, const int32_t *only,
+                                                              long units, const uint32_t *next, long every, float *out,
                                                               long out_stride, const float *bias, int add) {
-    vf acc[MOST_ROWS][4]; /* MR x NT of them are used, and live in registers: every loop over them is unrolled */
+    const int N = NT * PARTS;
+    part acc[MOST_ROWS][4 * PARTS]; /* MR x N of them are used, and live in registers: every loop over them is unrolled */
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int t = 0; t < NT; t++) acc[m][t] = (vf){0};
+        UNROLL for (int n = 0; n < N; n++) acc[m][n] = (part){0};
     if (only) {
         for (long i = 0; i < units; i++) UNIT_OF_BLOCK(only[i]);
     } else {
+#if PARTS == 1
+        (void)every;
         const long ahead = units < UNITS_AHEAD ? units : UNITS_AHEAD;
-        for (long k = 0; k < units; k++) {
-            const uint32_t *soon = k + ahead < units ? w + (k + ahead) * 16 : next + (k + ahead - units) * 16;
-            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(soon + t * w_stride);
+        long k = 0;
+        for (; k < units - ahead; k++) {
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(w + t * w_stride + (k + ahead) * 16);
             UNIT_OF_BLOCK(k);
         }
+        for (long from = k; k < units; k++) {
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride + (k - from) * 16);
+            UNIT_OF_BLOCK(k);
+        }
+#else
+        for (long k = 0; k < units; next += 16) {
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride, 0, 2); /* not yet the nearest cache */
+            for (const long end = k + every < units ? k + every : units; k < end; k++) UNIT_OF_BLOCK(k);
+        }
+#endif
     }
     UNROLL for (int m = 0; m < MR; m++)
-        UNROLL for (int t = 0; t < NT; t++) {
-            vf_unaligned *to = (vf_unaligned *)(out + m * out_stride + t * 16);
-            vf y = acc[m][t];
-            if (bias) y += *(const vf_unaligned *)(bias + t * 16);
+        UNROLL for (int n = 0; n < N; n++) {
+            part_unaligned *to = (part_unaligned *)(out + m * out_stride + n * LANES);
+            part y = acc[m][n];
+            if (bias) y += *(const part_unaligned *)(bias + n * LANES);
             *to = add ? *to + y : y;
         }
 }
 #undef UNIT_OF_BLOCK
 
+/* What follows tile t in a block WIDE tiles wide. */
+#if PARTS == 1
+#define NEXT(WIDE) (w + (t + 2 * (WIDE) <= last ? t + (WIDE) : after) * w_stride)
+#else
+#define NEXT(WIDE) (w + (t + 2 * (WIDE) <= last_tile ? t + (WIDE) : t) * w_stride + i * units / blocks * 16)
+#endif
+
 #define BLOCK_CASE(MR)                                                                                                \
     case MR: {                                                                                                        \
         const int wide = TILES_FOR(MR);                                                                               \
         for (; t + wide <= last; t += wide)                                                                           \
-            NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                \
-                        w + (t + 2 * wide <= last ? t + wide : after) * w_stride, out + r * out_stride + t * 16,      \
-                        out_stride, bias ? bias + t * 16 : 0, add);                                                   \
+            NAME(block)(MR, wide, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units, NEXT(wide),    \
+                        blocks, out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);            \
         for (; t < last; t++)                                                                                         \
-            NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units,                   \
-                        w + (t + 1 < last ? t + 1 : after) * w_stride, out + r * out_stride + t * 16, out_stride,     \
-                        bias ? bias + t * 16 : 0, add);                                                               \
+            NAME(block)(MR, 1, w + t * w_stride, w_stride, x + r * x_stride, x_stride, only, units, NEXT(1), blocks,  \
+                        out + r * out_stride + t * 16, out_stride, bias ? bias + t * 16 : 0, add);                    \
         break;                                                                                                        \
     }
 
 /* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1, summed over some units or all.
- * A few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. Rows are
- * taken up to MOST_ROWS at once, in blocks of nearly one size: 13 are 7 and 6. */
+ * Few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. Rows are
+ * taken up to MOST_ROWS at once, in blocks of nearly one size: 13 are 7 and 6 where that is 12. */
 static inline __attribute__((always_inline)) void NAME(product_over)(const uint32_t *w, long w_stride, long first,
-                                                                     long last_tile, const uint32_t *x, long x_stride,
+                                                                     long last_tile, const NAME(input) *x, long x_stride,
                                                                      const int32_t *only, long units, long rows,
                                                                      float *out, long out_stride, const float *bias,
                                                                      int add) {
-    const long group = rows <= MOST_ROWS ? last_tile - first : 4;
     const long blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const long group = blocks <= 1 ? last_tile - first : GROUP;
     for (long begin = first; begin < last_tile; begin += group) {
         const long last = begin + group < last_tile ? begin + group : last_tile;
         for (long i = 0, r = 0; i < blocks; i++) {
             const long count = rows / blocks + (i < rows % blocks);
+#if PARTS == 1
             /* the same tiles again, for the rows that are left, or the next ones; at the end, those that are there */
             const long after = i + 1 < blocks || last + 4 > last_tile ? begin : last;
+#endif
             long t = begin;
             switch (count) {
-                BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3) BLOCK_CASE(4)
-#if MOST_ROWS > 4
-                BLOCK_CASE(5) BLOCK_CASE(6) BLOCK_CASE(7) BLOCK_CASE(8)
-                BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)
+                BLOCK_CASE(1) BLOCK_CASE(2) BLOCK_CASE(3)
+#if MOST_ROWS > 3
+                BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6)
+#endif
+#if MOST_ROWS > 6
+                BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)
 #endif
             }
             r += count;
@@ -140,9 +215,22 @@ static inline __attribute__((always_inline)) void NAME(product_over)(const uint3
     }
 }
 #undef BLOCK_CASE
+#undef NEXT
 
-static void NAME(product)(const uint32_t *w, long w_stride, long first, long last_tile, const uint32_t *x, long x_stride,
+static void NAME(product)(const uint32_t *w, long w_stride, long first, long last_tile, const NAME(input) *x, long x_stride,
                           long units, long rows, float *out, long out_stride, const float *bias, int add) {
     NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, 0, units, rows, out, out_stride, bias, add);
 }
 
+/* Rows of elements as a product reads them: they themselves, or in `room`, which has NAME(entered) bytes for each. */
+static const NAME(input) *NAME(inputs)(const void *x, long units, long rows, void *room) {
+    if (NAME(entered) == 4 / UNIT) return x;
+    const uint32_t *from = x;
+    NAME(input) *to = room;
+    for (long i = 0; i < units * rows; i++)
+        for (int s = 0; s < STEPS; s++) {
+            union { uint32_t bits; float value; } element = {s ? from[i] & 0xffff0000u : from[i] << 16};
+            to[i * STEPS + s] = element.value;
+        }
+    return to;
+}

@@ -1,12 +1,14 @@
 """Whether a freshly built library keeps its one promise: a row's bits depend on nothing but its own past.
 
-A tiny random decoder reads the same rows one by one, 13 together, and as a tree, with one thread and with two. All must
-agree bit for bit, with a window and with norms of queries and keys, too. It takes a few hundredths of a second.
+A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
+as a tree, with one thread and with two. All must agree bit for bit, with a window and with norms of queries and keys,
+too. It takes a fraction of a second.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from foretoken.models.span import Span
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _NUM_BLOCKS = 2
 _TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(33))
+_CHUNKS = ((13, 13, 7), (2, 3, 4, 5, 6, 13), (7, 8, 9, 9), (10, 11, 12))  # of all the tokens
 _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 
 
@@ -30,12 +33,14 @@ def failure(library: ctypes.CDLL) -> str | None:
     """What is wrong with a library; None if nothing is."""
     for dtype in (torch.float32, torch.bfloat16):
         decoder = FusedDecoder(_layout(dtype), library=library)
-        alone = _rows(decoder, library, threads=1, step=1)
+        alone = _rows(decoder, library, [1] * len(_TOKENS), threads=1)
         if not alone.isfinite().all():
             return f"{dtype}: logits are not finite"
         for threads in (1, 2):
-            if not torch.equal(_rows(decoder, library, threads=threads, step=13), alone):
-                return f"{dtype}: 13 rows on {threads} threads differ from single ones"
+            for chunks in _CHUNKS:
+                if not torch.equal(_rows(decoder, library, chunks, threads=threads), alone):
+                    sizes = ", ".join(map(str, chunks))
+                    return f"{dtype}: rows in chunks of {sizes} on {threads} threads differ from single ones"
         tree = _tree(decoder, library)
         for node in range(-1, len(_PARENTS)):
             if not torch.equal(tree[node + 1], _path(decoder, library, node)):
@@ -92,14 +97,15 @@ def _layout(dtype: torch.dtype) -> Layout:
     )
 
 
-def _rows(decoder: FusedDecoder, library: ctypes.CDLL, *, threads: int, step: int) -> Tensor:
-    return _after(decoder, library, _TOKENS, threads=threads, step=step)[0]
+def _rows(decoder: FusedDecoder, library: ctypes.CDLL, chunks: Sequence[int], *, threads: int) -> Tensor:
+    return _after(decoder, library, _TOKENS, chunks, threads=threads)[0]
 
 
 def _path(decoder: FusedDecoder, library: ctypes.CDLL, node: int) -> Tensor:
     tokens = _tree_tokens()
     path = [tokens.tokens[each] for each in tokens.path_to(node)] if node >= 0 else []
-    return _after(decoder, library, (*_TOKENS, 3, *path), threads=1, step=1)[0][-1]
+    tokens_read = (*_TOKENS, 3, *path)
+    return _after(decoder, library, tokens_read, [1] * len(tokens_read), threads=1)[0][-1]
 
 
 def _tree_tokens() -> TokenTree:
@@ -107,21 +113,22 @@ def _tree_tokens() -> TokenTree:
 
 
 def _tree(decoder: FusedDecoder, library: ctypes.CDLL) -> Tensor:
-    _, cache = _after(decoder, library, _TOKENS, threads=1, step=13)
+    _, cache = _after(decoder, library, _TOKENS, _CHUNKS[0], threads=1)
     batch = PackedBatch()
     batch.add_tree(0, len(_TOKENS), 3, _tree_tokens())
     return _forward(decoder, library, cache, batch, threads=2)
 
 
 def _after(
-    decoder: FusedDecoder, library: ctypes.CDLL, tokens: tuple[int, ...], *, threads: int, step: int
+    decoder: FusedDecoder, library: ctypes.CDLL, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int
 ) -> tuple[Tensor, KVCache]:
     cache = KVCache(_NUM_BLOCKS, 1, 64)
     cache.acquire()
     found = []
-    for begin in range(0, len(tokens), step):
+    for size in chunks:
         batch = PackedBatch()
-        chunk = tokens[begin : begin + step]
+        begin = cache.lengths[0]
+        chunk = tokens[begin : begin + size]
         batch.add_chunk(0, begin, chunk, wanted=len(chunk))
         found.append(_forward(decoder, library, cache, batch, threads=threads))
         cache.commit(0, range(len(chunk)))

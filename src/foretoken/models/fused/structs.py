@@ -37,13 +37,17 @@ class Segment(ctypes.Structure):
     _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "committed", "keep")), ("seen", P)]
 
 
+SCORES = {"exact": 0, "bounds": 1, "mean": 2}
+
+
 class Blocks(ctypes.Structure):
     """Attention over selected blocks of the prefix."""
 
     _fields_ = [
-        *((name, _I) for name in ("size", "sinks", "locals", "across_heads", "capacity", "most")),
-        ("means", ctypes.POINTER(P)),
-        ("chosen", P),
+        *((name, _I) for name in ("size", "sinks", "locals", "across_heads", "score", "capacity", "most")),
+        ("selects", P),
+        ("summaries", ctypes.POINTER(P)),
+        *((name, P) for name in ("scores", "chosen")),
     ]
 
 
@@ -59,7 +63,7 @@ class Call(ctypes.Structure):
         ("top", _I),
         *((name, P) for name in ("top_ids", "top_shares")),
         *((name, _I) for name in ("first", "last")),
-        ("entering", P),
+        *((name, P) for name in ("entering", "beside")),
         *((name, _I) for name in ("skip_norm", "num_taps", "num_tap_rows")),
         *((name, P) for name in ("taps", "tap_rows", "tapped")),
         ("thresholds", P),

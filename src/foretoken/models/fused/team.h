@@ -29,9 +29,10 @@ typedef struct {
 typedef struct {
     const Model *model; /* a forward ... */
     const Call *call;
-    const Linear *linear; /* ... or one product */
+    const Linear *linear; /* ... or one product, of these inputs */
+    const void *inputs;
     float *residual, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
-    uint32_t *attended, *hidden;
+    void *attended, *hidden; /* inputs of products */
     Scratch *scratch; /* one for each thread */
     Stage *stages;
     int threads;

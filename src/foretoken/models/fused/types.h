@@ -1,21 +1,43 @@
 /* What the caller hands over; mirrored field by field in structs.py. */
 
 #define MAX_HEAD_DIM 512
-#define ABI 6
+#define ABI 7
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
-/* Of a product, rows and tiles whose sums are in registers together: 32 of 16 floats, or 16 of 8. */
-#ifdef __AVX512F__
+/* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
+ * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
+#if defined(__AVX512F__)
+#define PARTS 1
+#define REGISTERS 32
 #define MOST_ROWS 12
 #define TILES_FOR(MR) ((MR) <= 6 ? 4 : 2)
+#define GROUP 4
 #else
-#define MOST_ROWS 4
-#define TILES_FOR(MR) ((MR) <= 1 ? 4 : (MR) <= 3 ? 2 : 1)
+#if defined(__AVX__)
+#define PARTS 2
+#define REGISTERS 16
+#define MOST_ROWS 6
+#elif defined(__aarch64__)
+#define PARTS 4
+#define REGISTERS 32
+#define MOST_ROWS 6
+#else
+#define PARTS 4
+#define REGISTERS 16
+#define MOST_ROWS 3
 #endif
-#define UNROLL _Pragma("GCC unroll 12")
+#define TILES_FOR(MR) (2 * (MR) <= MOST_ROWS ? (4 * (MR) <= MOST_ROWS ? 4 : 2) : 1)
+#define GROUP 1
+#endif
+#define LANES (16 / PARTS)
+#define UNROLL _Pragma("GCC unroll 16")
 
 typedef float vf __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
+typedef float part __attribute__((vector_size(4 * LANES)));
+typedef float part_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t part_of_signs __attribute__((vector_size(4 * LANES)));
+typedef uint32_t part_of_units __attribute__((vector_size(4 * LANES)));
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 
@@ -23,7 +45,7 @@ typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef struct {
     const uint32_t *qkv, *out, *gate_up, *down; /* packed [tile][unit][16] */
     const float *qkv_bias, *out_bias;           /* or NULL */
-    const float *attention_norm, *mlp_norm;
+    const float *attention_norm, *mlp_norm;     /* the first may be NULL: attention reads the residual stream as it is */
     const float *q_norm, *k_norm; /* or NULL */
     int64_t window;               /* 0: full attention */
     int64_t index;
@@ -47,12 +69,18 @@ typedef struct {
     const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
 } Segment;
 
+/* By what blocks are ordered, see methods/sparse/blocks.py; mirrored in structs.py. */
+enum { EXACT, BOUNDS, MEAN };
+
 /* Attention over selected blocks of the prefix, for the segments that keep some. */
 typedef struct {
     int64_t size, sinks, locals, across_heads; /* see models/native.py */
-    int64_t capacity;                          /* blocks of a slot and head in `means` */
-    int64_t most;                              /* blocks of a segment and head in `chosen`, at most */
-    const float *const *means;                 /* per layer [slot][kv head][capacity][head_dim]; NULL: it does not select */
+    int64_t score;                             /* EXACT, BOUNDS or MEAN */
+    int64_t capacity;                          /* blocks of a slot and head in `summaries` */
+    int64_t most;                              /* blocks of a segment and head in `scores` and `chosen`, at most */
+    const uint8_t *selects;                    /* per layer */
+    const float *const *summaries; /* per layer that selects [slot][kv head][capacity][head_dim, of bounds 2 head_dim] */
+    float *scores;                 /* [segment][kv head][most] */
     int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
 } Blocks;
 
@@ -74,6 +102,7 @@ typedef struct {
     float *top_shares;
     int64_t first, last;               /* layers to run: first <= l < last */
     const float *entering;             /* [num_rows][width]: what layer `first` reads; NULL: the embedding of the tokens */
+    const float *beside;               /* [num_rows][qkv_stride]: added to what layer `first` projects; or NULL */
     int64_t skip_norm;                 /* the head reads the residual stream as it is */
     int64_t num_taps, num_tap_rows;
     const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */

@@ -2,24 +2,39 @@
 
 /* a * b + c. Which products are rounded before the addition is written here and nowhere left to the compiler, which is
  * told to contract nothing: bits are equal only where operations are. */
-static inline __attribute__((always_inline)) vf fused(vf a, vf b, vf c) {
+static inline __attribute__((always_inline)) part fused_part(part a, part b, part c) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    return (part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__) && defined(__AVX__)
-    union { vf whole; __m256 half[2]; } x = {a}, y = {b}, z = {c};
-    for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
-    return z.whole;
+    return (part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-    union { vf whole; float32x4_t part[4]; } x = {a}, y = {b}, z = {c};
-    for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
-    return z.whole;
+    return (part)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
 }
 
-static inline __attribute__((always_inline)) vf all(float x) {
-    return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+static inline __attribute__((always_inline)) part all_of_part(float x) {
+#if PARTS == 1
+    return (part){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#elif PARTS == 2
+    return (part){x, x, x, x, x, x, x, x};
+#else
+    return (part){x, x, x, x};
+#endif
+}
+
+/* Units without their lower halves. Where registers are few, none is free to keep the mask in. */
+static inline __attribute__((always_inline)) part_of_units upper_halves(part_of_units x) {
+#if REGISTERS > 16
+    return x & 0xffff0000u;
+#else
+    enum { UPPER = -65536 };
+    static const _Alignas(32) int32_t in_memory[8] = {UPPER, UPPER, UPPER, UPPER, UPPER, UPPER, UPPER, UPPER};
+    const void *mask = in_memory;
+    __asm__("" : "+r"(mask)); /* from here on the compiler does not know what it is */
+    return x & *(const part_of_units *)mask;
+#endif
 }
 
 static inline float horizontal_sum(vf x) {
@@ -28,28 +43,52 @@ static inline float horizontal_sum(vf x) {
     return sum;
 }
 
+/* a . b over n elements, a multiple of 16 */
+static inline float dot(const float *a, const float *b, long n) {
+    part sums[PARTS] = {{0}};
+    for (long i = 0; i < n; i += 16)
+        UNROLL for (int p = 0; p < PARTS; p++)
+            sums[p] = fused_part(*(const part_unaligned *)(a + i + p * LANES), *(const part_unaligned *)(b + i + p * LANES), sums[p]);
+    float sum = 0;
+    UNROLL for (int i = 0; i < 16; i++) sum += sums[i / LANES][i % LANES];
+    return sum;
+}
+
+static inline __attribute__((always_inline)) part part_max(part a, part b) {
+    const part_of_signs greater = a > b;
+    return (part)(((part_of_signs)a & greater) | ((part_of_signs)b & ~greater));
+}
+
 static inline __attribute__((always_inline)) vf vector_max(vf a, vf b) {
-    const vi greater = a > b;
-    return (vf)(((vi)a & greater) | ((vi)b & ~greater));
+    union { vf whole; part of[PARTS]; } x = {a}, y = {b};
+    UNROLL for (int i = 0; i < PARTS; i++) x.of[i] = part_max(x.of[i], y.of[i]);
+    return x.whole;
 }
 
 /* exp(x), about 1 ulp; 0 below -87, saturates above 88; NaN stays NaN */
+static inline __attribute__((always_inline)) part part_exponential(part x) {
+    const part_of_signs too_small = x < -87.0f, is_nan = x != x;
+    const part y = (part)((part_of_signs)x & ~(too_small | is_nan));
+    const part_of_signs too_large = y > 88.0f;
+    const part z = (part)(((part_of_signs)y & ~too_large) | (too_large & (part_of_signs)all_of_part(88.0f)));
+    const part shifted = fused_part(z, all_of_part(1.44269504088896341f), all_of_part(12582912.0f));
+    const part n = shifted - 12582912.0f; /* round to nearest */
+    const part r = fused_part(n, all_of_part(2.12194440e-4f), fused_part(n, all_of_part(-0.693359375f), z));
+    part p = fused_part(all_of_part(1.9875691500e-4f), r, all_of_part(1.3981999507e-3f));
+    p = fused_part(p, r, all_of_part(8.3334519073e-3f));
+    p = fused_part(p, r, all_of_part(4.1665795894e-2f));
+    p = fused_part(p, r, all_of_part(1.6666665459e-1f));
+    p = fused_part(p, r, all_of_part(5.0000001201e-1f));
+    p = fused_part(p * r, r, r) + 1.0f;
+    const part_of_signs exponent = (__builtin_convertvector(n, part_of_signs) + 127) << 23;
+    const part e = (part)((part_of_signs)(p * (part)exponent) & ~too_small);
+    return (part)(((part_of_signs)e & ~is_nan) | ((part_of_signs)x & is_nan));
+}
+
 static inline __attribute__((always_inline)) vf exponential(vf x) {
-    const vi too_small = x < -87.0f, is_nan = x != x;
-    const vf y = (vf)((vi)x & ~(too_small | is_nan));
-    const vi too_large = y > 88.0f;
-    const vf z = (vf)(((vi)y & ~too_large) | (too_large & (vi)((vf){0} + 88.0f)));
-    const vf n = fused(z, all(1.44269504088896341f), all(12582912.0f)) - 12582912.0f; /* round to nearest */
-    const vf r = fused(n, all(2.12194440e-4f), fused(n, all(-0.693359375f), z));
-    vf p = fused(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
-    p = fused(p, r, all(8.3334519073e-3f));
-    p = fused(p, r, all(4.1665795894e-2f));
-    p = fused(p, r, all(1.6666665459e-1f));
-    p = fused(p, r, all(5.0000001201e-1f));
-    p = fused(p * r, r, r) + 1.0f;
-    const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
-    const vf e = (vf)((vi)(p * (vf)exponent) & ~too_small);
-    return (vf)(((vi)e & ~is_nan) | ((vi)x & is_nan));
+    union { vf whole; part of[PARTS]; } y = {x};
+    UNROLL for (int i = 0; i < PARTS; i++) y.of[i] = part_exponential(y.of[i]);
+    return y.whole;
 }
 
 /* line[begin..length) -> exp(scaling * (score - max)) with zeros left of `low` and up to the padded end; returns 1 / sum */

@@ -163,13 +163,13 @@ def test_without_a_compiler_one_line_is_said(
 def test_a_library_that_fails_its_self_test_is_not_used(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that adds seven rows up in another way, as a compiler may that was allowed to."""
+    """One that adds three rows up in another way, as a compiler may that was allowed to."""
     assert COMPILER is not None
     source = tmp_path / "source"
     shutil.copytree(Path(build.__file__).parent, source)
     products = source / "products.h"
     text = products.read_text()
-    spoilt = text.replace("vf y = acc[m][t];", "vf y = MR == 7 ? acc[m][t] * 1.0000001f : acc[m][t];")
+    spoilt = text.replace("part y = acc[m][n];", "part y = MR == 3 ? acc[m][n] * 1.0000001f : acc[m][n];")
     assert spoilt != text
     products.write_text(spoilt)
     flags = [flag for flag in build._FLAGS if flag != "-O3"]
@@ -181,7 +181,7 @@ def test_a_library_that_fails_its_self_test_is_not_used(
     with caplog.at_level(logging.WARNING):
         assert build.library.__wrapped__() is None
     assert "fails its self-test" in caplog.text
-    assert "13 rows on 1 threads differ from single ones" in caplog.text
+    assert "on 1 threads differ from single ones" in caplog.text
     assert not list(other.cache.glob("decoder-*"))
 
 

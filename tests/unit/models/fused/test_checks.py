@@ -44,8 +44,9 @@ class Case:
 
 
 def blocks(**changes: Any) -> Blocks:
-    sound = {"size": 16, "sinks": 1, "locals": 1, "across_heads": True, "keep": (0,)}
-    return Blocks(**{**sound, **changes}, selects=lambda layer: True, means=lambda layer: torch.zeros(1))
+    sound: dict[str, Any] = {"size": 16, "sinks": 1, "locals": 1, "across_heads": True, "keep": (0,), "score": "mean"}
+    sound |= {"selects": lambda layer: True, "summaries": lambda layer: torch.zeros(1)}
+    return Blocks(**{**sound, **changes})
 
 
 def no_reserve(case: Case) -> None:
@@ -96,7 +97,10 @@ SPOILT: dict[str, tuple[Callable[[Case], Any], str]] = {
     "odd blocks": (lambda c: plan(c, blocks=blocks(size=5)), "plan.blocks.size=5"),
     "blocks kept that are not": (lambda c: plan(c, blocks=blocks(keep=(3,))), "plan.blocks.keep=3"),
     "blocks for other segments": (lambda c: plan(c, blocks=blocks(keep=(0, 0))), "2 entries for 1 segments"),
-    "means of another shape": (lambda c: plan(c, blocks=blocks()), r"plan.blocks.means\(0\) is \[1\]"),
+    "means of another shape": (lambda c: plan(c, blocks=blocks()), r"plan.blocks.summaries\(0\) is \[1\]"),
+    "a score of another name": (lambda c: plan(c, blocks=blocks(score="median")), "plan.blocks.score='median' with"),
+    "exact scores of means": (lambda c: plan(c, blocks=blocks(score="exact")), "plan.blocks.score='exact' with"),
+    "bounds without any": (lambda c: plan(c, blocks=blocks(score="bounds", summaries=None)), "'bounds' without"),
     "another model's cache": (other_cache, "give it a cache of its own"),
 }
 
@@ -109,6 +113,14 @@ def test_a_spoilt_forward_is_refused(name: str) -> None:
     spoil(case)
     with pytest.raises(ValueError, match=message):
         case.run()
+
+
+@pytest.mark.parametrize("beside", [torch.zeros(3, 640), torch.zeros(4, 639), torch.zeros(4, 640).bfloat16()])
+def test_what_is_added_beside_fits_the_rows(beside: torch.Tensor) -> None:
+    case = Case()
+    assert case.model.fused is not None
+    with pytest.raises(ValueError, match=r"float32 \[4, 640\]"):
+        case.model.fused.forward(case.batch, case.plan, case.span, top=0, beside_TQ=beside)
 
 
 def test_a_token_beyond_the_embedding_is_the_inputs_fault() -> None:
