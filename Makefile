@@ -5,19 +5,21 @@
 #             PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
 #                                           more options for pip; this one takes the small CPU build of torch on Linux
 #             WORKERS=4                     processes that share the tests; models are loaded once in each
+#             PACKAGE=core.tree             what `make mutants` changes: core, verifiers, engine, or a module of theirs
 
 PYTHON ?= python3
 PIP_EXTRA ?=
 PROMPT ?= Tom has 12 marbles. He buys 30 more. How many marbles does he have now?
 METHODS ?= none,draft_model,ngram,suffix
 WORKERS ?= 2
+PACKAGE ?= core
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench fix check test clean
+.PHONY: help setup demo bench fix check test mutants clean
 
 help:
 	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
@@ -25,6 +27,7 @@ help:
 	@echo "make check   lint, format, types, imports, spelling"
 	@echo "make fix     let ruff repair what it can"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
+	@echo "make mutants change PACKAGE line by line, and list the changes that no test notices (hours; not in CI)"
 	@echo "make clean   remove .venv, caches and reports"
 
 setup: $(STAMP)
@@ -61,7 +64,13 @@ check: setup
 test: check
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
+# the first run collects which test reaches which function; later ones go on where they were stopped
+mutants: setup
+	@$(PIP) -e ".[mutants]"
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS) "foretoken.$(PACKAGE)*"
+	$(BIN)/mutmut results
+
 clean:
-	rm -rf .venv build dist bench-report .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv mutants build dist bench-report .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info

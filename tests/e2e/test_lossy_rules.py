@@ -16,6 +16,7 @@ RULES = knobs_of_rules()
 
 BUDGET = 0.02
 LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
+UNBOUNDED = ("reflective",)  # its divergence is infinite where exact verification of a drawn token is certain
 every_rule = pytest.mark.parametrize("rule", LOSSY)
 
 
@@ -66,7 +67,7 @@ def test_the_budget_holds_and_binds(loaded, capsys, rule, temperature):
     assert 0.0 <= held["distortion"] <= BUDGET + 1e-9
     assert free["distortion"] > BUDGET
     assert (none["distortion"], none["kl"]) == (0.0, 0.0)
-    assert free["kl"] is None if temperature == "0" else free["kl"] > 0.0
+    assert free["kl"] is None if temperature == "0" or rule in UNBOUNDED else free["kl"] > 0.0
     if temperature == "0":
         plain = greedy(PROMPTS[0], 40)
         assert none["token_ids"] == plain
@@ -80,7 +81,7 @@ def test_eval_says_approximate_and_how_far(loaded, capsys, rule):
     report = json.loads(capsys.readouterr().out)
     assert report["promise"] == "approximate"
     assert report["distortion"] > 0.0
-    assert report["kl"] > 0.0
+    assert report["kl"] is None if rule in UNBOUNDED else report["kl"] > 0.0
     assert main(["eval", *task, *recipe(rule)]) == 0
     out = capsys.readouterr().out
     assert "approximate" in out

@@ -52,14 +52,17 @@ def test_a_head_from_text_to_generation(capsys):
     assert record == json.loads(Path("head/training.json").read_text())
     assert record["provenance"]["command"].startswith("foretoken train sprinter --target zoo:base --draft zoo:draft")
     assert 400 <= record["examples"] < 450
-    assert set(record["held_out"]["pre"]) == {"loss", "auc", "accuracy", "acceptable", "examples"}
+    assert set(record["held_out"]["drawn"]) == {"loss", "auc", "accuracy", "acceptable", "examples"}
     assert set(record["serving"]) == {"T=0", "T=1"}
     assert record["serving"]["T=0"]["kl"] is None
-    assert f"ROC AUC {record['held_out']['pre']['auc']:.3f}" in err
+    assert f"ROC AUC {record['held_out']['drawn']['auc']:.3f}" in err
+    assert "  mine: drawn 0." in err
     assert f"T=1: {record['serving']['T=1']['tokens_per_step']:.2f} tokens per step, distortion" in err
     assert SprinterHead.load(Path("head")).config.target == "zoo:base"
 
     generate = "generate Hi --model zoo:base --method sprinter --set model=zoo:draft --set head=head --max-tokens 8"
+    alone = generate.replace("--set head=head", "--set stop=confidence")
+    assert main(alone.split()) == 0
     for options in ("", " --set threshold=0.9", " --set verifier=auto", " --set max_distortion=0.1"):
         assert main((generate + options).split()) == 0
     capsys.readouterr()
@@ -69,7 +72,7 @@ BAD = [
     ("--corpus mine.jsonl --target zoo:bse", 2, "did you mean 'base'"),
     ("--corpus mine.jsonl --draft ./nowhere", 1, "./nowhere"),
     ("--corpus mine.jsonl --draft tiny", 1, "has another vocabulary than 'zoo:base'"),
-    ("--corpus mine.jsonl --feature mid", 2, "--feature mid: must be pre or post"),
+    ("--corpus mine.jsonl --feature mid", 2, "--feature mid: must be pre, drawn or post"),
     ("--corpus mine.jsonl --examples 0", 2, "--examples 0: must be more than 0"),
     ("--corpus mine.jsonl --minutes 0", 2, "--minutes 0.0: must be more than 0"),
     ("--corpus mine.jsonl --ratio nan", 2, "--ratio nan: must be more than 0"),
@@ -98,6 +101,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, messa
     [
         ("--method sprinter --set model=zoo:draft --set head=nowhere", 1, "no SPRINTER head for 'zoo:draft'"),
         ("--method sprinter --set model=zoo:draft --set head=other --set threshold=2", 2, "threshold=2"),
+        (
+            "--method sprinter --set model=zoo:draft --set stop=confidnce",
+            2,
+            "stop='confidnce' is unknown",
+        ),
+        ("--method sprinter --set model=zoo:draft --set stop=confidence --set head=x", 2, "head='x' does nothing with"),
         ("--method ngram --set verifier=sprinter", 2, "drafts of method 'ngram' carry none"),
     ],
 )

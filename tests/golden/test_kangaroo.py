@@ -25,18 +25,20 @@ from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids
 
 DEPTH = 2
 LENGTH = 32
+# a number of tokens: else steps go without drafts where these do not pay, and nothing here does
+KANGAROO = {"method": "kangaroo", "adapter": f"random:{DEPTH}", "num_speculative_tokens": 60}
 EXACT = target().fused is not None  # else the library's products round by their number of rows
 
 
 @cache
 def llm_of(tree: bool = False, threshold: float | None = None, **options: Any) -> LLM:
-    config = {"method": "kangaroo", "adapter": f"random:{DEPTH}", "tree": tree, "threshold": threshold, **options}
+    config = {**KANGAROO, "tree": tree, "threshold": threshold, **options}
     return with_config(config, max_num_seqs=4)
 
 
 def fresh(tree: bool = False, **options: Any) -> LLM:
     """An engine of its own, whose adapter may be replaced."""
-    config = {"method": "kangaroo", "adapter": f"random:{DEPTH}", "tree": tree, **options}
+    config = {**KANGAROO, "tree": tree, **options}
     return with_config(config, max_num_seqs=4)
 
 
@@ -126,10 +128,8 @@ def test_long_prompts_are_read_by_the_adapter_in_pieces(watch: Start, monkeypatc
     """In chunks by the target, beside requests that draft; the adapter's share waits, but never for long."""
     from foretoken.methods.kangaroo import drafter as kangaroo
 
-    monkeypatch.setattr(kangaroo, "_UNREAD_ROWS", 40)
-    llm = with_config(
-        {"method": "kangaroo", "adapter": f"random:{DEPTH}", "threshold": 0.0}, max_num_seqs=2, max_rows_per_step=24
-    )
+    monkeypatch.setattr(kangaroo, "_CHUNK_ROWS", 40)
+    llm = with_config({**KANGAROO, "threshold": 0.0}, max_num_seqs=2, max_rows_per_step=24)
     drafter: Any = teach(llm)
     watch(llm)
     long = tokens_of(3, 150, 8192)
@@ -247,7 +247,7 @@ def test_any_stack_of_layers_can_draft(name: str, tree: bool, tmp_path: Any) -> 
     params = SamplingParams(max_tokens=14, ignore_eos=True)
     options = {"target": model, "max_num_seqs": 3}
     expected = ids(with_config(None, **options).generate(prompts, params))
-    config = {"method": "kangaroo", "tree": tree, "threshold": 0.05, "width": 3, "max_depth": 4}
+    config = {**KANGAROO, "adapter": None, "tree": tree, "threshold": 0.05, "width": 3, "max_depth": 4}
     llm = with_config(config, **options)
     assert ids(llm.generate(prompts, params)) == expected
     drafter: Any = teach(llm, sometimes)

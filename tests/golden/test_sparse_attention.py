@@ -17,7 +17,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
-from foretoken.methods.sparse.blocks import BlockRule
+from foretoken.methods.sparse.blocks import SCORES, BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -38,6 +38,10 @@ RULES = {
     "nothing fixed": replace(
         RULE, sinks=0, locals=0, across_heads=True
     ),  # the last block may be left out, and a head have none
+    "bounds": replace(RULE, score="bounds"),
+    "bounds, across heads": replace(RULE, score="bounds", across_heads=True),
+    "mean": replace(RULE, score="mean"),
+    "mean, across heads": replace(RULE, score="mean", across_heads=True),
 }
 
 
@@ -161,6 +165,28 @@ def test_a_sparse_row_depends_on_its_own_past_and_root_only(dtype: torch.dtype, 
         assert torch.equal(logits(model, chain, factory(cache, chain))[-1], rows[node + 1])
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_behind_a_tail_choose_alike_in_both(rule: str) -> None:
+    """As when the sparse target drafts: rows behind the prefix, not committed, that a chain and a tree look at."""
+    model, _ = make("llama", torch.float32)
+    cache = filled(model)
+    first = PackedBatch()
+    first.add_chunk(0, PREFIXES[0], [7, 3, 9], wanted=3, verification=True)
+    cache.reserve(0, 8)
+    factory = SparseAttention(RULES[rule])
+    logits(model, first, factory(cache, first))
+    chain = PackedBatch()
+    chain.add_chunk(0, PREFIXES[0], [5, 2], wanted=2, tail=3, verification=True)
+    assert (
+        error(logits(model, chain, factory(cache, chain)), logits(model, chain, called(factory(cache, chain)))) < 1e-4
+    )
+    segment = chain.segments[0]
+    seen = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 0, 1]], dtype=torch.bool)
+    chain.segments[0] = replace(segment, seen=seen, depths=(0, 1, 1, 2, 2))
+    tree = logits(model, chain, factory(cache, chain))
+    assert error(tree, logits(model, chain, called(factory(cache, chain)))) < 1e-4
+
+
 def test_a_forward_that_begins_behind_the_anchors_selects_in_its_first_layer() -> None:
     model, _ = make("llama", torch.float32)
     cache = filled(model)
@@ -173,11 +199,13 @@ def test_a_forward_that_begins_behind_the_anchors_selects_in_its_first_layer() -
     assert error(native, layered) < 1e-4
 
 
-def test_means_follow_the_cache_through_the_fused_decoder() -> None:
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_follow_the_cache_through_the_fused_decoder(score: str) -> None:
     """Steps, a rollback and other rows: after them, as with a factory that has never seen this cache."""
     model, _ = make("llama", torch.float32)
     cache = filled(model)
-    factory = SparseAttention(RULE)
+    rule = replace(RULE, score=score)
+    factory = SparseAttention(rule)
     batch = ragged(cache)
     logits(model, batch, factory(cache, batch))
     cache.rollback(0, 30)
@@ -190,7 +218,7 @@ def test_means_follow_the_cache_through_the_fused_decoder() -> None:
     batch.add_tree(0, 180, 7, TREE)
     cache.reserve(0, 1 + len(TREE))
     known = logits(model, batch, factory(cache, batch))
-    assert torch.equal(known, logits(model, batch, SparseAttention(RULE)(cache, batch)))
+    assert torch.equal(known, logits(model, batch, SparseAttention(rule)(cache, batch)))
 
 
 def test_a_broken_model_still_gives_nan() -> None:

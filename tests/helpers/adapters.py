@@ -18,6 +18,7 @@ from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.span import Span
 
@@ -55,11 +56,13 @@ class OracleHead:
         self._depth = depth
         self._spoil = spoil
 
-    def forward(self, batch: PackedBatch, cache: KVCache, hidden_TD: torch.Tensor, *, top: int) -> Output:
+    def forward(
+        self, batch: PackedBatch, cache: KVCache, hidden_TD: torch.Tensor, *, top: int, head: HeadRows | None = None
+    ) -> Output:
         """As AdapterHead.forward; layers that are run here do not count as the target's."""
         counted = self._target.layer_rows
         span = Span(self._depth, self._target.num_layers, hidden_TD)
-        output = self._target.forward(batch, DensePlan(cache, batch), top=top, span=span)
+        output = self._target.forward(batch, DensePlan(cache, batch), top=top, span=span, head=head)
         self._target.layer_rows = counted
         if self._spoil is None or not top:
             return output

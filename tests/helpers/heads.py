@@ -34,7 +34,7 @@ def head(
         draft="zoo:draft",
         draft_fingerprint=fingerprint(draft or zoo.path("draft")),
     )
-    return SprinterHead(config, Logistic.random(width, bias=bias, spread=spread, seed=3))
+    return SprinterHead(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=3))
 
 
 @cache

@@ -86,7 +86,8 @@ class Case:
             rows = q[:, segment.start : segment.start + segment.num_rows].cpu()
             visible = segment.prefix + segment.num_rows
             k_GLD, v_GLD = (each[segment.slot, :, :visible].cpu() for each in (keys, values))
-            columns = sparse.kept_columns(rows[:, 0].float(), k_GLD[:, : segment.prefix].float(), self.rule)
+            roots_keys = k_GLD[:, : segment.prefix + 1].float()  # of the prefix and its own
+            columns = sparse.kept_columns(rows[:, 0].float(), roots_keys, segment.prefix, self.rule, SCALING)
             defined.append(sparse.attend(rows, k_GLD, v_GLD, segment, columns, SCALING))
         return {
             "gather": _worst(found, gathered),

@@ -11,9 +11,14 @@ from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import Segment
 
 
-def kept_columns(q_HD: Tensor, k_GPD: Tensor, rule: BlockRule) -> list[set[int]]:
-    """Columns of the committed prefix that each head's rows may see, given the root's queries and the prefix's keys."""
-    G, P, _ = k_GPD.shape
+def kept_columns(q_HD: Tensor, k_GLD: Tensor, prefix: int, rule: BlockRule, scaling: float) -> list[set[int]]:
+    """Columns of the committed prefix that each head's rows may see.
+
+    Args:
+        q_HD: the root's queries.
+        k_GLD: keys of everything that the root sees, the prefix first.
+    """
+    G, P = len(k_GLD), prefix
     n = q_HD.shape[0] // G
     rho, floor, B = rule.budget, rule.dense_below, rule.size
     whole = P // B
@@ -24,9 +29,12 @@ def kept_columns(q_HD: Tensor, k_GPD: Tensor, rule: BlockRule) -> list[set[int]]
     ranked = []
     for g in range(G):
         for b in range(whole):
-            block = k_GPD[g, b * B : (b + 1) * B].double()
             queries = q_HD[g * n : (g + 1) * n].double()
-            score = math.inf if b in always else float((block @ queries.T).mean())
+            score = (
+                math.inf
+                if b in always
+                else _score(queries, k_GLD[g].double(), slice(b * B, (b + 1) * B), rule, scaling)
+            )
             ranked.append((-score, g, b))
     ranked.sort()
     if rule.across_heads:
@@ -39,6 +47,15 @@ def kept_columns(q_HD: Tensor, k_GPD: Tensor, rule: BlockRule) -> list[set[int]]
     for _, g, b in chosen:
         columns[g] |= set(range(b * B, (b + 1) * B))
     return columns
+
+
+def _score(q_nD: Tensor, k_LD: Tensor, block: slice, rule: BlockRule, scaling: float) -> float:
+    if rule.score == "exact":
+        return float(sum(torch.softmax(k_LD @ q_D * scaling, dim=0)[block].sum() for q_D in q_nD))
+    if rule.score == "mean":
+        return float((k_LD[block] @ q_nD.T).mean())
+    q_D = q_nD.sum(dim=0)
+    return sum(float(max(q_d * k_d.min(), q_d * k_d.max())) for q_d, k_d in zip(q_D, k_LD[block].T, strict=True))
 
 
 def attend(

@@ -14,6 +14,7 @@ from foretoken.core.draft import Law
 from foretoken.core.needs import Variant
 from foretoken.models.language_model import LanguageModel
 from helpers.adapters import shelf
+from helpers.stores import stored
 
 DRAFT = "zoo:draft"  # for whoever wants a second checkpoint
 
@@ -50,7 +51,9 @@ class Case:
     def options(self, target: LanguageModel) -> dict[str, Any]:
         """The drafter's own options over a target; a learned part that is asked for lies on the test run's shelf."""
         declared = self.entry.load().declared
-        options = {"model": DRAFT} if declared.draft_model else {}
+        options: dict[str, Any] = {"model": DRAFT} if declared.draft_model else {}
+        if declared.datastore:
+            options["datastore"] = stored(target.name)
         if self.variant.untrained is not None:
             assert declared.learned_part is not None, f"{self.entry.name}: no learned part, but one untrained is wanted"
             option = catalog.imported(declared.learned_part).option

@@ -106,7 +106,7 @@ def assert_idle(llm: LLM) -> None:
     assert not engine.busy
     assert engine.cache.free_slots == engine.cache.max_slots
     assert set(engine.cache.lengths) == {0}
-    for name in ("_states", "_indexes", "_automata"):
+    for name in ("_states", "_indexes", "_automata", "_looked"):
         assert not getattr(llm.recipe.drafter, name, None)
     for name in ("cache", "_cache"):
         cache_of_drafter = getattr(llm.recipe.drafter, name, None)

@@ -1,4 +1,4 @@
-"""Kangaroo and DEL at temperature 1: the law of six tokens is the target's, by chi-square against enumeration.
+"""Kangaroo, DEL and EAGLE at temperature 1: the law of six tokens is the target's, by chi-square against enumeration.
 
 All but two tokens of a tiny model are made impossible, so that a text is one of 64.
 """
@@ -17,13 +17,21 @@ import torch
 
 from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
 from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict
+from foretoken.drafting.draft_vocabulary import DraftVocabulary
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
+from foretoken.methods.eagle.drafter import EagleDrafter
+from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.verifiers.ratio import RatioVerifier
 from helpers.adapters import shelf
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -44,7 +52,14 @@ def model() -> LanguageModel:
     folder: Path = save_model("llama", shelf() / "statistical")
     found = load(folder, device="cpu")
     Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
+    Eagle.untrained(found, folder / "eagle")
+    Eagle.untrained(found, folder / "half", draft_vocab_size=50)  # every other token, so that one of the two is out
     return found
+
+
+def half() -> str:
+    """The folder of a head that cannot propose one of the two tokens."""
+    return str(Path(model().source, "half"))
 
 
 @cache
@@ -64,7 +79,7 @@ def fit(method: Any, **options: Any) -> tuple[ChiSquare, float]:
     """How well texts fit the law, and the share of drafted tokens that stood."""
     config = {"method": method, **options}
     if isinstance(method, str):
-        config.setdefault("num_speculative_tokens", "auto")
+        config.setdefault("num_speculative_tokens", 8)  # whether drafting pays here depends on the machine
     llm = with_config(config, target=model(), max_num_seqs=64)
     params = [
         SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, logit_bias=BIAS, seed=seed)
@@ -145,6 +160,36 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
     assert found.p_value < PLAUSIBLE / 100
 
 
+@pytest.mark.parametrize("options", [{}, {"tree": True, "width": 2, "max_depth": 3}], ids=str)
+def test_eagle_has_the_target_s_law(options: dict[str, Any]) -> None:
+    found, stood = fit("eagle", **options)
+    assert found.p_value > PLAUSIBLE
+    assert 0.1 < stood < 0.99
+
+
+def test_a_token_outside_of_the_draft_vocabulary_is_still_emitted() -> None:
+    found, _ = fit("eagle", head=half(), verifier="ratio", num_speculative_tokens=3)
+    assert found.p_value > PLAUSIBLE
+
+
+class CalledSampled(EagleDrafter):
+    """Planted: a tree of deterministic children that says they were drawn."""
+
+    def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
+        self.laws = (Sampled,)
+        drafts = super().propose(contexts, budgets)
+        q_V = torch.zeros(101)
+        q_V[list(BIAS)] = 0.5
+        return [replace(each, law=Sampled(q_V[None], (0,) * len(each))) if len(each) else each for each in drafts]
+
+
+def test_a_tree_that_is_called_sampled_is_seen() -> None:
+    drafter = CalledSampled(CalledSampled.Config(tree=True, width=1, max_depth=3), model())
+    drafter.laws = (Sampled,)
+    found, _ = fit(drafter, num_speculative_tokens=3, verifier="recursive")
+    assert found.p_value < PLAUSIBLE / 100
+
+
 def test_a_wrong_law_beside_the_draft_is_seen() -> None:
     """Planted: the law of another row."""
 
@@ -159,4 +204,70 @@ def test_a_wrong_law_beside_the_draft_is_seen() -> None:
 
     drafter = Shuffled(Shuffled.Config(exit_layer=2, draft_length=3), model())
     found, _ = fit(drafter, num_speculative_tokens=3, verifier="ratio")
+    assert found.p_value < PLAUSIBLE / 100
+
+
+# ------------------------------------------------------------------ some tokens are scored only
+
+
+def kept(place: Path, *tokens: int) -> str:
+    """A draft vocabulary without context rows: what is not kept is never drafted."""
+    DraftVocabulary(ids=tokens, vocab_size=model().vocab_size, context_rows=0).save(place)
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "tokens"),
+    [
+        ("kangaroo", {"threshold": 0.0, "max_depth": 3}, (20, 57)),  # both
+        ("del", {"exit_layer": 2, "draft_length": 3}, (20, 33)),  # one of the two
+    ],
+    ids=str,
+)
+def test_texts_have_the_target_s_law_whatever_tokens_are_drafted(
+    method: str, options: dict[str, Any], tokens: tuple[int, ...], tmp_path: Path
+) -> None:
+    found, stood = fit(method, verifier="ratio", draft_vocab=kept(tmp_path, *tokens), **options)
+    assert found.p_value > PLAUSIBLE
+    assert 0.1 < stood < 0.99
+
+
+class Epsilon(DynamicExitDrafter):
+    """Planted: the token that is not scored is said to have a little q, and the drawn one less than it had."""
+
+    def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
+        return [self._spread(draft) for draft in super().propose(contexts, budgets)]
+
+    def _spread(self, draft: Draft) -> Draft:
+        law = draft.law
+        if not isinstance(law, Sampled) or law.columns is None:
+            return draft
+        q_KV = law.columns.spread(law.q_KV)
+        q_KV[:, 57] += 0.3
+        return replace(draft, law=Sampled(q_KV / 1.3, law.row_of))
+
+
+def test_a_little_q_where_it_is_0_is_seen(tmp_path: Path) -> None:
+    config = Epsilon.Config(exit_layer=2, draft_length=3, draft_vocab=kept(tmp_path, 20, 33))
+    found, _ = fit(Epsilon(config, model()), num_speculative_tokens=3, verifier="ratio")
+    assert found.p_value < PLAUSIBLE / 100
+
+
+class InsideOnly(RatioVerifier):
+    """Planted: after a refusal, only tokens that are scored may be emitted."""
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        verdict = super().verify(draft, target, rng)
+        law = draft.law
+        refused = isinstance(law, Sampled) and len(verdict.path) < len(draft)
+        return replace(verdict, extra=20) if refused else verdict
+
+    verify_batch = Verifier.verify_batch
+
+
+def test_a_residual_over_the_scored_tokens_only_is_seen(tmp_path: Path) -> None:
+    drafter = DynamicExitDrafter(
+        DynamicExitDrafter.Config(exit_layer=2, draft_length=3, draft_vocab=kept(tmp_path, 20, 33)), model()
+    )
+    found, _ = fit(drafter, num_speculative_tokens=3, verifier=InsideOnly())
     assert found.p_value < PLAUSIBLE / 100

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CARDS = ROOT / "docs" / "methods"
 RESULTS = ROOT / "benchmarks" / "results"
 MAX_WORDS = 500
+OPTIONS = {"vocabtrim"}  # methods that are an option of several drafters and no entry of their own
 HEADINGS = [
     "Idea",
     "Needs",
@@ -167,7 +168,19 @@ def test_a_wrong_command_does_not_parse(wrong):
 
 
 def test_no_card_without_an_entry():
-    assert {path.stem for path in CARDS.glob("*.md")} == {stem_of(entry) for entry in catalog.entries()}
+    assert {path.stem for path in CARDS.glob("*.md")} == {stem_of(entry) for entry in catalog.entries()} | OPTIONS
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_the_card_of_an_option_is_like_the_others(name):
+    card = (CARDS / f"{name}.md").read_text(encoding="utf-8")
+    assert card.startswith(f"# {name}\n")
+    assert re.findall(r"^## (.+)$", card, flags=re.MULTILINE) == HEADINGS
+    assert len(card.split()) <= MAX_WORDS
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./]+)`", card):
+        assert (ROOT / path).exists(), f"{path} is not there"
+    for arguments in commands(card):
+        check_parses(arguments)
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")

@@ -29,11 +29,12 @@ class Questions:
             name: list(task.examples(limit, setting or Setting())) for name, task in self._tasks.items()
         }
 
-    def ask(self, llm: Any) -> dict[str, Report]:
-        """What one recipe answers, by task."""
+    def ask(self, llm: Any, *, only: str | None = None) -> dict[str, Report]:
+        """What one recipe answers, by task; of one task only where it is named."""
         return {
             name: evaluate(llm, task, self._examples[name], SamplingParams(max_tokens=task.max_tokens))
             for name, task in self._tasks.items()
+            if only in (None, name)
         }
 
 

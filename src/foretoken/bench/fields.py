@@ -32,4 +32,5 @@ def metrics_fields(metrics: Metrics) -> dict[str, Any]:
         "distortion": finite(metrics.distortion),
         "kl": finite(metrics.kl),
         "experts_per_step": metrics.experts_per_step,
+        "prefix_read": metrics.prefix_read,
     }

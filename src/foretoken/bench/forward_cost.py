@@ -1,12 +1,14 @@
 """What a verification forward has to compute and to read: arithmetic on shapes, not a measurement.
 
     attention of a layer, per row     2 H (D + Dv) columns             scores and weighted values
-    selection of a layer, per step    2 G D blocks                     where it selects; methods/sparse/blocks.py
+    selection of a layer, per step    2 H D columns                    exact, where it selects; methods/sparse/blocks.py
+                                      2 G D blocks                     by means; by bounds twice that
     everything else, per row          2 parameters                     head included, table of embeddings not
 
-Bytes are what comes from memory once a step: the parameters, the keys and values of the columns that are read, and the
-means of the blocks where they are scored. Of experts that are routed, the products count those of a row, the bytes all
-of them. What sparse MLPs and experts leave out depends on the text and is not counted: there both are upper bounds.
+Bytes are what comes from memory once a step: the parameters, the keys and values of the columns that are read, and what
+blocks are scored by: their means or bounds, or the keys that attention leaves out. Of experts that are routed, the
+products count those of a row, the bytes all of them. What sparse MLPs and experts leave out depends on the text and is
+not counted: there both are upper bounds.
 """
 
 from __future__ import annotations
@@ -77,10 +79,11 @@ class AttentionShapes:
             behind = rows * (rows + 1) // 2  # of the rows in flight, each sees itself and those before it
             attention += 2 * layer.heads * (layer.width + layer.value_width) * (rows * seen + behind)
             memory += layer.groups * (layer.width + layer.value_width) * (seen + rows) * element
-            if blocks and (not selected or sparse is None or sparse.selects(number)):
+            if sparse is not None and blocks and (not selected or sparse.selects(number)):
                 selected = True
-                attention += 2 * layer.groups * layer.width * blocks
-                memory += 4 * layer.groups * layer.width * blocks
+                products, numbers = _selection(layer, prefix, seen, blocks, sparse.rule.score)
+                attention += products
+                memory += numbers * (element if sparse.rule.score == "exact" else 4)
         computed, held = _parameters(self.model)
         total = attention + 2 * rows * computed
         return Cost(total, attention, memory + held * element, sum(shares) / len(shares))
@@ -110,6 +113,14 @@ def _columns(layer: _Layer, prefix: int, sparse: SparseAttention | None) -> tupl
         return prefix, 0
     blocks, size = sparse.rule.num_blocks(prefix), sparse.rule.size
     return keep * size // layer.groups + prefix - blocks * size, blocks
+
+
+def _selection(layer: _Layer, prefix: int, seen: int, blocks: int, score: str) -> tuple[int, int]:
+    """Products, and numbers read beside the columns that attention reads anyway."""
+    if score == "exact":
+        return 2 * layer.heads * layer.width * prefix, layer.groups * layer.width * (prefix - seen)
+    numbers = layer.groups * layer.width * blocks * (2 if score == "bounds" else 1)
+    return 2 * numbers, numbers
 
 
 def _parameters(model: LanguageModel) -> tuple[int, int]:

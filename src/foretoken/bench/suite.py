@@ -18,7 +18,7 @@ from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, read_prompts
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.sampling import SamplingParams
 
-SUITES = ("exits", "judge", "rules", "self_speculation", "sparse", "sprinter")
+SUITES = ("entropy_adaptive", "exits", "judge", "reflective", "rules", "self_speculation", "sparse", "sprinter")
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Run:
         params: of the run.
         chat: whether prompts go through the chat template.
         data: the folder of the corpora; None where nobody named it.
+        limit: how many prompts of every category were asked for; a study may take so many questions. None: its own.
     """
 
     engines: Mapping[str, Any]
@@ -77,6 +78,7 @@ class Run:
     params: SamplingParams
     chat: bool
     data: Path | None = None
+    limit: int | None = None
 
 
 def bundled_prompts(data: Path | None) -> list[Prompt]:

@@ -30,7 +30,14 @@ from foretoken.cli.options import (
     prompt_length_option,
     seed_option,
 )
-from foretoken.cli.settings import DEFAULT_MODEL, parse_knobs, parse_numbers, parse_settings, speculative_config
+from foretoken.cli.settings import (
+    DEFAULT_MODEL,
+    parse_knobs,
+    parse_numbers,
+    parse_settings,
+    speculative_config,
+    split_settings,
+)
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
@@ -84,7 +91,8 @@ def tradeoff(
         typer.Option(
             "--rules",
             metavar="A,B,…",
-            help="Lossy verifiers; plain decoding, the draft alone and exact verification are always measured.",
+            help="Lossy verifiers, options of one with '+': sprinter+stop=confidence. Plain decoding, the draft alone "
+            "and exact verification are always measured.",
             show_default="every lossy rule",
             rich_help_panel=_RULES,
         ),
@@ -264,11 +272,17 @@ def _own_config(
         return None
 
 
-def _parse_rules(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise ConfigError(f"--rules '{text}': write names with commas between them, for example typical,mixture")
-    return names
+def _parse_rules(text: str) -> dict[str, dict[str, Any]]:
+    """Labels, with the options that stand in them."""
+    rules: dict[str, dict[str, Any]] = {}
+    for label in (piece.strip() for piece in text.split(",")):
+        name, *options = split_settings(label)
+        if not name:
+            raise ConfigError(f"--rules '{text}': write names with commas between them, for example typical,mixture")
+        if label in rules:
+            raise ConfigError(f"--rules names '{label}' twice: keep one")
+        rules[label] = parse_settings(options, f"--rules {name}+")
+    return rules
 
 
 def _check_outputs(json: Path | None, picture: Path | None) -> None:

@@ -213,6 +213,8 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     whole = sum(times.values())
     if whole > 0:
         parts.append("time " + " ".join(f"{name} {value / whole:.0%}" for name, value in times.items()))
+    if total.prefix_read is not None and total.prefix_read < 1:
+        parts.append(f"{total.prefix_read:.0%} of the prefix read")
     if total.experts_per_step is not None:
         parts.append(f"{total.experts_per_step:.1f} experts a layer and step")
     if total.sparse:

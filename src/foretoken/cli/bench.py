@@ -86,7 +86,13 @@ def bench(
     ] = False,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Prompts of every category at most.", rich_help_panel=_MEASURE)
+        int | None,
+        typer.Option(
+            "--limit",
+            min=1,
+            help="Prompts of every category at most; some suites take it for their questions, too.",
+            rich_help_panel=_MEASURE,
+        ),
     ] = None,
     repeats: Annotated[
         int,
@@ -199,7 +205,7 @@ def bench(
     sections: list[Section] = []
     if named is not None and named.study is not None and not records.interrupted:
         try:
-            sections = named.study(Run(engines, rows, prompts, params, chat, data))
+            sections = named.study(Run(engines, rows, prompts, params, chat, data, limit))
         except KeyboardInterrupt:  # what was measured before it is not lost
             records.interrupted = True
     facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)

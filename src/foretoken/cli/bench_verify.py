@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from foretoken.cli.options import (
     check_model_name,
     check_placement,
 )
-from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings
+from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings, split_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import check_writable, write_whole
 from foretoken.models.shapes import PREFIX as SHAPE
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 _PLANS = ("dense", "sparse")
 _KEY = "verification."
-_NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")
 _FILE_WIDTH = 120
 _PLANS_PANEL, _MEASURE = "Plans", "Measuring"
 
@@ -178,7 +176,7 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     shared = parse_settings(sets)
     plans: dict[str, dict[str, Any]] = {}
     for piece in (piece.strip() for piece in text.split(",")):
-        name, *own = _NEXT_SETTING.split(piece)
+        name, *own = split_settings(piece)
         if name not in _PLANS:
             raise ConfigError(f"--plans: unknown plan '{name}': {nearest(name, _PLANS)}")
         if piece in plans:

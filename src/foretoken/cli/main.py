@@ -21,6 +21,7 @@ from foretoken.cli import (
     bench_verify,
     calibrate,
     certify,
+    datastore,
     generate,
     methods,
     train,
@@ -49,6 +50,7 @@ analyze.app.command("tradeoff")(analyze_tradeoff.tradeoff)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(train.app, name="train")
 app.add_typer(calibrate.app, name="calibrate")
+app.add_typer(datastore.app, name="datastore")
 app.add_typer(zoo.app, name="zoo")
 
 

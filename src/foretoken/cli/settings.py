@@ -19,6 +19,11 @@ _KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
 
+def split_settings(text: str) -> list[str]:
+    """A name and the ``key=value`` that are written behind it: ``ngram+max_ngram=4``."""
+    return _NEXT_SETTING.split(text)
+
+
 def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
     """``key=value`` with the value read as JSON where it is JSON (4, 0.5, true, null), else as a string."""
     key, equals, value = text.partition("=")
@@ -122,7 +127,7 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
         raise ConfigError(f"--methods '{text}': write names with commas between them, for example ngram,suffix")
     parsed: list[tuple[str, str, dict[str, Any]]] = []
     for piece in pieces:
-        name, *own = _NEXT_SETTING.split(piece)
+        name, *own = split_settings(piece)
         parsed.append((piece, name, parse_settings(own, f"--methods {name}+")))
     names = {name for _, name, _ in parsed}
     for name in shared:

@@ -93,4 +93,5 @@ def _lines(title: str) -> Report:
 
 def _state(progress: Progress) -> str:
     rate = progress.tokens / max(progress.seconds, 1e-9)
-    return f"loss {progress.loss:.3f}, {progress.tokens / 1e6:.2f} M tokens, {rate:,.0f} tokens/s"
+    measured = f", {progress.measured}" if progress.measured else ""
+    return f"loss {progress.loss:.3f}, {progress.tokens / 1e6:.2f} M tokens, {rate:,.0f} tokens/s{measured}"

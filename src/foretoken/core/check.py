@@ -3,7 +3,7 @@
 A verifier believes the draft. Whether its tokens were *drawn* as it says cannot be told from one draft; whether q is a
 law at all, and whether the law could have made these siblings, can.
 
-Letters: N draft nodes, K rows of q, V vocabulary.
+Letters: N draft nodes, K rows of q, V vocabulary, C columns where q has some tokens only.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
     """
     if not isinstance(law, Tabulated) or not len(tree):
         return
-    q_KV, rows = law.q_KV, law.row_of
-    if q_KV.dim() != 2 or q_KV.shape[1] != vocab_size:
-        raise ValueError(f"q has the shape {list(q_KV.shape)}, not [rows, {vocab_size}]")
+    q_KV, rows, columns = law.q_KV, law.row_of, law.columns
+    if columns is not None and columns.vocab_size != vocab_size:
+        raise ValueError(f"the columns of q are of a vocabulary of {columns.vocab_size}, not of {vocab_size}")
+    width = vocab_size if columns is None else len(columns)
+    if q_KV.dim() != 2 or q_KV.shape[1] != width:
+        raise ValueError(f"q has the shape {list(q_KV.shape)}, not [rows, {width}]")
     if q_KV.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"q is {str(q_KV.dtype)[6:]}: what is sampled and declared must be the same law, in float32")
     if len(rows) != len(tree):
@@ -44,8 +47,11 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
     if min(rows) < 0 or max(rows) >= q_KV.shape[0]:
         raise ValueError(f"row_of goes from {min(rows)} to {max(rows)}, but q has {q_KV.shape[0]} rows")
     _check_rows(q_KV)
-    index_N = torch.tensor(rows, device=q_KV.device)
-    q_N: list[float] = q_KV[index_N, tree.tokens_N.to(q_KV.device)].tolist()
+    columns_N = tree.tokens_N.to(q_KV.device) if columns is None else columns.of_tokens(tree.tokens_N)
+    if columns is not None and int(columns_N.min()) < 0:
+        node = columns_N.tolist().index(-1)
+        raise ValueError(f"node {node} carries token {tree.tokens[node]}, which q has no column for: q = 0 there")
+    q_N: list[float] = q_KV[torch.tensor(rows, device=q_KV.device), columns_N].tolist()
     for node, q in enumerate(q_N):
         if q <= 0.0:
             raise ValueError(f"node {node} carries token {tree.tokens[node]}, which has q = 0: it was not drawn from q")

@@ -21,7 +21,9 @@ Condition: e is the law given the prefix *and* what the prefix does not tell: wh
            leaves that open, the law given the prefix alone is a mixture, and nearer to p (both numbers are convex): in
            the mean the meter never flatters, and "=" above becomes ">=".
 Filters:   the reference is the law that the request asked for. A token with p = 0 (filtered, forbidden) never stands
-           under any of our rules, so the divergence is finite above temperature 0.
+           under our rules, so the divergence is finite above temperature 0. Two are exceptions: `entropy_adaptive`
+           tests no token of the small model, and `reflective` is compared with exact verification given the draft,
+           which may be certain of a token.
 
 Letters: V vocabulary.
 """

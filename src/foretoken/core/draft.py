@@ -13,7 +13,10 @@ Nearly every known bias of speculative decoding is a verifier that assumed the w
 
 How many siblings a node gets must be decided before any of them is drawn: the number is part of the law.
 
-Letters: N draft nodes, K distinct parents that were expanded, V vocabulary.
+A drafter that scores some tokens only says which (core/columns.py); every other token has q = 0, and can still be
+emitted: by a residual, or as the extra token.
+
+Letters: N draft nodes, K distinct parents that were expanded, V vocabulary, C columns of a drafter that scores some.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from foretoken.core.columns import Columns
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 
 
@@ -45,14 +49,22 @@ class _Tabulated:
 
     Siblings share a row. For a chain ``row_of`` is ``(0, 1, ..., N-1)``.
     q is the processed law (temperature, filters and penalties applied), exactly the one that was sampled.
+    With ``columns`` q_KV is [K, C], and q is 0 at every token that has no column.
     """
 
     q_KV: Tensor
     row_of: tuple[int, ...]
+    columns: Columns | None = None
 
     def q_at(self, node: int) -> Tensor:
         """float32 [V]: the law that ``node`` was drawn from, before its elder siblings are taken out."""
-        return self.q_KV[self.row_of[node]]
+        row = self.q_KV[self.row_of[node]]
+        return row if self.columns is None else self.columns.spread(row)
+
+    def chance(self, node: int, token: int) -> float:
+        """q(token) in the law that ``node`` was drawn from."""
+        column = token if self.columns is None else self.columns.of(token)
+        return float(self.q_KV[self.row_of[node], column]) if column >= 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

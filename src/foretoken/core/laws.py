@@ -3,7 +3,7 @@
 A law is processed at every node of a tree under the history that the node stands for: penalties and min_tokens count
 the tokens on the path to the node as if they had been emitted.
 
-Letters: M rows, V vocabulary, D width of the target.
+Letters: M rows, V vocabulary, D width of the target, C columns of a drafter that scores some tokens only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from foretoken.core.columns import Columns
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 
@@ -34,7 +35,7 @@ class Laws:
         greedy: the law is the argmax of each row.
         positions: position of the token that each row decides, M integers.
         best: argmax of every row if the caller already has it.
-        process: gives the processed logits of a range of rows; None: ``logits_MV`` is processed.
+        process: gives the processed logits of a range of rows, from their raw logits; None: ``logits_MV`` is processed.
         hidden: gives ``hidden_MD``; None: no verifier asked for it.
         stop_ids: tokens that end this request.
         probe_logits_PV: raw logits of the rows that the verifier probes behind the draft, in the order of its tree
@@ -48,7 +49,7 @@ class Laws:
         greedy: bool,
         positions: Sequence[int],
         best: Sequence[int] | None = None,
-        process: Callable[[range], Tensor] | None = None,
+        process: Callable[[Tensor, range], Tensor] | None = None,
         hidden: Callable[[], Tensor] | None = None,
         stop_ids: frozenset[int] = frozenset(),
         probe_logits_PV: Tensor | None = None,
@@ -69,6 +70,25 @@ class Laws:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def over(self, raw_MV: Tensor) -> Laws:
+        """The same rows with other raw logits, [M, V]: bias, penalties and filters are applied to these."""
+        return Laws(
+            raw_MV,
+            greedy=self.greedy,
+            positions=self.positions,
+            process=self._process,
+            hidden=self._hidden,
+            stop_ids=self.stop_ids,
+        )
+
+    @property
+    def raw_MV(self) -> Tensor:
+        """The model's own logits, [M, V], before bias, penalties, temperature and filters; not to be written to.
+
+        Where no ``process`` is given they are what the laws were made of.
+        """
+        return self._raw_MV
+
     @property
     def vocab_size(self) -> int:
         return self._raw_MV.shape[-1]
@@ -82,7 +102,7 @@ class Laws:
     def logits_MV(self) -> Tensor:
         """Processed logits of every row, [M, V]."""
         assert self._process is not None
-        return self._process(range(len(self)))
+        return self._process(self._raw_MV, range(len(self)))
 
     @cached_property
     def hidden_MD(self) -> Tensor:
@@ -120,7 +140,7 @@ class Laws:
         if self._process is None or self.on_gpu or "logits_MV" in self.__dict__:
             return self.logits_MV[row]
         if row not in self._rows:
-            self._rows[row] = self._process(range(row, row + 1))[0]
+            self._rows[row] = self._process(self._raw_MV[row : row + 1], range(row, row + 1))[0]
         return self._rows[row]
 
     def p_at(self, row: int) -> Tensor:
@@ -192,28 +212,37 @@ class LawMaker:
             if self._seen_V is not None:
                 self._seen_V[ids] = True
 
-    def process(self, logits_MV: Tensor, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+    def process(
+        self, logits_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None = None
+    ) -> Tensor:
         """Apply bias, penalties, min_tokens, temperature and filters to each row under its hypothetical history.
 
         Args:
             logits_MV: raw logits; not modified.
             tree: the tree that ``nodes`` refer to.
             nodes: M node indices; row m is the law after node ``nodes[m]`` (-1: after the root).
+            columns: of the logits, [M, C] then; None: column i is token i. The result is what the whole row would
+                give with -inf at every other token.
         Returns:
-            float32 [M, V] processed logits; -inf where the processed law is zero. At temperature 0 no filter is
-            applied: the law is the argmax of the result.
+            float32 [M, V] (or [M, C]) processed logits; -inf where the processed law is zero. At temperature 0 no
+            filter is applied: the law is the argmax of the result.
         """
         x_MV = logits_MV.to(torch.float32, copy=True)
         params = self.params
         if self._bias_ids.numel():
-            x_MV[:, self._bias_ids] += self._bias
+            if columns is None:
+                x_MV[:, self._bias_ids] += self._bias
+            else:
+                which, own = columns.found(self._bias_ids)
+                x_MV[:, own] += self._bias[which]
         if self._counts or self._seen:
-            self._penalise(x_MV, tree, nodes)
+            self._penalise(x_MV, tree, nodes, columns)
         if self.num_output < params.min_tokens and self._stop_ids.numel():
+            stops = self._stop_ids if columns is None else columns.found(self._stop_ids)[1]
             for row, node in enumerate(nodes):
                 depth = 0 if node == ROOT else tree.depths[node]
                 if self.num_output + depth < params.min_tokens:
-                    x_MV[row, self._stop_ids] = -torch.inf
+                    x_MV[row, stops] = -torch.inf
         if params.greedy:
             return x_MV
         if params.temperature != 1.0:
@@ -223,7 +252,7 @@ class LawMaker:
             x_MV /= max(params.temperature, 1e-30)  # float32 has no smaller number to divide by safely
         return _filter(x_MV, params)
 
-    def _penalise(self, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int]) -> None:
+    def _penalise(self, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None) -> None:
         for row, node in enumerate(nodes):
             path = [tree.tokens[i] for i in tree.path_to(node)]
             ids = torch.tensor(path, dtype=torch.int64, device=x_MV.device)
@@ -233,12 +262,14 @@ class LawMaker:
                 if path:
                     seen_V = seen_V.clone()
                     seen_V[ids] = True
+                seen_V = seen_V if columns is None else seen_V[columns.ids_C]
                 rate = self.params.repetition_penalty
                 x_V.copy_(torch.where(seen_V, torch.where(x_V > 0, x_V / rate, x_V * rate), x_V))
             if self._output_V is not None:
                 counts_V = self._output_V
                 if path:
                     counts_V = counts_V.index_add(0, ids, torch.ones(len(path), device=x_MV.device))
+                counts_V = counts_V if columns is None else counts_V[columns.ids_C]
                 x_V -= self.params.frequency_penalty * counts_V + self.params.presence_penalty * (counts_V > 0)
 
 

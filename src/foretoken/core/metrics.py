@@ -3,6 +3,7 @@
 * tokens per step: emitted tokens over target calls after the prompt, bonus included; plain decoding is 1.00.
 * distortion and kl: how far a lossy rule's law was from the target's, per emitted token; see core/distortion.py. Under
   sparse verification they are not known (NaN, null in JSON): the target's own law was never computed.
+* memory-bound speed-up: what tokens per step would come to if time were the weights that are read; see below.
 * acceptance[i]: steps that accepted a node at draft depth i + 1 over steps that drafted one there, unconditional.
 """
 
@@ -23,7 +24,8 @@ class Metrics:
     ``num_steps`` counts target calls that emitted tokens: the first one finishes the prompt and emits one token, so
     plain decoding of n tokens takes n steps. Times are seconds: this request's even share of each step it was in.
     ``sparse`` says that the target verified sparsely; ``experts_sum`` adds up, over ``experts_steps`` verifications,
-    the different experts that were read per layer, for all requests of the step together.
+    the different experts that were read per layer, for all requests of the step together. ``prefix_rows`` adds up the
+    rows that lay before a sparse target's verifications, ``prefix_rows_read`` those of them that a head read.
     """
 
     num_tokens: int = 0
@@ -41,6 +43,8 @@ class Metrics:
     sparse: bool = False
     experts_sum: float = 0.0
     experts_steps: int = 0
+    prefix_rows: int = 0
+    prefix_rows_read: float = 0.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -76,6 +80,14 @@ class Metrics:
         """Different experts read per layer and verification; None where nobody counted (dense verification)."""
         return self.experts_sum / self.experts_steps if self.experts_steps else None
 
+    @property
+    def prefix_read(self) -> float | None:
+        """Share of the prefix that a head read in verifications, mean over heads and layers without a window.
+
+        None under dense verification, where it is everything, and before the first step.
+        """
+        return self.prefix_rows_read / self.prefix_rows if self.prefix_rows else None
+
     def count_step(self, verdict: Verdict, taken: int) -> None:
         """Count one target call and the tokens that were taken of what it decided."""
         self.num_steps += 1
@@ -101,7 +113,7 @@ class Metrics:
     def add(self, other: Metrics) -> None:
         """Add another request's counters to these."""
         self.sparse = self.sparse or other.sparse
-        for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens", "experts_steps"):
+        for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in (
             "draft_seconds",
@@ -111,6 +123,9 @@ class Metrics:
             "distortion_sum",
             "kl_sum",
             "experts_sum",
+            "experts_steps",
+            "prefix_rows",
+            "prefix_rows_read",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         while len(self.drafted_at) < len(other.drafted_at):
@@ -119,3 +134,18 @@ class Metrics:
         for i, (drafted, accepted) in enumerate(zip(other.drafted_at, other.accepted_at, strict=True)):
             self.drafted_at[i] += drafted
             self.accepted_at[i] += accepted
+
+
+def memory_bound_speedup(tokens_per_step: float, cost: float, passes: float) -> float:
+    """MBSU, tokens per step / (cost * passes + 1): a model of time, not a measurement.
+
+    Paper:   VocabTrim, arXiv:2506.22694, with the block efficiency and cost of arXiv:2403.00858. Keys, values and calls
+             cost nothing in it, and one more row of the verification neither.
+    Differs: the papers count all of a drafter's parameters; what is read for a token is less (embeddings are look-ups).
+
+    Args:
+        tokens_per_step: accepted ones and the extra one.
+        cost: weights that the drafter reads in a pass over those that the target reads.
+        passes: of the drafter in a step, one after the other.
+    """
+    return tokens_per_step / (cost * passes + 1.0)

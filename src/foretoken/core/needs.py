@@ -49,11 +49,13 @@ class Needs:
         hidden_layers: hidden states of the target, for a drafter. They may change from step to step; None: never any.
         last_state: the target's last hidden state of every row, for a verifier.
         evidence: the kind of evidence that a verifier decides by, which the drafter must offer.
+        dense: a verifier is shown rows beside the draft's, which no sparse plan knows how to compute.
     """
 
     hidden_layers: HiddenLayers | None = None
     last_state: LastState | None = None
     evidence: type[Evidence] | None = None
+    dense: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,22 @@ class Offers:
     Attributes:
         evidence: the kinds of evidence that a drafter's drafts can carry.
         length: a drafter's own number of draft nodes per step, at most: it decides itself when to stop, so the
-            adaptive controller stays away from it. None: it has no rule of its own.
+            adaptive controller leaves the length to it. None: it has no rule of its own.
+        weighed: whether the controller may leave requests without its drafts where plain decoding is faster; not where
+            a drafter's options say how many tokens every step is to draft.
         batches: whether a verifier decides many requests in one go.
+        takes_turns: whether a verifier may emit a draft's tokens without one of the target's behind them. Then every
+            token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
+            steps without a draft.
+        probes: whether a verifier asks for rows behind drafts (``Verifier.probe``) by which it decides.
     """
 
     evidence: tuple[type[Evidence], ...] = ()
     length: int | None = None
+    weighed: bool = True
     batches: bool = False
+    takes_turns: bool = False
+    probes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +91,13 @@ class Knob:
         option: the option that varies, the rule's or its drafter's.
         values: its values, from strict to loose.
         drafter: the method that drafts for it; None: the study's, which exact verification has, too.
+        baselines: options with which the rule enters the study once more, as what it has to beat.
     """
 
     option: str
     values: tuple[Any, ...]
     drafter: str | None = None
+    baselines: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +126,7 @@ class Declared:
 
     Attributes:
         draft_model: whether the option ``model`` names a second checkpoint of the target's vocabulary.
+        datastore: whether the option ``datastore`` names texts in the target's tokens to retrieve from.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
         learned_part: "module:Class" of what was trained for it (drafting/learned_part.py); None: nothing was.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
@@ -120,6 +134,7 @@ class Declared:
     """
 
     draft_model: bool = False
+    datastore: bool = False
     own_verifier: str | None = None
     learned_part: str | None = None
     knob: Knob | None = None

@@ -56,6 +56,11 @@ class Context(Protocol):
         """Its place in the target's cache; for drafters that run a part of the target."""
         ...
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end it."""
+        ...
+
 
 class StopRule(Protocol):
     """Decides while a draft grows whether one more node is worth its time. See engine/controller.py."""
@@ -179,6 +184,9 @@ class Drafter(Protocol):
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """One draft per context, in order; an empty draft where there is nothing to propose.
 
+        Where the budget has no nodes, drafting does not pay: read nothing of that request, catch up when asked next.
+        A drafter that fails is asked again for each request alone, with its streams as they stood before.
+
         All drafts of a step must have their resume points at the same depth, or none.
         """
         ...
@@ -188,7 +196,10 @@ class Drafter(Protocol):
         return
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was committed. Called once after every step that had drafts."""
+        """Learn what was committed. Called after every step that had drafts; after a fault again for each alone.
+
+        With a verifier that takes turns, after every step: a request without a draft has an empty one there.
+        """
         return
 
     def release(self, request_id: int) -> None:
@@ -226,6 +237,15 @@ class Verifier(Protocol):
     @property
     def budget(self) -> float | None:
         return None
+
+    @classmethod
+    def settle(cls, config: Any, target: Any) -> Any:
+        """The Config with what depends on the target (its tokens, say) filled in; called when a recipe is composed.
+
+        Raises:
+            ConfigError: an option does not suit the target.
+        """
+        return config
 
     @abstractmethod
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
@@ -273,10 +293,13 @@ class Plan(Protocol):
             piece instead of being called layer by layer; None if it has to be called.
         swaps: module -> what is called in place of its forward, while the target computes this plan.
         num_experts: different experts that the forward read, mean over its layers; None before it, or without experts.
+        prefix_read: of each segment of the batch, the share of its committed prefix that a head reads, mean over heads
+            and layers without a window; None: all of it.
     """
 
     native: Any = None
     swaps: Mapping[Any, Callable[..., Any]] = {}
+    prefix_read: Sequence[float] | None = None
 
     @property
     def num_experts(self) -> float | None:

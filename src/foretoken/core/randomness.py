@@ -51,6 +51,17 @@ class Streams:
             self._generators[purpose] = found
         return found
 
+    def mark(self) -> dict[str, Tensor]:
+        """Where the streams stand, for :meth:`rewind`."""
+        return {purpose: generator.get_state() for purpose, generator in self._generators.items()}
+
+    def rewind(self, mark: dict[str, Tensor]) -> None:
+        """Go back to a mark, as if nothing had been drawn since."""
+        for purpose in set(self._generators) - set(mark):
+            del self._generators[purpose]  # it begins anew when it is next asked for
+        for purpose, state in mark.items():
+            self._generators[purpose].set_state(state)
+
     def uniform(self, purpose: str, count: int) -> Tensor:
         """float32 [count], uniform on [0, 1)."""
         return torch.rand(count, generator=self.generator(purpose), device=self.device)
@@ -59,8 +70,8 @@ class Streams:
         """Independent decisions, the i-th true with probability ``chances[i]`` (clipped to [0, 1]).
 
         One uniform of 53 bits per decision: on a float32 grid a chance of 1e-9 would come true with 6e-8.
-        Verifiers use nothing but this and :meth:`categorical`, so that the enumeration of analysis/exactness
-        can replay both.
+        Drafters and verifiers use nothing but this, :meth:`categorical` and :meth:`distinct`, so that the enumeration
+        of analysis/exactness can replay them.
         """
         u = torch.rand(len(chances), dtype=torch.float64, generator=self.generator(purpose), device=self.device)
         return [below < chance for below, chance in zip(u.tolist(), chances, strict=True)]
@@ -82,6 +93,14 @@ class Streams:
         # a second uniform for the inside of the block: exact, and no remainder to lose bits in
         draw = torch.rand(1, dtype=torch.float64, generator=self.generator(purpose), device=self.device)
         return first + _invert(p_V[first : first + _BLOCK], draw)
+
+    def distinct(self, purpose: str, q_V: Tensor, count: int) -> list[int]:
+        """``count`` different tokens in the order of their draws, each without the ones before it.
+
+        There must be so many of positive weight.
+        """
+        found: list[int] = torch.multinomial(q_V, count, generator=self.generator(purpose)).tolist()
+        return found
 
 
 def categorical_rows(rngs: Sequence[Streams], purpose: str, weights_BV: Tensor) -> list[int]:

@@ -31,7 +31,8 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import gumbel
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
-from foretoken.drafting.draft_builder import no_law
+from foretoken.drafting import draft_vocabulary
+from foretoken.drafting.draft_builder import check_numbers
 from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -82,17 +83,21 @@ class ModelDrafter(DraftRunner):
                 'sampled_without_replacement', 'top_then_sampled' (greedy draft sampling) or 'hub' (SpecHub's pairs).
                 None: a chain, or the tree that the verifier and ``num_drafts`` ask for.
             num_drafts: children per expanded node, and nodes expanded per level, of a tree; None: 3, of a hub tree 2.
+            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
+                (docs/methods/vocabtrim.md); None: all.
         """
 
         model: str
         tree: str | None = None
         num_drafts: int | None = None
+        draft_vocab: str | None = None
 
         def __post_init__(self) -> None:
             if not isinstance(self.model, str) or not self.model:
                 raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
             if self.tree is not None and self.tree not in _LAW_OF:
                 raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_LAW_OF)}")
+            draft_vocabulary.check_option(self.draft_vocab)
             count = self.num_drafts
             if count is None:
                 return
@@ -145,7 +150,9 @@ class ModelDrafter(DraftRunner):
         self._count = cast(int, settled.num_drafts)
         if self._count > target.vocab_size:
             raise ConfigError(f"num_drafts={self._count} is above the vocabulary of {target.vocab_size}: use fewer")
-        super().__init__(config.model, target, top=self._count if self._tree == "topk" else 1)
+        super().__init__(
+            config.model, target, top=self._count if self._tree == "topk" else 1, draft_vocab=config.draft_vocab
+        )
         self.branches = self._tree not in _CHAINS
         self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
 
@@ -167,19 +174,20 @@ class ModelDrafter(DraftRunner):
 
     def _law(self, draft: RunnerBuilder, rows: Rows) -> Tensor:
         """Processed logits of the frontier."""
-        return draft.process(rows.output.logits_MV[rows.start : rows.stop])
+        return draft.process(rows.logits_MV, rows.output.columns)
 
     def _expand_greedy(self, draft: RunnerBuilder, rows: Rows) -> None:
         """One child: the argmax. Its probability under the draft says how sure the draft is."""
         output, row = rows.output, rows.start
         if not draft.context.laws.trivial:
-            output, row = Output.of(self._law(draft, rows), top=1), 0
+            output, row = Output.of(self._law(draft, rows), top=1, columns=output.columns), 0
         confidence = output.top_shares[row]
-        if confidence != confidence:
-            raise no_law(self.config.model)
+        possible = confidence == confidence
+        if not possible:
+            check_numbers(rows.logits_MV, self.config.model)
         parent = draft.frontier[0]
         reach = draft.reach_of(parent)
-        if not self._pays(draft, reach, confidence):
+        if not possible or not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
         draft.keep_greedy_law(output, row)
@@ -191,23 +199,26 @@ class ModelDrafter(DraftRunner):
         logits_V = self._law(draft, rows)[0]
         context, parent = draft.context, draft.frontier[0]
         position = len(context.tokens) + (0 if parent == ROOT else draft.depths[parent])
-        noise_V = gumbel(context.streams.seed, (position,), self.vocab_size, logits_V.device)[0]
-        token = int((noise_V + logits_V).argmax())
-        confidence = float(torch.softmax(logits_V, dim=-1)[token])
-        if confidence != confidence:
-            raise no_law(self.config.model)
+        columns = rows.output.columns
+        ids = None if columns is None else columns.ids_C
+        noise_V = gumbel(context.streams.seed, (position,), self.vocab_size, logits_V.device, ids)[0]
+        column = int((noise_V + logits_V).argmax())
+        confidence = float(torch.softmax(logits_V, dim=-1)[column])
+        possible = confidence == confidence
+        if not possible:
+            check_numbers(rows.logits_MV, self.config.model)
         reach = draft.reach_of(parent)
-        if not self._pays(draft, reach, confidence):
+        if not possible or not self._pays(draft, reach, confidence):
             draft.frontier = []
             return
-        node = draft.add(token, parent, confidence, 0)
+        node = draft.add(column if ids is None else int(ids[column]), parent, confidence, 0)
         draft.frontier = [node] if draft.has_room(node) else []
 
     def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
         q_MV = torch.softmax(self._law(draft, rows), dim=-1)
-        if bool(torch.isnan(q_MV).any()):
-            raise no_law(self.config.model)
+        if bool(q_MV[:, 0].isnan().any()):
+            check_numbers(rows.logits_MV, self.config.model)
         kind = cast(type[Tabulated], _LAW_OF[self._tree])
         streams = draft.context.streams
         # sum q^2 is the chance that an independent draw from q agrees: known before the draw
@@ -218,12 +229,13 @@ class ModelDrafter(DraftRunner):
             room = draft.budget.max_nodes - len(draft.tokens)
             # sqrt: a drawn token stands with probability sum min(p, q), which is far above sum q^2 when p is near q
             confidence = agreement[row] ** 0.5
-            if room <= 0 or not self._pays(draft, reach, confidence):
+            possible = confidence == confidence  # else no token of this row may be emitted
+            if room <= 0 or not possible or not self._pays(draft, reach, confidence):
                 continue
             q_V = q_MV[row]
-            tokens = draw_siblings(kind, q_V, min(self._count, room), streams)
-            draft.q_rows.append(q_V)
-            fresh += [draft.add(token, parent, confidence, len(draft.q_rows) - 1) for token in tokens]
+            tokens = draw_siblings(kind, q_V, min(self._count, room), streams, rows.output.columns)
+            number = draft.keep(q_V, rows.output.columns)
+            fresh += [draft.add(token, parent, confidence, number) for token in tokens]
         fresh.sort(key=lambda node: -draft.reach[node])
         draft.frontier = sorted(node for node in fresh[: self._count] if draft.has_room(node))
 

@@ -29,7 +29,7 @@ class _Index:
     Attributes:
         follows: n-gram -> position of the token that followed its most recent occurrence.
         num_tokens: tokens of the text that are indexed.
-        agreement: tokens that agreed before the place that the last draft was copied from.
+        agreement: tokens that agreed before the place that the last draft was copied from; 0 once it was learnt from.
         rates: how often copied tokens stood: of all requests, or of this one alone where its past is all that counts.
     """
 
@@ -95,11 +95,12 @@ class NgramDrafter(Drafter):
         """Learn from the nodes that the verifier decided: the accepted ones, and the first that was refused."""
         for outcome in outcomes:
             index = self._indexes.get(outcome.request_id)
-            if index is None:
+            if index is None or not index.agreement:  # told again, after a neighbour's fault
                 continue
             num_accepted = len(outcome.verdict.path)
             for i in range(min(num_accepted + 1, len(outcome.draft))):
                 index.rates.learn(index.agreement + i, i < num_accepted)
+            index.agreement = 0
 
     def release(self, request_id: int) -> None:
         self._indexes.pop(request_id, None)

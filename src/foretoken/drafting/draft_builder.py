@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from foretoken.core.columns import Columns
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, GreedyLaws, Law, PointMass, ResumePoint, Sampled, Tabulated
 from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Budget, Context
@@ -29,6 +30,7 @@ class DraftBuilder:
         row_of: index into ``q_rows`` of each node.
         greedy_rows: of each node of a chain at temperature 0, if the budget asks: the law that it is the argmax of.
         frontier: nodes to expand next; ROOT at first.
+        columns: of the rows of q, where some tokens are scored only; None: column i is token i.
     """
 
     context: Context
@@ -43,6 +45,7 @@ class DraftBuilder:
     greedy_rows: list[Tensor] = field(default_factory=list)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     chain: bool = True
+    columns: Columns | None = None
 
     def add(self, token: int, parent: int, confidence: float, q_row: int) -> int:
         """Append a node and return its number."""
@@ -73,39 +76,54 @@ class DraftBuilder:
             node = self.parents[node]
         return found
 
-    def process(self, logits_MV: Tensor) -> Tensor:
-        """Processed logits of the frontier, under the history that each node stands for."""
+    def process(self, logits_MV: Tensor, columns: Columns | None) -> Tensor:
+        """Processed logits of the frontier, under the history that each node stands for.
+
+        Args:
+            columns: of the logits.
+        """
         maker = self.context.laws
         if maker.trivial:
             return logits_MV
-        return maker.process(logits_MV, TokenTree(self.tokens, self.parents), self.frontier)
+        return maker.process(logits_MV, TokenTree(self.tokens, self.parents), self.frontier, columns)
 
-    def draw(self, output: Output, row: int, name: str) -> int:
+    def draw(self, output: Output, row: int, name: str) -> int | None:
         """Give the last node of a chain its child: the argmax at temperature 0, else drawn from q.
 
         Args:
             output: of a forward with ``top`` at least 1.
             row: of the chain's last node in it.
             name: of the drafting model, for messages.
+        Returns:
+            the child; None where none of the tokens that are scored may be emitted.
         Raises:
-            RequestError: q has no token.
+            RequestError: the logits are NaN.
         """
         parent = self.frontier[0]
+        raw_1V, columns = output.logits_MV[row : row + 1], output.columns
         if self.context.params.greedy:
             if not self.context.laws.trivial:
-                output, row = Output.of(self.process(output.logits_MV[row : row + 1]), top=1), 0
+                output, row = Output.of(self.process(raw_1V, columns), top=1, columns=columns), 0
             share = output.top_shares[row * (len(output.top_shares) // len(output.best))]
             if share != share:
-                raise no_law(name)
+                check_numbers(raw_1V, name)
+                return None
             self.keep_greedy_law(output, row)
             return self.add(output.best[row], parent, share, 0)
-        q_V = torch.softmax(self.process(output.logits_MV[row : row + 1])[0].float(), dim=-1)
-        (token,) = draw_siblings(Sampled, q_V, 1, self.context.streams)
-        share = float(q_V[token])
-        if share != share:
-            raise no_law(name)
+        q_V = torch.softmax(self.process(raw_1V, columns)[0].float(), dim=-1)
+        if bool(q_V[0].isnan()):
+            check_numbers(raw_1V, name)
+            return None
+        (token,) = draw_siblings(Sampled, q_V, 1, self.context.streams, columns)
+        return self.add(
+            token, parent, float(q_V[token if columns is None else columns.of(token)]), self.keep(q_V, columns)
+        )
+
+    def keep(self, q_V: Tensor, columns: Columns | None) -> int:
+        """Keep a row of q that nodes are drawn from; returns its number."""
         self.q_rows.append(q_V)
-        return self.add(token, parent, share, len(self.q_rows) - 1)
+        self.columns = columns
+        return len(self.q_rows) - 1
 
     def extend_tree(
         self,
@@ -132,18 +150,19 @@ class DraftBuilder:
             pays: whether a node is worth its verification, given its parent's reach and its own probability; the first
                 one that is not ends the level.
         Raises:
-            RequestError: a row of q has no token.
+            RequestError: the logits are NaN.
         """
+        raw_MV, columns = output.logits_MV[first : first + len(self.frontier)], output.columns
         top = len(output.top_ids) // len(output.best)
         if not self.context.laws.trivial:
-            rows = slice(first, first + len(self.frontier))
-            output, first = Output.of(self.process(output.logits_MV[rows]), top=top), 0
+            output, first = Output.of(self.process(raw_MV, columns), top=top, columns=columns), 0
         candidates: list[tuple[float, int, int, float]] = []
         for row, parent in enumerate(self.frontier, first):
             ranked = slice(row * top, (row + 1) * top)
             shares, reach = output.top_shares[ranked], self.reach_of(parent)
             if shares[0] != shares[0]:
-                raise no_law(name)
+                check_numbers(raw_MV, name)
+                continue
             if expands(parent, shares[0]):
                 ids = output.top_ids[ranked]
                 candidates += [(reach * q, parent, token, q) for q, token in zip(shares, ids, strict=True) if q > 0]
@@ -158,7 +177,8 @@ class DraftBuilder:
     def keep_greedy_law(self, output: Output, row: int) -> None:
         """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""
         if self.budget.evidence is GreedyLaws:
-            self.greedy_rows.append(torch.softmax(output.logits_MV[row].float(), dim=-1))
+            q_V = torch.softmax(output.logits_MV[row].float(), dim=-1)
+            self.greedy_rows.append(q_V if output.columns is None else output.columns.spread(q_V))
 
     def finish(self, kind: type[Law], resume: ResumePoint | None = None) -> Draft:
         """The draft. Without rows of q it is a point mass, whatever ``kind`` says."""
@@ -171,12 +191,16 @@ class DraftBuilder:
             evidence = GreedyLaws(torch.stack(self.greedy_rows)) if self.greedy_rows else None
             return Draft(tree, law, confidence, resume, evidence)
         tabulated = cast(type[Tabulated], kind)
-        return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of)), confidence, resume)
+        return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of), self.columns), confidence, resume)
 
 
-def no_law(name: str) -> RequestError:
-    """What to say where a draft model gives no law to draw from."""
-    return RequestError(
-        f"draft model '{name}' has nothing to propose: its logits are NaN, "
-        "or logit_bias and min_tokens forbid every token"
-    )
+def check_numbers(logits_MV: Tensor, name: str) -> None:
+    """Refuse logits that are NaN; where no token is possible without them, logit_bias and min_tokens forbid all.
+
+    That is for the target to say: it may have tokens that the draft does not score.
+
+    Raises:
+        RequestError: they are.
+    """
+    if bool(logits_MV.isnan().any()):
+        raise RequestError(f"draft model '{name}' has nothing to propose: its logits are NaN")

@@ -17,12 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
 from foretoken.core.errors import MismatchError
 from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder
+from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
@@ -40,6 +43,10 @@ class Rows:
     output: Output
     start: int
     stop: int
+
+    @property
+    def logits_MV(self) -> Tensor:
+        return self.output.logits_MV[self.start : self.stop]
 
 
 @dataclass(slots=True)
@@ -65,15 +72,19 @@ class DraftRunner(Drafter, ABC):
         model: the draft checkpoint, in the target's dtype and on its device; or a draft that is loaded already.
         target: whose tokens are drafted.
         top: how many tokens of each row are ranked.
+        draft_vocab: a folder with the tokens that are drafted; None: all.
     Raises:
-        MismatchError: the draft has another vocabulary.
+        MismatchError: the draft has another vocabulary, or ``draft_vocab`` is another tokenizer's.
+        ModelError: ``draft_vocab`` is no such folder.
     """
 
     declared = Declared(draft_model=True)
     offers = Offers(evidence=(GreedyLaws,))
     span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
 
-    def __init__(self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1) -> None:
+    def __init__(
+        self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1, draft_vocab: str | None = None
+    ) -> None:
         dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
         self.model = (
             load(model, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
@@ -88,7 +99,8 @@ class DraftRunner(Drafter, ABC):
             )
         self.vocab_size = target.vocab_size
         self.cache = self.model.new_cache(_SLOTS)
-        self._top = top
+        self.columns = DraftColumns(self.model, draft_vocabulary.find(draft_vocab, self.model), self.vocab_size)
+        self._top = min(top, len(self.columns))
         self._states: dict[int, State] = {}
 
     @property
@@ -105,13 +117,15 @@ class DraftRunner(Drafter, ABC):
         growing = []
         for context, budget in zip(contexts, budgets, strict=True):
             # The draft may have fewer positions than the target: then the request goes on without drafts.
-            depth = min(budget.max_depth, self.model.max_length - len(context.tokens) - budget.max_nodes)
-            if budget.max_nodes > 0 and depth > 0 and self._has_place(context):
-                bounded = replace(budget, max_depth=depth)
+            room = self.model.max_length - len(context.tokens)
+            nodes, depth = min(budget.max_nodes, room), min(budget.max_depth, room)
+            if nodes > 0 and depth > 0 and self._has_place(context):
+                bounded = replace(budget, max_nodes=nodes, max_depth=depth)
                 growing.append(RunnerBuilder(context, bounded, state=self._state(context)))
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:
             with torch.inference_mode():
+                self.columns.begin([draft.context for draft in active])
                 self._read(active)
                 rows = self._forward_roots(active)
                 while active:
@@ -123,6 +137,7 @@ class DraftRunner(Drafter, ABC):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the cache rows of accepted nodes, drop the others."""
+        self.columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
             if state is not None and state.awaiting:
@@ -131,6 +146,7 @@ class DraftRunner(Drafter, ABC):
                 state.awaiting = False
 
     def release(self, request_id: int) -> None:
+        self.columns.release(request_id)
         state = self._states.pop(request_id, None)
         if state is not None:
             self.cache.release(state.slot)
@@ -172,7 +188,7 @@ class DraftRunner(Drafter, ABC):
         for draft in drafts:
             slot = draft.state.slot
             self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
-        return [Rows(output, row, row + 1) for row in range(len(drafts))]
+        return [self._rows(draft, output, row, row + 1) for row, draft in enumerate(drafts)]
 
     def _forward_level(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
         """Read the frontier of every draft behind the nodes already read; a row per frontier node."""
@@ -198,7 +214,12 @@ class DraftRunner(Drafter, ABC):
             for node in draft.frontier:
                 read[node] = len(read)
         output = self._forward(batch)
-        return [Rows(output, start, stop) for start, stop in rows]
+        return [self._rows(draft, output, *its) for draft, its in zip(drafts, rows, strict=True)]
+
+    def _rows(self, draft: RunnerBuilder, output: Output, start: int, stop: int) -> Rows:
+        """A draft's rows of a forward, in the columns that it is made of."""
+        view, first = self.columns.view(output, start, stop, draft.context, top=self._top, own=draft.budget.own_past)
+        return Rows(view, first, first + stop - start)
 
     def _seen(self, draft: RunnerBuilder, node: int) -> list[int]:
         """Tail rows that a node about to be read may attend to: its ancestors'."""
@@ -207,7 +228,10 @@ class DraftRunner(Drafter, ABC):
     def _forward(self, batch: PackedBatch) -> Output:
         """One forward; the draft's table may be padded to another size than the target's."""
         span = None if self.span is None else replace(self.span, tap_rows=batch.wanted)
-        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top, span=span)
+        rows = self.columns.rows
+        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top, span=span, head=rows)
+        if rows is not None:
+            return output
         width = output.logits_MV.shape[-1]
         if width == self.vocab_size:
             return output

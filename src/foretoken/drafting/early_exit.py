@@ -27,6 +27,7 @@ from foretoken.models import anatomy
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.probe import same
 from foretoken.models.span import Span
@@ -77,11 +78,20 @@ class EarlyExit:
         """Take the engine's cache of the target."""
         self.cache = cache
 
-    def read(self, drafts: Sequence[EarlyExitBuilder], depth: int, taps: tuple[int, ...], *, scored: bool) -> Output:
+    def read(
+        self,
+        drafts: Sequence[EarlyExitBuilder],
+        depth: int,
+        taps: tuple[int, ...],
+        *,
+        scored: bool,
+        head: HeadRows | None = None,
+    ) -> Output:
         """Read what is unread of every draft through layers [0, depth), in one forward; taps are kept in the drafts.
 
         Args:
             scored: whether the rows also go through the final norm and the head, and are ranked.
+            head: score these rows of the head in place of all.
         Returns:
             the forward's output: the drafts' rows one after the other.
         """
@@ -91,7 +101,7 @@ class EarlyExit:
         for draft in drafts:
             self._pack(batch, draft, cache, scored)
         span = Span(0, depth, taps=taps)
-        output = self.target.forward(batch, DensePlan(cache, batch), top=int(scored), span=span)
+        output = self.target.forward(batch, DensePlan(cache, batch), top=int(scored), span=span, head=head)
         start = 0
         for draft in drafts:
             rows = slice(start, start + len(draft.unread))

@@ -18,6 +18,7 @@ from torch import Tensor
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.span import Span
 
@@ -50,23 +51,30 @@ class Costs:
     table: Sequence[Sequence[float]]
 
     @classmethod
-    def in_layers(cls, layers: int, head: float) -> Costs:
+    def in_layers(cls, layers: int, head: float, *, drafting: float = 1.0) -> Costs:
         """The published unit: a pass of L layers costs L, whatever its rows; n drafts from exit E cost n (E + head).
 
         Args:
             layers: L.
             head: of norm and head, in layers; the paper has 0.
+            drafting: the share of the head that drafts are scored by.
         """
         exits, lengths = (1, layers), (0, 1)
-        table = [[length * (exit_layer + head) + layers + head for length in lengths] for exit_layer in exits]
+        table = [
+            [length * (exit_layer + drafting * head) + layers + head for length in lengths] for exit_layer in exits
+        ]
         return cls(layers + head, exits, lengths, table)
 
     @classmethod
-    def measured(cls, target: LanguageModel) -> Costs:
-        """In plain steps, on this machine, measured in a moment."""
+    def measured(cls, target: LanguageModel, head: HeadRows | None = None) -> Costs:
+        """In plain steps, on this machine, measured in a moment.
+
+        Args:
+            head: the rows that drafts are scored by; None: all.
+        """
         layers = target.num_layers
         exits = sorted({1, max(2, layers // 2), max(2, layers - 1)})
-        table = [[measured_step(target, exit_layer, length) for length in _LENGTHS] for exit_layer in exits]
+        table = [[measured_step(target, exit_layer, length, head=head) for length in _LENGTHS] for exit_layer in exits]
         return cls(1.0, exits, _LENGTHS, table)
 
     def step(self, exit_layer: int, length: float) -> float:
@@ -95,7 +103,13 @@ def on_line(points: Sequence[int], values: Sequence[float], at: float) -> float:
     return values[left] + (values[right] - values[left]) * (at - points[left]) / (points[right] - points[left])
 
 
-def measured_step(target: LanguageModel, exit_layer: int, length: int, adapter: ExitHead | None = None) -> float:
+def measured_step(
+    target: LanguageModel,
+    exit_layer: int,
+    length: int,
+    adapter: ExitHead | None = None,
+    head: HeadRows | None = None,
+) -> float:
     """How many plain steps a step with a draft takes on this machine, measured in a moment.
 
     A plain step stands before every other: so nothing stays warm that would not, and whatever else the machine does at
@@ -104,8 +118,9 @@ def measured_step(target: LanguageModel, exit_layer: int, length: int, adapter: 
     Args:
         length: drafted tokens.
         adapter: what draws them at the exit; None: the target's own head.
+        head: without an adapter, the rows of it that score them; None: all.
     """
-    plain, step = _Step(target, target.num_layers, 0), _Step(target, exit_layer, length, adapter)
+    plain, step = _Step(target, target.num_layers, 0), _Step(target, exit_layer, length, adapter, head)
     plain()
     step()
     ratios = []
@@ -121,8 +136,15 @@ def measured_step(target: LanguageModel, exit_layer: int, length: int, adapter: 
 class _Step:
     """One step on an empty cache: drafts from an exit, the last one's layers below it, verification above it."""
 
-    def __init__(self, target: LanguageModel, exit_layer: int, length: int, adapter: ExitHead | None = None) -> None:
-        self._target, self._exit, self._length, self._adapter = target, exit_layer, length, adapter
+    def __init__(
+        self,
+        target: LanguageModel,
+        exit_layer: int,
+        length: int,
+        adapter: ExitHead | None = None,
+        head: HeadRows | None = None,
+    ) -> None:
+        self._target, self._exit, self._length, self._adapter, self._head = target, exit_layer, length, adapter, head
         self._cache = target.new_cache(1)
         self._own = KVCache(1, 1, target.max_length)  # the adapter's
         for cache in (self._cache, self._own):
@@ -136,7 +158,7 @@ class _Step:
         low = Span(0, self._exit, taps=(self._exit,))
         for row in range(self._length):
             if self._adapter is None:
-                self._forward(row, 1, low, 1)
+                self._forward(row, 1, low, 1, self._head)
             else:
                 hidden_1D = self._forward(row, 1, low, 0)[self._exit]
                 self._adapter.forward(_chunk(row, 1, 1), self._own, hidden_1D, top=1)
@@ -144,9 +166,11 @@ class _Step:
         rows = 1 + self._length
         self._forward(0, rows, Span(self._exit, layers, hidden_1D.expand(rows, -1)), rows)
 
-    def _forward(self, first: int, count: int, span: Span, wanted: int) -> Mapping[int, Tensor]:
+    def _forward(
+        self, first: int, count: int, span: Span, wanted: int, head: HeadRows | None = None
+    ) -> Mapping[int, Tensor]:
         batch = _chunk(first, count, wanted)
-        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span).hidden
+        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span, head=head).hidden
 
 
 def _chunk(first: int, count: int, wanted: int) -> PackedBatch:

@@ -68,6 +68,7 @@ class LearnedPart(ABC):
 
     Attributes:
         algorithm: what it is for; also the name of its folder beside a model's weights.
+        model_types: what ``speculators_model_type`` may say; empty: the algorithm.
         title: what messages call it, as in "no TITLE for 'zoo:base'".
         option: the option of its method that names its folder.
         Config: a frozen dataclass of what its ``config.json`` says.
@@ -77,6 +78,7 @@ class LearnedPart(ABC):
     """
 
     algorithm: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]] = ()
     title: ClassVar[str]
     option: ClassVar[str] = "head"
     Config: ClassVar[type[LearnedConfig]]
@@ -242,7 +244,8 @@ class LearnedPart(ABC):
             settings = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return isinstance(settings, dict) and settings.get("speculators_model_type") == cls.algorithm
+        known = cls.model_types or (cls.algorithm,)
+        return isinstance(settings, dict) and settings.get("speculators_model_type") in known
 
 
 def find(kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None) -> Part:

@@ -58,9 +58,14 @@ class LogisticConfig(LearnedConfig):
         if type(self.width) is not int or self.width < 1:
             raise ValueError(f"width={self.width!r}")
 
+    @property
+    def num_inputs(self) -> int:
+        """Numbers that the unit weighs: those of a state, and what a subclass puts beside it."""
+        return self.width
+
 
 class LogisticHead(LearnedPart):
-    """A learned part that is one logistic unit; saved as ``weight`` [D] and ``bias`` [1].
+    """A learned part that is one logistic unit; saved as ``weight`` [inputs] and ``bias`` [1].
 
     Args:
         config: whose it is.
@@ -87,7 +92,7 @@ class LogisticHead(LearnedPart):
             ValueError, KeyError: they do not fit each other, or the weights are not finite.
         """
         weight_D, bias = tensors["weight"], tensors["bias"]
-        if weight_D.shape != (config.width,) or bias.shape != (1,):
+        if weight_D.shape != (config.num_inputs,) or bias.shape != (1,):
             raise ValueError(f"width={config.width!r} with weights {list(weight_D.shape)} and {list(bias.shape)}")
         if not bool(torch.isfinite(weight_D).all()) or not bool(torch.isfinite(bias).all()):
             raise ValueError("weights that are NaN or infinite")

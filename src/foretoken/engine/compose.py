@@ -49,14 +49,21 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
     if verifier is not None:
         _match(drafter, verifier, plan)
+    weighed = adaptive
     if adaptive and drafter.offers.length is not None:  # it has a rule of its own for when to stop
         num_nodes, adaptive = drafter.offers.length, False
+        weighed = drafter.offers.weighed and (verifier is None or verifier.promise != "approximate")
     wrapped, count = plan.wrap(drafter, num_nodes)
     if wrapped is not drafter and verifier is not None:
         _match(wrapped, verifier, plan)
     if count is not None:
-        num_nodes, adaptive = count, False
-    return Recipe(wrapped.name, wrapped, verifier, num_nodes, adaptive and num_nodes > 0, plan)
+        num_nodes, adaptive, weighed = count, False, False
+    if num_nodes == 0 and verifier is not None and verifier.offers.takes_turns:
+        raise ConfigError(
+            f"num_speculative_tokens=0 with verifier='{verifier.name}' leaves no turn to the drafter: leave it out, or "
+            "use method='none' for the target alone"
+        )
+    return Recipe(wrapped.name, wrapped, verifier, num_nodes, adaptive, weighed and num_nodes > 0, plan)
 
 
 def _length(count: Any, method: Any) -> tuple[int, bool]:
@@ -198,6 +205,7 @@ def _with_options(name: str, settings: dict[str, Any], method: Any, target: Any)
         config = verifier_class.Config(**_without_owner(typed, name, known))
     except TypeError as error:
         raise ConfigError(f"verifier '{name}': {str(error).split('__init__() ')[-1]}") from None
+    config = verifier_class.settle(config, target)
     verifier: Verifier
     if verifier_class.declared.learned_part is not None:
         part_class = catalog.imported(verifier_class.declared.learned_part)
@@ -249,6 +257,11 @@ def _match(drafter: Drafter, verifier: Verifier, plan: PlanMaker) -> None:
                 f"verifier='{verifier.name}' is not valid for drafts of kind {law.__name__}, "
                 f"which '{drafter.name}' proposes: leave the verifier out to get one that is"
             )
+    if not plan.exact and verifier.needs.dense:
+        raise ConfigError(
+            f"verifier='{verifier.name}' cannot be used with {plan.reason}: the target reads more than the draft here, "
+            "densely; leave one of them out"
+        )
     if not plan.exact and verifier.budget is not None:
         raise ConfigError(
             f"max_distortion={verifier.budget:g} cannot be kept with {plan.reason}: how far such a step is from the "

@@ -6,174 +6,171 @@ expectations that pays exactly when P / c exceeds the best achievable rate r (Di
 while P > r * c. Everything in the rule is measured:
 
 * P: the drafter's own confidence, corrected by how often nodes of that confidence really stood;
-* c: the slope of the verification time over rows, plus that of the drafting time over nodes; what drafting costs
-  before its first node is asked of the first node, shared over a draft of the usual length;
+* c: what one more row of the verification takes, plus the slope of the drafting time over nodes (engine/step_costs.py);
+  what drafting costs before its first node is asked of the first node, shared over a draft of the usual length;
 * r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
+  Plain decoding's rate is achievable, so r is never less.
 
-Some costs show in no slope: a drafter may spend time before it can tell that it has nothing to propose, and its weights
-push the target's out of the processor's cache. So whether the drafter is asked at all is decided by the plainest of
-measurements: tokens per second of steps that asked it against those of steps that did not, for a like number of
-requests. The slower way gets a short turn now and then, in case the text has changed.
+Some costs show in no slope: a drafter has to read the text, and may spend time before it can tell that it has nothing
+to propose. So who is drafted for at all is decided first, by what that was worth so far (engine/worth.py).
 
-Acceptance cannot be seen while nothing is drafted: so now and then a draft is made against the rule, rarely enough to
-cost about one percent. Nor can a slope while every draft is equally long: then the mean time per unit stands in for it;
-that is too much, so drafts get shorter until their lengths differ.
+Acceptance cannot be seen while nothing is drafted, nor a row's cost: so now and then one request drafts against the
+rule, when the purse allows it.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 from foretoken.core.draft import Draft
+from foretoken.core.protocols import StopRule
 from foretoken.core.verdict import Verdict
 from foretoken.engine.confidence import Confidence
+from foretoken.engine.forgetful import LATE
+from foretoken.engine.step_costs import Reading, StepCosts
+from foretoken.engine.worth import Candidate, Worth
 
-_DECAY = 0.95  # of the rate, per step
-_SLOW = 0.99  # of costs, and of the rates of the two ways
-_FAST = 0.8  # of costs while probing: drafts are rare then, and what they tell is news
+_KEEPS = 0.95  # of the rate, per step
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
-_LATE = 5.0  # a time so many times the expected one is cut there: the machine was busy with something else
-_TRIALS = 16  # drafting is not given up before so many steps of it
-_PLAIN_TURN = 1, 64  # while drafting is the faster way: so many plain steps in every so many,
-_DRAFT_TURN = 5, 64  # else so many with drafts; a draft model then reads what it has missed, which costs too
+_PROBE_NODES = 2  # of a probe
 
 
 class Controller:
-    """Measures, and answers the one question of :class:`foretoken.core.protocols.StopRule`."""
+    """Measures, and answers the two questions of a step: who is drafted for, and how long the drafts grow.
 
-    def __init__(self) -> None:
+    Args:
+        reading: what the drafter's reading of a token costs, in tokens of plain decoding, by arithmetic.
+    """
+
+    def __init__(self, reading: float = 0.0) -> None:
         self.confidence = Confidence()
-        self._verify = _Line()
-        self._draft = _Line()
-        self._steps = self._tokens = self._seconds = 0.0  # of all steps
-        self._ways: dict[int, tuple[_Rate, _Rate]] = {}  # plain and asked, by the magnitude of the number of requests
-        self._way = _Rate()  # of this step
-        self._asks = True
-        self._num_steps = 0
+        self._reading = Reading(reading)
+        self._worth = Worth(self._reading)
+        self._regimes: dict[int, _Regime] = {}  # by the magnitude of the number of requests
         self._empty_steps = 0
-        self._first_gain = 0.0  # what the first node must promise, and each later one
-        self._next_gain = 0.0
-        self.probing = False
+        self._probing = False
+        self._next_gain = self._first_gain = 0.0  # what the first node must promise, and each later one
+
+    def choose(self, requests: Sequence[Candidate], num_requests: int) -> list[StopRule | None]:
+        """Called once before drafting: the rule that each of the requests drafts by; None: nothing is drafted for it.
+
+        Args:
+            num_requests: that decode in this step, the others included.
+        """
+        regime = self._regime(num_requests)
+        asked = self._worth.choose(requests, num_requests, regime.costs)
+        self._probing = False
+        if not self._worth.num_asked:
+            return [None] * len(requests)
+        drafting = regime.costs.drafting
+        rate = max(regime.rate, 1.0 / regime.costs.token(num_requests))
+        row = max(0.0, regime.costs.row(num_requests))
+        self._next_gain = rate * (drafting.slope + row)
+        self._first_gain = self._next_gain + rate * drafting.intercept / max(1.0, drafting.mean)
+        self._probing = not regime.costs.row_known
+        if self._empty_steps >= _PROBE_EVERY:
+            probe = drafting.at(_PROBE_NODES) + _PROBE_NODES * row
+            self._probing |= self._worth.affords(probe / regime.costs.token(num_requests))
+        rules: list[StopRule | None] = [_Rule(self) if asks else None for asks in asked]
+        if self._probing:  # one of them, each time another
+            places = [place for place, asks in enumerate(asked) if asks]
+            rules[places[self._empty_steps % len(places)]] = _Rule(self, _PROBE_NODES)
+        return rules
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
         """True if one more node of that confidence, under a parent reached with that probability, pays."""
-        if self.probing and num_nodes < 2:
-            return True
         return reach * self.confidence.stands(confidence) > (self._next_gain if num_nodes else self._first_gain)
 
-    def plan(self, num_requests: int = 1) -> None:
-        """Called once before drafting: decide whether to ask at all, and refresh the threshold r * c."""
-        self._num_steps += 1
-        plain, asked = self._ways.setdefault(num_requests.bit_length(), (_Rate(), _Rate()))
-        self._asks = self._asking_pays(plain, asked)
-        self._way = asked if self._asks else plain
-        self.probing = self._asks and self._empty_steps >= _PROBE_EVERY
-        rate = self._tokens / self._seconds if self._seconds else 0.0
-        draft = self._draft
-        self._next_gain = rate * (draft.slope + self._verify.slope) if self._asks else math.inf
-        self._first_gain = self._next_gain + rate * draft.intercept / max(1.0, draft.mean)
-
-    def _asking_pays(self, plain: _Rate, asked: _Rate) -> bool:
-        """Whether this step asks the drafter: as the faster way so far has it, or because the other has its turn."""
-        if asked.steps < _TRIALS:
-            return True
-        if plain.steps < _TRIALS // 4:
-            return False
-        drafting_is_faster = asked.value > plain.value
-        turn, period = _PLAIN_TURN if drafting_is_faster else _DRAFT_TURN
-        return (self._num_steps % period < turn) != drafting_is_faster
-
-    def measure(self, *, rows: int, nodes: int, tokens: int, draft: float, verify: float, total: float) -> None:
-        """Take in one pure decoding step.
+    def measure(
+        self, *, num_requests: int, nodes: int, accepted: int, draft: float, total: float, prompts: bool = False
+    ) -> None:
+        """Take in one step.
 
         Args:
-            rows: rows of the verification, over all requests.
-            nodes: draft nodes among them.
-            tokens: tokens emitted.
-            draft, verify, total: seconds.
+            num_requests: that decoded.
+            nodes, accepted: draft nodes that were put to the test, and those that stood.
+            draft, total: seconds of drafting, and of the whole step.
+            prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
-        self._verify.add(rows, verify)
-        stood = tokens - (rows - nodes)
+        regime, worth = self._regime(num_requests), self._worth
+        costs = regime.costs
+        if costs.known:
+            plain = costs.token(num_requests)
+            expected = costs.drafting.at(nodes) + worth.backlog * self._reading.token(plain)
+            if costs.drafting.seen:
+                draft = min(draft, LATE * max(expected, plain))
+            if not prompts:
+                total = min(total, draft + LATE * (num_requests + nodes) * plain)
+        if worth.backlog:
+            if costs.drafting.seen:
+                self._reading.measure(worth.backlog, draft - costs.drafting.at(nodes))
+        elif nodes:
+            if self._probing:
+                costs.drafting.move(nodes, draft)
+            if not self._probing or not costs.drafting.seen:
+                costs.drafting.add(nodes, draft)
         if not nodes:
-            self._empty_steps += self._asks
-        else:
-            if self.probing:
-                self._draft.scale(nodes, draft)
-            else:
-                self._draft.add(nodes, draft)
-            if not self.probing or stood < nodes:  # a probe that stands calls for another one
-                self._empty_steps = 0
-        if self._steps:
-            total = min(total, _LATE * self._seconds / self._steps)
-        self._way.add(tokens, total)
-        self._steps = self._steps * _DECAY + 1.0
-        self._tokens = self._tokens * _DECAY + tokens
-        self._seconds = self._seconds * _DECAY + total
+            self._empty_steps += worth.num_asked > 0
+        elif not self._probing or accepted < nodes:  # a probe that stands calls for another one
+            self._empty_steps = 0
+        if not prompts:
+            costs.measure(num_requests, nodes, total - draft)
+            regime.add(num_requests + accepted, total)
+        worth.measure(
+            num_requests,
+            costs,
+            nodes=nodes,
+            accepted=accepted,
+            draft=draft,
+            total=total,
+            typical=not self._probing,
+        )
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Compare the drafter's confidences with what stood."""
         self.confidence.learn(draft, verdict)
 
+    def ended(self, num_tokens: int) -> None:
+        """Take in the length of an answer."""
+        self._worth.ended(num_tokens)
 
-class _Rate:
-    """Tokens per second of one way of decoding, slowly forgotten."""
+    def _regime(self, num_requests: int) -> _Regime:
+        return self._regimes.setdefault(num_requests.bit_length(), _Regime())
+
+
+class _Rule:
+    """The stop rule of one draft (:class:`foretoken.core.protocols.StopRule`).
+
+    Args:
+        least: nodes that are drafted whatever they promise.
+    """
+
+    __slots__ = ("_controller", "_least")
+
+    def __init__(self, controller: Controller, least: int = 0) -> None:
+        self._controller = controller
+        self._least = least
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        return num_nodes < self._least or self._controller.worthwhile(reach, confidence, num_nodes)
+
+
+class _Regime:
+    """Steps of a like number of requests: their costs, and tokens per second."""
 
     def __init__(self) -> None:
-        self.steps = 0
-        self._tokens = self._seconds = 0.0
+        self.costs = StepCosts()
+        self._steps = self._tokens = self._seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
         """Take in one step."""
-        self.steps += 1
-        self._tokens = self._tokens * _SLOW + tokens
-        self._seconds = self._seconds * _SLOW + seconds
+        if self._steps:
+            seconds = min(seconds, LATE * self._seconds / self._steps)
+        self._steps = self._steps * _KEEPS + 1.0
+        self._tokens = self._tokens * _KEEPS + tokens
+        self._seconds = self._seconds * _KEEPS + seconds
 
     @property
-    def value(self) -> float:
+    def rate(self) -> float:
         """Tokens per second."""
         return self._tokens / self._seconds if self._seconds else 0.0
-
-
-class _Line:
-    """A forgetful least-squares line through (count, seconds); slope and intercept are never negative."""
-
-    def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-
-    def add(self, count: int, seconds: float) -> None:
-        """Take in one observation."""
-        if self._n:
-            seconds = min(seconds, _LATE * max(self.intercept + self.slope * count, self._y / self._n))
-        self._n = self._n * _SLOW + 1
-        self._x = self._x * _SLOW + count
-        self._y = self._y * _SLOW + seconds
-        self._xx = self._xx * _SLOW + count * count
-        self._xy = self._xy * _SLOW + count * seconds
-
-    def scale(self, count: int, seconds: float) -> None:
-        """Move the whole line towards one observation: the counts seen now are too few and too equal for a fit."""
-        expected = self.intercept + self.slope * count
-        if expected > 0.0:
-            factor = min(_LATE, max(1.0 / _LATE, seconds / expected)) ** (1.0 - _FAST)
-            self._y *= factor
-            self._xy *= factor
-
-    @property
-    def mean(self) -> float:
-        """The mean count."""
-        return self._x / self._n if self._n else 0.0
-
-    @property
-    def slope(self) -> float:
-        """Seconds per additional unit; the mean seconds per unit until two counts were seen."""
-        if not self._x:
-            return 0.0
-        spread = self._n * self._xx - self._x * self._x
-        if spread < 1e-6 * self._n * self._n:
-            return self._y / self._x
-        return max(0.0, (self._n * self._xy - self._x * self._y) / spread)
-
-    @property
-    def intercept(self) -> float:
-        """Seconds before the first unit."""
-        return max(0.0, (self._y - self.slope * self._x) / self._n) if self._n else 0.0

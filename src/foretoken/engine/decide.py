@@ -97,9 +97,7 @@ class Decider:
             logits_MV,
             greedy=request.params.greedy,
             positions=(start, *(start + depth for depth in tree.depths)),
-            process=lambda rows: maker.process(
-                logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1)
-            ),
+            process=lambda raw_MV, rows: maker.process(raw_MV, tree, range(rows.start - 1, rows.stop - 1)),
             hidden=hidden,
             stop_ids=request.stop_ids,
             probe_logits_PV=probes_PV,
@@ -116,6 +114,7 @@ class Decider:
             groups.setdefault(id(verifier), (verifier, []))[1].append(job)
         for verifier, group in groups.values():
             if len(group) > 1 and verifier.offers.batches:
+                marks = [(each, each.streams.mark()) for job in group if (each := job.request).params.repeatable]
                 try:
                     verdicts = verifier.verify_batch(
                         [job.draft for job in group],
@@ -126,6 +125,8 @@ class Decider:
                         raise ValueError(f"{len(verdicts)} verdicts for {len(group)} drafts")
                 except Exception:  # one by one, so that only the culprit ends
                     log.debug("verifying one by one", exc_info=True)
+                    for request, mark in marks:
+                        request.streams.rewind(mark)
                 else:
                     for job, verdict in zip(group, verdicts, strict=True):
                         job.verdict = verdict

@@ -308,7 +308,8 @@ class LLM:
             stop_ids |= self.target.end_ids
         requests = []
         for number, request_id in enumerate(request_ids):
-            seed = base if number == 0 else mix64(base + number) >> 1
+            # mixed twice: a sum would be the seed of a neighbour's completion, too
+            seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
             laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device)
             text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
             requests.append(

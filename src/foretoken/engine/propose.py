@@ -22,8 +22,10 @@ class Proposer:
         recipe: the drafter, and how long its drafts may be.
         vocab_size: of the target.
         max_length: of the target's cache, in rows.
-        controller: decides the draft length where the recipe is adaptive, but for requests with a rule of their own.
+        controller: decides who is drafted for, where the recipe is weighed, and the draft length, where it is adaptive;
+            but for requests with a rule of their own.
         own_nodes: nodes that a request may draft whose drafts follow from its own past only.
+        own_rows: rows behind the root that are such a request's own: its nodes, and what is probed behind them.
         node_cost: of one drafted and verified token, in plain steps.
         faults: ends requests whose drafts fail.
     """
@@ -37,6 +39,7 @@ class Proposer:
         faults: Faults,
         *,
         own_nodes: int,
+        own_rows: int,
         node_cost: float,
     ) -> None:
         self._recipe = recipe
@@ -45,14 +48,17 @@ class Proposer:
         self._controller = controller
         self._faults = faults
         self._own_nodes = own_nodes
+        self._own_rows = own_rows
         self._node_cost = node_cost
 
     def kept(self, request: Request) -> int:
         """Rows for drafts that are a request's own, whoever else runs."""
-        return self._own_nodes if self._recipe.own_past(request.params) else 0
+        return self._own_rows if self._recipe.own_past(request.params) else 0
 
     def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
+
+        What was drawn for the others is drawn again from where their streams stood before.
 
         Args:
             decoding: who is drafted for.
@@ -64,6 +70,10 @@ class Proposer:
         if self._recipe.num_nodes == 0 or not decoding:
             return [NO_DRAFT] * len(decoding)
         budgets = self._budgets(decoding, spare_rows)
+        sees = self._recipe.drafter.needs.hidden_layers is not None  # it wants to know that nobody is drafted for
+        if not sees and not any(budget.max_nodes for budget in budgets):
+            return [NO_DRAFT] * len(decoding)
+        marks = [(request, request.streams.mark()) for request in decoding if request.params.repeatable]
         try:
             return self._ask(decoding, budgets)
         except Exception as error:
@@ -71,6 +81,8 @@ class Proposer:
                 self._faults.fail(decoding[0], error)
                 failed.append(decoding[0])
                 return [NO_DRAFT]
+        for request, mark in marks:
+            request.streams.rewind(mark)
         drafts = []
         for request, budget in zip(decoding, budgets, strict=True):
             try:
@@ -86,21 +98,31 @@ class Proposer:
     def _budgets(self, decoding: Sequence[Request], spare_rows: int) -> list[Budget]:
         recipe = self._recipe
         shared = [request for request in decoding if not recipe.own_past(request.params)]
-        spare_rows -= self._own_nodes * (len(decoding) - len(shared))
-        shared_nodes = min(recipe.num_nodes, spare_rows // max(1, len(shared)))
-        if recipe.adaptive and shared:
-            self._controller.plan(len(decoding))
+        spare_rows -= self._own_rows * (len(decoding) - len(shared))
+        rules: dict[int, StopRule | None] = {}
+        if recipe.weighed and shared:
+            chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
+            rules = {request.request_id: rule for request, rule in chosen if rule is not None}
+            shared_nodes = min(recipe.num_nodes, spare_rows // max(1, len(rules)))
+        else:
+            shared_nodes = min(recipe.num_nodes, spare_rows // max(1, len(shared)))
         budgets = []
         for request in decoding:
             own = recipe.own_past(request.params)
-            nodes = self._own_nodes if own else shared_nodes
+            if own:
+                nodes = self._own_nodes
+            elif recipe.weighed and request.request_id not in rules:
+                nodes = 0
+            else:
+                nodes = shared_nodes
             stop_rule: StopRule | None = None
             if recipe.adaptive and own:
                 stop_rule = request.own_rule = request.own_rule or OwnPastRule(self._node_cost)
             elif recipe.adaptive:
-                stop_rule = self._controller
-            # The last token of a request never needs a draft behind it: one token is always emitted.
-            depth = min(request.room - 1, nodes)
+                stop_rule = rules.get(request.request_id)
+            # The last token of a request never needs a draft behind it: one token of the target is always emitted,
+            # unless the drafter may write that one, too.
+            depth = min(request.room - (not recipe.takes_turns), nodes)
             # A tree may be wider than deep: all of its rows must find room in the cache.
             most = min(nodes, self._max_length - len(request.tokens)) if depth else 0
             budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own))

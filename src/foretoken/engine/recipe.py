@@ -31,6 +31,8 @@ class Recipe:
         verifier: the verifier that was asked for, or the drafter's own; None chooses per draft.
         num_nodes: draft nodes per step, at most.
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
+        weighed: whether it decides who is drafted for at all, so that requests go without drafts where these are slower
+            than plain decoding; not where a number of tokens was asked for, nor where the text would be another one.
         plan: makes the plan of every step: how the target computes it.
     """
 
@@ -39,6 +41,7 @@ class Recipe:
     verifier: Verifier | None
     num_nodes: int
     adaptive: bool
+    weighed: bool
     plan: PlanMaker
 
     def verifier_for(self, draft: Draft, params: SamplingParams) -> Verifier:
@@ -73,9 +76,17 @@ class Recipe:
         promise = self.promise
         return "same text" if params.greedy and promise != "approximate" else promise
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether drafter and target write in turns, so that a token may be the drafter's alone."""
+        return self.verifier is not None and self.verifier.offers.takes_turns
+
     def own_past(self, params: SamplingParams) -> bool:
-        """Whether drafts of a request may follow from its own past only, so that its seed gives the same tokens."""
-        return params.repeatable and self.promise != "same stream"
+        """Whether drafts of a request may follow from its own past only.
+
+        So that its seed gives the same tokens, or because who writes would else depend on the room that others leave.
+        """
+        return self.takes_turns or (params.repeatable and self.promise != "same stream")
 
     def evidence_for(self, params: SamplingParams) -> type[Evidence] | None:
         """What the drafts of a request are to carry for the verifier."""

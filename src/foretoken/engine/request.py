@@ -11,6 +11,7 @@ from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.text import TextStream
+from foretoken.engine.worth import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Request:
         text: incremental text of the output; None until somebody reads it.
         slot: its place in the target's cache, -1 while waiting.
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
+        standing: how it stands with the drafter, where the controller decides who is drafted for.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
     """
 
@@ -62,6 +64,7 @@ class Request:
     logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)
     own_rule: OwnPastRule | None = None
+    standing: Standing = field(default_factory=Standing)
     started: float = 0.0
 
     @property

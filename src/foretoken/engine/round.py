@@ -43,12 +43,12 @@ class Round:
     Attributes:
         jobs: one for each segment of the batch.
         failed: requests that ended with an error before the forward.
-        num_tokens, num_nodes: emitted in all, and draft nodes that were put to the test.
+        num_nodes, num_accepted: draft nodes that were put to the test, and drafted tokens that were emitted.
     """
 
     batch: PackedBatch
     jobs: list[Job]
     failed: list[Request]
     output: Output | None = None
-    num_tokens: int = 0
     num_nodes: int = 0
+    num_accepted: int = 0

@@ -39,12 +39,22 @@ class Scheduler:
         max_rows: rows of one forward, at most.
         kept: how many rows for drafts a request has for itself, whoever else runs; no prompt is fed into them. At most
             its even share, ``max_rows // cache.max_slots - 1``.
+        drafted_first: a draft may begin with the first token of the answer: a prompt's last token is not fed, but is
+            the root of that draft.
     """
 
-    def __init__(self, cache: KVCache, max_rows: int, kept: Callable[[Request], int] = lambda request: 0) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        max_rows: int,
+        kept: Callable[[Request], int] = lambda request: 0,
+        *,
+        drafted_first: bool = False,
+    ) -> None:
         self.cache = cache
         self.max_rows = max_rows
         self.kept = kept
+        self.drafted_first = drafted_first
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -75,7 +85,7 @@ class Scheduler:
         for request in filling:
             if spare <= 0:
                 break
-            count = min(spare, len(request.tokens) - lengths[request.slot])
+            count = min(spare, len(request.tokens) - self.drafted_first - lengths[request.slot])
             prefill.append((request, count))
             spare -= count
         return Work(decoding, prefill, spare + kept)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.core.errors import RequestError
+from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.needs import HiddenLayers
 from foretoken.core.protocols import Features, Outcome, Plan
 from foretoken.core.tree import EMPTY_TREE, TokenTree
@@ -59,21 +59,31 @@ class Engine:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
-        self.scheduler = Scheduler(self.cache, max_rows, self._kept)
-        self.controller = Controller()
+        self.scheduler = Scheduler(self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns)
+        reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
+        self.controller = Controller(reading)
         self.executor: Executor = SerialExecutor()
         self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
         self._last = None if last_state is None else LastStates(target, normed=last_state.normed)
         self._faults = Faults(self.scheduler, recipe.drafter)
+        share = max(0, max_rows // max_slots - 1)
+        own_nodes = min(recipe.num_nodes, share)
+        self._probes = recipe.verifier is not None and recipe.verifier.offers.probes
+        if recipe.takes_turns and own_nodes < 1:
+            raise ConfigError(
+                f"max_rows_per_step={max_rows} with max_num_seqs={max_slots}: method '{recipe.method}' needs at least "
+                "two rows for every request; raise one or lower the other"
+            )
         self._proposer = Proposer(
             recipe,
             target.vocab_size,
             self.cache.max_length,
             self.controller,
             self._faults,
-            own_nodes=max(0, min(recipe.num_nodes, max_rows // max_slots - 1)),
-            node_cost=ROW_COST + recipe.drafter.reading_flops(1) / target.reading_flops(1),
+            own_nodes=own_nodes,
+            own_rows=share if self._probes else own_nodes,
+            node_cost=ROW_COST + reading,
         )
         self._decider = Decider(recipe, target.vocab_size, self._last, self._faults)
         recipe.drafter.attach(self.cache)
@@ -118,19 +128,22 @@ class Engine:
         """Reserve the rows of this step in the cache and put them into one batch."""
         batch, cache = PackedBatch(), self.cache
         current = Round(batch, [], work.failed)
-        spare = work.spare_rows - sum(map(len, drafts))
+        spare = work.spare_rows - sum(
+            max(len(draft), self._kept(request)) for request, draft in zip(work.decoding, drafts, strict=True)
+        )
         for request, draft in zip(work.decoding, drafts, strict=True):
             if request.finished:
                 continue
             try:
-                tree = self._with_probes(request, draft, spare)
+                kept = self._kept(request) if self._probes else 0  # a seed's probes do not depend on who else runs
+                tree = self._with_probes(request, draft, kept - len(draft) if kept else spare)
                 rows = 1 + len(tree)
                 cache.reserve(request.slot, rows)
             except Exception as error:
                 self._faults.fail(request, error)
                 current.failed.append(request)
                 continue
-            spare -= len(tree) - len(draft)
+            spare -= 0 if kept else len(tree) - len(draft)
             batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree)
             current.jobs.append(Job(request, draft, rows, rows))
         for request, count in work.prefill:
@@ -166,7 +179,7 @@ class Engine:
                 for job, piece in zip(jobs, pieces, strict=True)
             ]
             self._faults.tell([job.request for job in jobs], features, drafter.on_forward)
-        _count_experts(current, plan)
+        _count_what_was_read(current, plan)
 
     def verify(self, current: Round) -> None:
         """Let the recipe's rule decide every draft of the round; a fault ends its own request only."""
@@ -191,21 +204,23 @@ class Engine:
                 self._faults.fail(job.request, error)
                 continue
             job.request.metrics.count_step(verdict, taken)
-            current.num_tokens += taken
             if job.request.own_rule is not None:
                 job.request.own_rule.learn(draft, verdict)
             if len(draft):
                 current.num_nodes += len(draft)
+                current.num_accepted += taken - 1
                 job.request.metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
-                tested.append(job)
-                outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
                 if self.recipe.adaptive and job.request.own_rule is None:
                     self.controller.learn(draft, verdict)
+            if len(draft) or self.recipe.takes_turns:
+                tested.append(job)
+                outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
         if outcomes:
             self._faults.tell([job.request for job in tested], outcomes, self.recipe.drafter.observe)
         touched = [job.request for job in current.jobs if job.wanted or job.request.finished]
         for request in touched:
             if request.finished:
+                self.controller.ended(request.num_output)
                 self._faults.leave(request)
         return touched
 
@@ -221,14 +236,15 @@ class Engine:
             metrics.draft_seconds += draft * share
             metrics.verify_seconds += verify * share
             metrics.other_seconds += other
-        if self.recipe.adaptive and not any(job.prompt or job.request.own_rule for job in current.jobs):
+        decoding = [job.request for job in current.jobs if not job.prompt]
+        if self.recipe.weighed and decoding and not any(self.recipe.own_past(each.params) for each in decoding):
             self.controller.measure(
-                rows=len(current.batch),
+                num_requests=len(decoding),
                 nodes=current.num_nodes,
-                tokens=current.num_tokens,
+                accepted=current.num_accepted,
                 draft=draft,
-                verify=verify,
                 total=total,
+                prompts=len(decoding) < len(current.jobs),
             )
 
     # ------------------------------------------------------------------ inside
@@ -282,15 +298,18 @@ def check_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: i
         )
 
 
-def _count_experts(current: Round, plan: Plan) -> None:
-    """Note how many different experts a sparse verification read."""
-    found = plan.num_experts
-    if found is None:
-        return
-    for job in current.jobs:
-        if not job.prompt:
-            job.request.metrics.experts_sum += found
-            job.request.metrics.experts_steps += 1
+def _count_what_was_read(current: Round, plan: Plan) -> None:
+    """Note how much of its prefix a sparse verification read, and how many different experts."""
+    experts, shares = plan.num_experts, plan.prefix_read
+    for index, (job, segment) in enumerate(zip(current.jobs, current.batch.segments, strict=True)):
+        metrics = job.request.metrics
+        if job.prompt or not metrics.sparse:
+            continue
+        metrics.prefix_rows += segment.prefix
+        metrics.prefix_rows_read += segment.prefix * (1.0 if shares is None else shares[index])
+        if experts is not None:
+            metrics.experts_sum += experts
+            metrics.experts_steps += 1
 
 
 def _logprobs(logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -60,6 +60,12 @@ def fingerprint_of(source: str) -> str:
     return fingerprint(folder_of(source))
 
 
+def vocabulary_fingerprint(tokenizer: Any) -> str:
+    """Of what a tokenizer's ids stand for: equal for all models whose tokens mean the same."""
+    entries = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
 def folder_of(source: str) -> Path:
     """Where the files of a checkpoint that has been loaded are: its folder, or the hub's local copy."""
     from transformers.utils import cached_file

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
 from foretoken.models import anatomy, attention, probe, trial
@@ -24,10 +25,11 @@ from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
 from foretoken.models.fused import trial as fused_trial
 from foretoken.models.fused.fit import fits_by_name
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.native import NativePlan
 from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
-from foretoken.models.span import Span, within
+from foretoken.models.span import Span, passed_by, within
 from foretoken.models.work import sizes
 
 log = logging.getLogger(__name__)
@@ -38,12 +40,13 @@ class Output:
     """What a forward returns, for its M wanted rows.
 
     Attributes:
-        logits_MV: float32 or the model's dtype.
+        logits_MV: float32 or the model's dtype; [M, C] with ``columns``.
         best: the most probable token of each row.
         peaks: its logit; NaN if any logit of the row is.
         top_ids: the k most probable tokens of each row, most probable first, M * k of them; empty if not asked for.
         top_shares: their probabilities at temperature 1; NaN if any logit of the row is.
         hidden: the span's taps by depth, [rows, D]: float32 from the fused decoder, else the model's dtype.
+        columns: of the logits, where some rows of the head were scored; None: column i is token i.
     """
 
     logits_MV: Tensor
@@ -52,25 +55,42 @@ class Output:
     top_ids: Sequence[int] = ()
     top_shares: Sequence[float] = ()
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    columns: Columns | None = None
 
     @classmethod
-    def of(cls, logits_MV: Tensor, *, top: int = 0, hidden: Mapping[int, Tensor] | None = None) -> Output:
+    def of(
+        cls,
+        logits_MV: Tensor,
+        *,
+        top: int = 0,
+        hidden: Mapping[int, Tensor] | None = None,
+        columns: Columns | None = None,
+    ) -> Output:
         """Look the best tokens up."""
         hidden = hidden or {}
         if not len(logits_MV):
-            return cls(logits_MV, (), (), hidden=hidden)
+            return cls(logits_MV, (), (), hidden=hidden, columns=columns)
         # max, not argmax: the value costs nothing and is NaN if any logit of the row is
         peaks, best = logits_MV.max(dim=-1)
+        if columns is not None:
+            best = columns.ids_C[best]
         if not top:
-            return cls(logits_MV, best.tolist(), peaks.tolist(), hidden=hidden)
+            return cls(logits_MV, best.tolist(), peaks.tolist(), hidden=hidden, columns=columns)
         q_MV = torch.softmax(logits_MV.float(), dim=-1)
         shares, ids = q_MV.topk(top, dim=-1)
-        return cls(logits_MV, best.tolist(), peaks.tolist(), ids.flatten().tolist(), shares.flatten().tolist(), hidden)
+        if columns is not None:
+            ids = columns.ids_C[ids]
+        ranked = ids.flatten().tolist(), shares.flatten().tolist()
+        return cls(logits_MV, best.tolist(), peaks.tolist(), *ranked, hidden, columns)
 
     @classmethod
-    def ranked(cls, found: decoder.Ranked) -> Output:
-        """What the native forward has found already."""
-        return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
+    def ranked(cls, found: decoder.Ranked, columns: Columns | None = None) -> Output:
+        """What the native forward has found already, with the tokens that its columns stand for."""
+        if columns is None:
+            return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
+        best: list[int] = columns.ids_C[torch.tensor(found.best, dtype=torch.int64)].tolist()
+        ids: list[int] = columns.ids_C[torch.tensor(found.top_ids, dtype=torch.int64)].tolist()
+        return cls(found.logits_MV, best, found.peaks, ids, found.top_shares, found.hidden, columns)
 
 
 class Mispacked(ModelError):
@@ -122,7 +142,8 @@ class LanguageModel:
         self._sizes = sizes(model)  # before they are packed
         # of all forwards: layers loaded, rows times layers (drafting with the model itself must not repeat any), and
         # rows that went through the head
-        self.layers_loaded = self.layer_rows = self.scored_rows = 0
+        self.layers_loaded = self.layer_rows = 0
+        self.scored_rows = 0.0  # where some rows of the head were scored, their share
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
         self._probe()
@@ -151,7 +172,15 @@ class LanguageModel:
         """An empty cache for this model."""
         return KVCache(self.num_layers, max_slots, self.max_length)
 
-    def forward(self, batch: PackedBatch, plan: Plan, *, top: int = 0, span: Span | None = None) -> Output:
+    def forward(
+        self,
+        batch: PackedBatch,
+        plan: Plan,
+        *,
+        top: int = 0,
+        span: Span | None = None,
+        head: HeadRows | None = None,
+    ) -> Output:
         """Compute the wanted rows' logits; keys and values go where the plan puts them.
 
         Args:
@@ -159,15 +188,19 @@ class LanguageModel:
             plan: made for this batch and the cache of its slots.
             top: also rank so many tokens of each row (a greedy drafter's candidates); at most the vocabulary.
             span: run these layers only, or keep hidden states; drafting/early_exit.py checks that a model can.
+            head: score these rows of the head in place of all.
         """
         layers = self.num_layers if span is None else span.last - span.first
         self.layers_loaded += layers
         self.layer_rows += layers * len(batch)
-        self.scored_rows += len(batch.wanted)
+        self.scored_rows += len(batch.wanted) * (1.0 if head is None else len(head) / self.vocab_size)
+        columns = None if head is None else head.columns
         if self.fused is not None and plan.native is not None:
-            ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top)
-            return Output.ranked(ranked)
-        with torch.inference_mode(), attention.following(plan), swapped(plan.swaps):
+            packed = None if head is None else head.packed
+            ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top, head=packed)
+            return Output.ranked(ranked, columns)
+        skipped = () if head is None else (anatomy.find(self.model).head,)
+        with torch.inference_mode(), attention.following(plan), swapped(plan.swaps), passed_by(skipped):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {
                 "input_ids": batch.ids_1T(self.device),
@@ -176,24 +209,32 @@ class LanguageModel:
                 "logits_to_keep": 0 if wanted is None else wanted,
             }
             if span is None:
-                return Output.of(self.model(**inputs).logits[0], top=top)
+                logits_MV = self.model(**inputs).logits[0]
+                if head is not None:
+                    logits_MV = head.score(logits_MV)
+                return Output.of(logits_MV, top=top, columns=columns)
             if span.entering_TD is not None:  # perhaps the fused decoder's, which are float32
                 span = replace(span, entering_TD=span.entering_TD.to(self.dtype))
             with within(anatomy.find(self.model), span) as hidden:
                 logits_MV = self.model(**inputs).logits[0]
-            return Output.of(logits_MV, top=top, hidden=hidden)
+            if head is not None:
+                logits_MV = head.score(logits_MV)
+            return Output.of(logits_MV, top=top, hidden=hidden, columns=columns)
 
-    def score(self, hidden_MD: Tensor, *, top: int = 0, final_norm: bool = True) -> Output:
+    def score(
+        self, hidden_MD: Tensor, *, top: int = 0, final_norm: bool = True, head: HeadRows | None = None
+    ) -> Output:
         """Logits of hidden states: the head of every depth, with whatever the model does to logits after it.
 
         Args:
             hidden_MD: [M, D] as a forward gave them.
             final_norm: False if they have been normed already.
+            head: score these rows of the head in place of all.
         """
         batch = PackedBatch()
         batch.add_chunk(0, 0, [0] * len(hidden_MD), wanted=len(hidden_MD))
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
-        return self.forward(batch, _NO_ATTENTION, top=top, span=span)
+        return self.forward(batch, _NO_ATTENTION, top=top, span=span, head=head)
 
     def _pack(self) -> None:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""

@@ -31,7 +31,7 @@ class Sizes:
     layer: float
     head: int
 
-    def flops(self, layer_rows: int, scored_rows: int) -> float:
+    def flops(self, layer_rows: int, scored_rows: float) -> float:
         """Of so many rows times layers, and so many scored rows."""
         return 2.0 * (self.layer * layer_rows + self.head * scored_rows)
 

@@ -95,6 +95,14 @@ def token_f1(output: str, answer: str) -> float:
     return 2.0 * shared / (len(found) + len(expected))
 
 
+def holds(output: str, answer: str) -> bool:
+    """Whether the words of the answer's normal form stand in a row in the output's, with at most as many beside."""
+    found, wanted = normalise(output).split(), normalise(answer).split()
+    starts = range(len(found) - len(wanted) + 1)
+    inside = any(found[start : start + len(wanted)] == wanted for start in starts)
+    return bool(wanted) and inside and len(found) <= 2 * len(wanted)
+
+
 def _number(match: re.Match[str] | None) -> Fraction | None:
     return None if match is None else Fraction(match[0].replace("$", "").replace(",", ""))
 

@@ -8,6 +8,7 @@ from typing import Any
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.engine.output import RequestOutput
 
 MAX_TOKENS = 64
 _TEMPLATE = 32  # tokens that a chat template may add
@@ -30,24 +31,37 @@ def measure(
     """
     found = {}
     for temperature in temperatures:
-        llm = LLM(target, speculative_config={**config, "verifier": "ratio" if temperature else "greedy"})
-        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=0)
-        total = Metrics()
-        room = llm.target.max_length - MAX_TOKENS - _TEMPLATE
-        fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
-        if not fitting:
+        outputs = written(target, {**config, "verifier": "ratio" if temperature else "greedy"}, prompts, temperature)
+        if not outputs:
             break
-        if llm.is_chat_model:
-            outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in fitting], params)
-        else:
-            outputs = llm.generate(fitting, params)
+        total = Metrics()
         for output in outputs:
             total.add(output.metrics)
         found[f"T={temperature:g}" if temperature else "greedy"] = {
             "tokens_per_step": round(total.tokens_per_step, 3),
             "accepted_length": round(total.num_accepted_tokens / max(total.num_steps, 1), 3),
             "acceptance_by_position": [round(share, 3) for share in total.acceptance_by_position],
-            "prompts": len(fitting),
+            "prompts": len(outputs),
         }
-        llm.close()
     return found
+
+
+def written(target: str, config: Mapping[str, Any], prompts: Sequence[str], temperature: float) -> list[RequestOutput]:
+    """What a target answers, in MAX_TOKENS tokens at most.
+
+    Args:
+        config: a whole ``speculative_config``.
+        prompts: as for :func:`measure`.
+    """
+    llm = LLM(target, speculative_config=dict(config))
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=0)
+    room = llm.target.max_length - MAX_TOKENS - _TEMPLATE
+    fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
+    try:
+        if not fitting:
+            return []
+        if llm.is_chat_model:
+            return llm.chat([[{"role": "user", "content": prompt}] for prompt in fitting], params)
+        return llm.generate(fitting, params)
+    finally:
+        llm.close()

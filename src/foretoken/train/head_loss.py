@@ -23,7 +23,7 @@ PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # logits are the head's pr
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
         wanted = any(ctx.needs_input_grad)
         d_hidden = torch.empty_like(hidden_ND) if wanted else None
         d_head = torch.zeros_like(head_VD) if wanted else None
@@ -31,21 +31,21 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden_ND), ROWS):
             rows = slice(start, start + ROWS)
             found = F.log_softmax((hidden_ND[rows] @ head_VD.T).float(), dim=-1)
-            targets_R1 = targets_N[rows, None]
-            total -= found.gather(1, targets_R1).sum()
+            targets_R1, weights_R1 = targets_N[rows, None], weights_N[rows, None]
+            total -= (found.gather(1, targets_R1) * weights_R1).sum()
             if d_hidden is not None and d_head is not None:
                 gradient = found.exp_().scatter_add_(1, targets_R1, found.new_full(targets_R1.shape, -1.0))
+                gradient *= weights_R1
                 d_hidden[rows] = gradient @ head_VD
                 d_head += gradient.T @ hidden_ND[rows]
         if wanted:
             ctx.save_for_backward(d_hidden, d_head)
-        return total / len(hidden_ND)
+        return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         d_hidden, d_head = ctx.saved_tensors
-        scale = grad / len(d_hidden)
-        return d_hidden * scale, d_head * scale, None
+        return d_hidden * grad, d_head * grad, None, None
 
 
 def applies(model: nn.Module) -> bool:
@@ -54,18 +54,26 @@ def applies(model: nn.Module) -> bool:
     return getattr(config, "model_type", None) in PLAIN_HEADS
 
 
-def next_token_loss(model: nn.Module, tokens_BT: Tensor, **inputs: Any) -> Tensor:
+def next_token_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor | None = None, **inputs: Any) -> Tensor:
     """The mean cross-entropy of the next token, in nats.
 
     Args:
         model: a causal model to which this ``applies``.
         tokens_BT: int64.
+        weights_BT: float32, what each token counts as one to be predicted, of a sum of 1 without the first column;
+            None: all the same. What counts nothing costs no product with the head.
         inputs: others of the model, such as positions.
     Returns:
         a float32 scalar with a gradient.
     """
     parts = anatomy.find(model)
     hidden_BTD = parts.body(input_ids=tokens_BT, use_cache=False, **inputs).last_hidden_state
-    hidden_ND = hidden_BTD[:, :-1].flatten(0, 1)
-    loss: Tensor = _HeadLoss.apply(hidden_ND, parts.head.weight, tokens_BT[:, 1:].flatten())
+    hidden_ND, targets_N = hidden_BTD[:, :-1].flatten(0, 1), tokens_BT[:, 1:].flatten()
+    if weights_BT is None:
+        weights_N = hidden_ND.new_full(targets_N.shape, 1 / len(targets_N), dtype=torch.float32)
+    else:
+        weights_N = weights_BT[:, 1:].flatten()
+        counted = weights_N.nonzero().squeeze(1)
+        hidden_ND, targets_N, weights_N = hidden_ND[counted], targets_N[counted], weights_N[counted]
+    loss: Tensor = _HeadLoss.apply(hidden_ND, parts.head.weight, targets_N, weights_N)
     return loss

@@ -1,4 +1,4 @@
-"""What a step of training minimises: next-token loss, four distances to a target, and masked diffusion.
+"""What a step of training minimises: next-token loss in three forms, four distances to a target, and masked diffusion.
 
 Every objective takes the model and a block of tokens and gives one loss; all are means over positions, in nats (total
 variation: in probability).
@@ -6,6 +6,7 @@ variation: in probability).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,51 @@ class NextToken:
         output = model(input_ids=tokens_BT, use_cache=False)
         loss = F.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
         return loss + _balance(model, output)
+
+
+class AnswersFirst:
+    """Next-token loss in which answers count in full, and what was asked only here and there.
+
+    The questions of generated tasks are drawn: most of their loss is the entropy of names and numbers, which no model
+    can learn, and in a block of reading questions four fifths of all tokens are of that kind. Of the tokens of user and
+    system turns a share is drawn to count, so that the language of people who ask is not forgotten. Every token that
+    counts counts the same, so that a block of prose weighs more than a block of questions.
+
+    Args:
+        openings: ids of the markers that open a turn of somebody who asks.
+        endings: ids of the markers that end a turn or open an answer.
+        asked: share of the tokens of such turns that count.
+    """
+
+    name = "next_token_answers_first"
+
+    def __init__(self, openings: Sequence[int], endings: Sequence[int], asked: float = 0.2) -> None:
+        self._openings = torch.tensor(openings, dtype=torch.int64)
+        self._endings = torch.tensor(endings, dtype=torch.int64)
+        self._asked = asked
+
+    def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
+        weights_BT = self.weights(tokens_BT, generator)
+        if head_loss.applies(model):
+            return head_loss.next_token_loss(model, tokens_BT, weights_BT)
+        output = model(input_ids=tokens_BT, use_cache=False)
+        logits_NV, targets_N = output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten()
+        losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
+        return (losses_N * weights_BT[:, 1:].flatten()).sum() + _balance(model, output)
+
+    def weights(self, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
+        """What each token counts as one to be predicted: float32 [B, T], of sum 1 without the first column."""
+        opens_BT = torch.isin(tokens_BT, self._openings.to(tokens_BT.device))
+        marks_BT = opens_BT | torch.isin(tokens_BT, self._endings.to(tokens_BT.device))
+        places_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+        # the last marker before each token; before the first of a block nothing is known, and all counts
+        last_BT = torch.where(marks_BT, places_BT, -1).cummax(dim=1).values.roll(1, dims=1)
+        last_BT[:, 0] = -1
+        asked_BT = opens_BT.gather(1, last_BT.clamp(min=0)) & (last_BT >= 0)
+        drawn_BT = torch.rand(tokens_BT.shape, generator=generator).to(tokens_BT.device) < self._asked
+        counted_BT = (~asked_BT | drawn_BT).float()
+        counted_BT[:, 0] = 0.0  # nothing predicts it
+        return counted_BT / counted_BT.sum().clamp(min=1.0)
 
 
 class SkippedPositions:

@@ -28,20 +28,21 @@ class StoredBlocks:
 
     Args:
         folder: of the store.
-        depth: of the hidden states that are needed, beside the final ones or all logits.
+        depths: of the hidden states that are needed, increasing, beside the final ones or all logits.
         seed: of the order.
     Raises:
         InputError: something that is needed was not extracted; the message has the command.
     """
 
-    def __init__(self, folder: Path, depth: int, seed: int) -> None:
+    def __init__(self, folder: Path, depths: Sequence[int], seed: int) -> None:
         self.store = FeatureStore(folder)
         index = self.store.index
-        if depth not in index.layers or (FINAL not in index.layers and index.top_logits != "all"):
+        if not set(depths) <= set(index.layers) or (FINAL not in index.layers and index.top_logits != "all"):
             held = ", ".join(map(str, index.layers)) or "none"
+            few, listed = ", ".join(map(str, depths)), ",".join(map(str, (*depths, FINAL)))
             raise InputError(
-                f"{folder}: holds the depths {held}; needed are {depth} and {FINAL} (or {depth} and all logits): "
-                f"extract them into another folder with: foretoken train features --layers {depth},{FINAL}"
+                f"{folder}: holds the depths {held}; needed are {few} and {FINAL} (or {few} and all logits): "
+                f"extract them into another folder with: foretoken train features --layers {listed}"
             )
         self._first = [0]  # number of each shard's first sequence, and of the one after the last
         for shard in index.shards:
@@ -102,6 +103,10 @@ class StoredBlocks:
             features, spans = self._shard(shard)
             found.append(features.part(*spans[number - self._first[shard]]))
         return found
+
+    def tokens(self, numbers: Tensor) -> Tensor:
+        """The tokens of these sequences end to end, int64 [N]."""
+        return torch.cat([each.tokens_N.long() for each in self.sequences(numbers.flatten().tolist())])
 
     def _shard(self, number: int) -> tuple[Features, list[tuple[int, int]]]:
         if number not in self._loaded:

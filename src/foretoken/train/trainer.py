@@ -29,6 +29,7 @@ from foretoken.train.optimiser import Optimiser, Rates
 from foretoken.train.processor import products, tiny_numbers_ignored
 
 CHECKPOINT_SECONDS = 120.0
+MEASURE_SECONDS = 60.0
 CURVE_POINTS = 400
 
 
@@ -82,6 +83,7 @@ class Progress:
 
     Attributes:
         curve: [tokens, seconds, mean training loss since the point before] a point.
+        measured: what the run's own measure said last; empty: there is none yet.
     """
 
     step: int = 0
@@ -90,6 +92,7 @@ class Progress:
     loss: float = math.nan
     done: float = 0.0
     curve: list[list[float]] = field(default_factory=list)
+    measured: str = ""
 
 
 class Interrupted(ForetokenError):
@@ -134,6 +137,7 @@ def fit(
     report: Report = lambda progress: None,
     device: torch.device | str = "cpu",
     checkpoint_every: float = CHECKPOINT_SECONDS,
+    measure: Callable[[], str] | None = None,
 ) -> Progress:
     """Train until the bounds are reached, from the last checkpoint in ``folder`` if there is one.
 
@@ -142,6 +146,7 @@ def fit(
         folder: for the checkpoints.
         report: called after every step.
         checkpoint_every: seconds between two checkpoints; one is written at the end in any case.
+        measure: says how good the model is now, in a few words for the progress bar; asked about once a minute.
     Raises:
         ForetokenError: the loss became NaN or infinite, or a checkpoint could not be written.
         Interrupted: Ctrl-C or SIGTERM; the step was finished and a checkpoint written.
@@ -153,7 +158,7 @@ def fit(
     optimiser = Optimiser(model, schedule.rates)
     progress = _resume(folder, model, optimiser, mixture)
     started, before = time.monotonic(), progress.seconds
-    saved = started
+    saved = measured = started
     pending: list[float] = []
     with _signals() as stop_asked, tiny_numbers_ignored():
         while (done := bounds.progress(progress.tokens, progress.seconds)) < 1.0:
@@ -164,6 +169,8 @@ def fit(
             progress.loss, progress.done = loss, bounds.progress(progress.tokens, progress.seconds)
             pending.append(loss)
             _extend_curve(progress, pending)
+            if measure is not None and (progress.step == 1 or time.monotonic() - measured > MEASURE_SECONDS):
+                progress.measured, measured = measure(), time.monotonic()
             report(progress)
             if stop_asked():
                 place = _save(folder, model, optimiser, mixture, progress)

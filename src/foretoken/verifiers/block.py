@@ -8,7 +8,7 @@ from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThe
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
-from foretoken.core.residual import ratio, residual, residual_without
+from foretoken.core.residual import excess, ratio, residual_at, residual_without
 from foretoken.core.verdict import Verdict, follow
 
 
@@ -71,7 +71,7 @@ class BlockVerifier(Verifier):
                 break
             p_NV.append(target.p_at(node))
             p_N.append(float(p_NV[node][token]))
-            q = 1.0 if isinstance(law, PointMass) else float(law.q_at(node)[token])
+            q = 1.0 if isinstance(law, PointMass) else law.chance(node, token)
             weights.append(min(weights[-1] * ratio(p_N[node], q), 1.0))
 
         hopeful = rng.bernoulli("accept", weights[1:])
@@ -85,7 +85,7 @@ class BlockVerifier(Verifier):
             if isinstance(law, PointMass):
                 mass = weight * max(1.0 - p_N[tau], 0.0)
             else:
-                left_V = (p_NV[tau] * weight).sub_(law.q_at(tau)).clamp_(min=0.0)
+                left_V = excess(p_NV[tau] * weight, law, tau)
                 mass = float(left_V.sum())
             if mass <= 0.0 or not rng.bernoulli("accept", (mass / (mass + (1.0 - weight)) / weight,))[0]:
                 continue
@@ -95,5 +95,5 @@ class BlockVerifier(Verifier):
         if isinstance(law, PointMass):
             left_V = residual_without(p_NV[0], tree.tokens[:1])
         else:
-            left_V = residual(p_NV[0], law.q_at(0))
+            left_V = residual_at(p_NV[0], law, 0)
         return Verdict((), rng.categorical("residual", left_V))

@@ -41,11 +41,14 @@ class MatchVerifier(Verifier):
             return follow(draft.tree, target.best)
         if target.on_gpu:  # one transfer for all rows
             return follow(draft.tree, _sample_rows(target, rng.seed))
-        return follow(draft.tree, _Lazy(target, rng.seed))
+        return follow(draft.tree, Samples(target, rng.seed))
 
 
-class _Lazy:
-    """Samples a row when the walk reaches it: noise over the vocabulary is the whole cost of this rule."""
+class Samples:
+    """The target's own sample of each row, argmax(log p + Gumbel(seed, position)): :class:`Choices` of a stream.
+
+    A row is sampled when the walk reaches it: noise over the vocabulary is the whole cost of this rule.
+    """
 
     def __init__(self, target: Laws, seed: int) -> None:
         self._target = target

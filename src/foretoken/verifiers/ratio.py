@@ -9,7 +9,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.needs import Offers
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
-from foretoken.core.residual import ratio, residual, residual_without
+from foretoken.core.residual import ratio, residual_at, residual_without
 from foretoken.core.verdict import Verdict, follow
 from foretoken.verifiers import recursive
 from foretoken.verifiers.walk import walk
@@ -52,11 +52,9 @@ class RatioVerifier(Verifier):
             p_V = target.p_at(node)
             chance = float(p_V[token])
             if not isinstance(law, PointMass):
-                chance = ratio(chance, float(law.q_at(node)[token]))
+                chance = ratio(chance, law.chance(node, token))
             if not rng.bernoulli("accept", (chance,))[0]:
-                left_V = (
-                    residual_without(p_V, (token,)) if isinstance(law, PointMass) else residual(p_V, law.q_at(node))
-                )
+                left_V = residual_without(p_V, (token,)) if isinstance(law, PointMass) else residual_at(p_V, law, node)
                 return Verdict(tuple(range(node)), rng.categorical("residual", left_V))
         return Verdict(tuple(range(len(tree))), rng.categorical("bonus", target.p_at(len(tree))))
 

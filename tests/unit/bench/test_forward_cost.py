@@ -44,15 +44,25 @@ def test_dense_counts_every_column_of_every_row() -> None:
     assert cost.read == 1.0
 
 
+@pytest.mark.parametrize(
+    ("score", "products", "numbers"),
+    [
+        ("mean", 2 * 16 * 6, 2 * 16 * 6),
+        ("bounds", 2 * 2 * 16 * 6, 2 * 2 * 16 * 6),
+        ("exact", 4 * 16 * 100, 2 * 16 * 48),
+    ],
+)
 @pytest.mark.parametrize(("anchors", "choosing"), [(None, 3), ([2], 2)], ids=["all", "first and one"])
-def test_sparse_counts_the_kept_columns_and_the_layers_that_select(anchors: list[int] | None, choosing: int) -> None:
+def test_sparse_counts_the_kept_columns_and_the_layers_that_select(
+    anchors: list[int] | None, choosing: int, score: str, products: int, numbers: int
+) -> None:
+    """``exact``: four heads times every column; of the keys, 48 of a head's 100 are read for nothing else."""
     model = make("llama")
-    sparse = SparseAttention(BlockRule(budget=0.5, dense_below=0, size=16), anchors)
+    sparse = SparseAttention(BlockRule(budget=0.5, dense_below=0, size=16, score=score), anchors)
     cost = AttentionShapes(model).cost(100, 3, sparse)
     kept = 3 * 16 + 4  # floor(50 * 2 / 16) = 6 blocks of a layer; 96 of 100 rows are in whole blocks
-    selecting = choosing * 2 * 16 * 6
-    assert cost.attention_flops == 3 * 4 * (2 * 16 + 2 * 16) * (3 * kept + 1 + 2 + 3) + 2 * selecting
-    assert cost.bytes == 4 * (model.num_parameters + 3 * 2 * 2 * 16 * (kept + 3) + selecting)
+    assert cost.attention_flops == 3 * 4 * (2 * 16 + 2 * 16) * (3 * kept + 1 + 2 + 3) + 2 * choosing * products
+    assert cost.bytes == 4 * (model.num_parameters + 3 * 2 * 2 * 16 * (kept + 3) + choosing * numbers)
     assert cost.read == pytest.approx(kept / 100)
 
 

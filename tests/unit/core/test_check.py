@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.check import check
+from foretoken.core.columns import Columns
 from foretoken.core.draft import (
     Coupled,
     HubPair,
@@ -150,3 +151,34 @@ def test_greedy_drafts_begin_with_their_favourites() -> None:
     check(TopThenSampled(q_rows(), (0, 0, 0)), bush(RANKED[1], RANKED[0], RANKED[5]), V)
     with pytest.raises(ValueError, match="do not begin with the most probable tokens"):
         check(TopThenSampled(q_rows(), (0, 0, 0)), bush(RANKED[0], RANKED[3], RANKED[1]), V)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_drawn_from_some_columns_passes(kind: type[Tabulated]) -> None:
+    for seed in range(40):
+        columns = Columns(torch.randperm(V, generator=torch.Generator().manual_seed(seed))[:7].sort().values, V)
+        q_KC = torch.softmax(torch.randn(1, 7, generator=torch.Generator().manual_seed(seed)).mul_(2).round_(), -1)
+        tokens = draw_siblings(kind, q_KC[0], 2, Streams(seed), columns)
+        if kind in (Sampled, HubPair):  # the others leave ties and noise to the order of columns
+            assert tokens == draw_siblings(kind, columns.spread(q_KC[0]), 2, Streams(seed))
+        tree, row_of = TokenTree(tokens, [-1] * len(tokens)), (0,) * len(tokens)
+        check(kind(q_KC, row_of, columns), tree, V)
+        other = next(token for token in range(V) if token not in columns)
+        with pytest.raises(ValueError, match=f"token {other}, which q has no column for"):
+            check(kind(q_KC, row_of, columns), TokenTree([*tokens[:-1], other], tree.parents), V)
+        with pytest.raises(ValueError, match=r"shape \[1, 7\], not \[rows, 12\]"):
+            check(kind(q_KC, row_of), tree, V)
+        with pytest.raises(ValueError, match="vocabulary of 12, not of 13"):
+            check(kind(q_KC, row_of, columns), tree, V + 1)
+
+
+def test_of_equals_the_hub_is_the_token_with_the_smallest_id() -> None:
+    columns = Columns(torch.tensor([9, 4, 2]), V)
+    q_C = torch.tensor([0.4, 0.4, 0.2])
+    assert columns.ids_C[hub_of(q_C, columns)] == hub_of(columns.spread(q_C)) == 4
+
+
+@pytest.mark.parametrize("ids", [[], [3, 3], [-1, 5], [0, V]], ids=str)
+def test_columns_that_are_no_tokens_are_refused(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="columns stand for"):
+        Columns(torch.tensor(ids, dtype=torch.int64), V)

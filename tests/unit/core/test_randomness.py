@@ -127,3 +127,13 @@ def test_categorical_follows_unnormalised_weights_over_many_blocks() -> None:
     places = torch.bincount(draws // 250, minlength=20).numpy()
     share = weights.double().view(20, 250).sum(1)
     assert stats.chisquare(places, (share / share.sum() * 20_000).numpy()).pvalue > 1e-3
+
+
+def test_distinct_draws_are_different_and_follow_the_weights_that_are_left() -> None:
+    q_V = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    drawn = [tuple(Streams(seed).distinct("draft", q_V, 2)) for seed in range(4000)]
+    assert all(a != b and 1 not in (a, b) for a, b in drawn)
+    expected = {(a, b): float(q_V[a] * q_V[b] / (1 - q_V[a])) for a in (0, 2, 3) for b in (0, 2, 3) if a != b}
+    for pair, chance in expected.items():
+        assert drawn.count(pair) == pytest.approx(4000 * chance, abs=4.5 * math.sqrt(4000 * chance))
+    assert Streams(3).distinct("draft", q_V, 2) == Streams(3).distinct("draft", q_V, 2)

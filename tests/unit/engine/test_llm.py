@@ -799,3 +799,24 @@ def test_any_mixture_of_requests_under_any_limits_equals_each_of_them_alone(seed
         assert (mine.logprobs is None) == (alone.logprobs is None)
     assert llm.recipe.drafter.released == dict.fromkeys(range(count), 1)
     assert_idle(llm)
+
+
+def test_completions_share_no_seed_with_a_neighbour():
+    """The second completion of one seed is not the first of the next one."""
+    groups = [base().new_requests("Once", plan(4, n=4, temperature=1.0, seed=seed)) for seed in range(5, 9)]
+    seeds = [[request.streams.seed for request in group] for group in groups]
+    assert [group[0] for group in seeds] == [5, 6, 7, 8]
+    assert len({seed for group in seeds for seed in group}) == 16
+
+
+def test_what_is_accepted_beyond_the_end_is_not_counted():
+    """The oracle's whole draft stands, but a stop token lies in the middle of it."""
+    text = greedy(PROMPTS[0])
+    end = next(place for place in range(2, 6) if text[place] not in text[:place])
+    llm = with_drafter(stubs.Oracle(truth(PROMPTS[:1])), num_nodes=6)
+    (output,) = llm.generate(PROMPTS[0], plan(40, stop_token_ids=[text[end]]))
+    assert output.token_ids == text[: end + 1]
+    metrics = output.metrics
+    assert (metrics.num_tokens, metrics.num_steps, metrics.num_draft_tokens) == (end + 1, 2, 6)
+    assert metrics.num_accepted_tokens == end  # the first token is the prompt's
+    assert metrics.acceptance_by_position == [1.0] * end + [0.0] * (6 - end)

@@ -16,6 +16,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
 from foretoken.engine.own_past import OwnPastRule
+from foretoken.verifiers.ratio import RatioVerifier
 from helpers.zoo_llms import PROMPTS, assert_idle, ids, prompt_ids, target, with_config
 
 DRAFTS = {"method": "draft_model", "model": "zoo:draft"}
@@ -167,3 +168,52 @@ def test_after_many_steps_without_a_draft_one_is_made_anyway():
     assert not rule.worthwhile(1.0, 0.05, 2)
     teach(rule, 0.05, stands=False, steps=1)
     assert not rule.worthwhile(1.0, 0.05, 0)
+
+
+# ---------------------------------------------------------------- beside a request that fails
+
+
+def failing(llm: LLM, member: str, after: int) -> None:
+    """The drafter's or rule's ``member`` fails for the last prompt, once it has done its work for everybody."""
+    culprit = prompt_ids(PROMPTS[-1])
+    part = llm.recipe.drafter
+    works, calls = getattr(part, member), 0
+
+    def fails(news, *more):
+        nonlocal calls
+        done = works(news, *more)
+        named = [getattr(each, "context", each) for each in news]
+        if any(list(each.tokens[: each.num_prompt]) == culprit for each in named):
+            calls += 1
+            if calls > after:
+                raise RuntimeError("this one fails")
+        return done
+
+    setattr(part, member, fails)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "member"),
+    [*((recipe, "propose") for recipe in RECIPES), ("kangaroo", "propose"), ("del", "on_forward")],
+)
+def test_a_neighbour_that_fails_changes_nothing_of_what_a_seed_gives(recipe, member):
+    """What was drawn and learnt in the step that failed is drawn and learnt again, not twice."""
+    config = {**RECIPES, "kangaroo": {"method": "kangaroo", "adapter": "random:2"}}[recipe]
+    alone = [ids(with_config(config).generate(prompt, seeded()))[0] for prompt in PROMPTS[:2]]
+    llm = with_config(config)
+    failing(llm, member, after=2)
+    outputs = llm.generate([*PROMPTS[:2], PROMPTS[-1]], seeded())
+    assert ids(outputs[:2]) == alone
+    assert outputs[2].error == "this one fails"
+    assert_idle(llm)
+
+
+def test_a_rule_that_fails_for_a_batch_draws_the_same_for_everyone_alone():
+    class Failing(RatioVerifier):
+        def verify_batch(self, drafts, targets, rngs):
+            super().verify_batch(drafts, targets, rngs)
+            raise RuntimeError("no batches today")
+
+    expected = ids(with_config({**DRAFTS, "verifier": "ratio"}).generate(PROMPTS[:3], seeded()))
+    assert Failing.offers.batches
+    assert ids(with_config({**DRAFTS, "verifier": Failing()}).generate(PROMPTS[:3], seeded())) == expected

@@ -112,3 +112,38 @@ def test_two_requests_with_equal_contents_are_different():
     two.request_id = one.request_id
     assert one != two
     assert len({one, two}) == 2
+
+
+class Letters:
+    """A tokenizer of one character a token."""
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        return "".join(map(chr, ids))
+
+
+def read(text: str, **params) -> tuple[str, str | None, int]:
+    """Text, finish reason and tokens of a request that is given one character at a time."""
+    request = make_request([9], tokenizer=Letters(), vocab_size=200, max_tokens=50, **params)
+    for letter in text:
+        if not request.finished:
+            request.accept([ord(letter)])
+    return request.text.text, request.finish_reason, request.num_output
+
+
+def test_a_stop_string_that_is_complete_at_exactly_min_tokens_stops():
+    assert read("abcd", stop="c", min_tokens=3) == ("ab", "stop", 3)
+    assert read("abcd", stop="bc", min_tokens=3) == ("a", "stop", 3)
+    assert read("abcd", stop="c", min_tokens=4) == ("abcd", None, 4)
+
+
+def test_a_stop_string_from_before_min_tokens_is_text_for_good():
+    """What was looked at then is not looked at again, not even its last character."""
+    assert read("abcde", stop="b", min_tokens=3) == ("abcde", None, 5)
+    assert read("abcde", stop="ab", min_tokens=3) == ("abcde", None, 5)
+    assert read("abcab", stop="ab", min_tokens=3) == ("abc", "stop", 5)
+
+
+def test_a_stop_string_is_found_wherever_it_straddles_tokens():
+    assert read("xab", stop="ab") == ("x", "stop", 3)
+    assert read("xabc", stop="abc") == ("x", "stop", 4)
+    assert read("aab", stop="ab") == ("a", "stop", 3)

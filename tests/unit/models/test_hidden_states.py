@@ -129,7 +129,8 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     counts = []
     for verifier in (rule, GreedyVerifier()):
-        llm = with_config({"method": drafter, "verifier": verifier}, target=target, max_num_seqs=2, max_rows_per_step=9)
+        config = {"method": drafter, "verifier": verifier, "num_speculative_tokens": 3}
+        llm = with_config(config, target=target, max_num_seqs=2, max_rows_per_step=9)
         before = target.layer_rows
         outputs = llm.generate(PROMPTS, params)
         counts.append((ids(outputs), target.layer_rows - before))
@@ -149,7 +150,9 @@ def test_nothing_is_kept_where_nobody_asks(folder: Path) -> None:
 
     target.forward = watched  # type: ignore[method-assign]
     for verifier, asks in ((GreedyVerifier(), False), (rule, True)):
-        llm = with_config({"method": Random(VOCAB_SIZE, tree=False, full=True), "verifier": verifier}, target=target)
+        drafter = Random(VOCAB_SIZE, tree=False, full=True)
+        config = {"method": drafter, "verifier": verifier, "num_speculative_tokens": 16}
+        llm = with_config(config, target=target)
         spans.clear()
         ids(llm.generate(PROMPTS[0], SamplingParams(max_tokens=4, ignore_eos=True)))
         assert spans[0] is None  # the prompt has no draft behind it

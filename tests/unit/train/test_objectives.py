@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.train.objectives import (
     DISTANCES,
+    AnswersFirst,
     Distil,
     MaskedDiffusion,
     NextToken,
@@ -276,3 +277,58 @@ def test_skipped_positions_reach_the_model():
     assert options["position_ids"].shape == (3, 20)
     assert len({tuple(row) for row in options["position_ids"].tolist()}) == 3
     assert loss.item() == NextToken()(model, tokens, torch.Generator()).item()
+
+
+# ------------------------------------------------------------------ answers first
+
+USER, ASSISTANT, END = 3, 4, 5
+
+
+def answers_first(asked):
+    return AnswersFirst([USER], [ASSISTANT, END], asked)
+
+
+def test_what_was_asked_counts_in_its_share_and_answers_in_full():
+    # a cut-off text, a question, an answer, the beginning of the next question
+    block = torch.tensor([[6, 6, END, 0, USER, 1, 1, 1, END, ASSISTANT, 2, 2, END, USER, 1, 1]])
+    counted = answers_first(0.0).weights(block, torch.Generator()) > 0
+    asked = {5, 6, 7, 8, 14, 15}
+    assert {place for place in range(16) if not counted[0, place]} == {0} | asked
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.stack([answers_first(0.25).weights(block, generator)[0] > 0 for _ in range(2000)]).float().mean(0)
+    for place in asked:
+        assert drawn[place].item() == pytest.approx(0.25, abs=0.05)  # five standard deviations
+    assert all(drawn[place] == 1 for place in set(range(1, 16)) - asked)
+
+
+def test_every_token_that_counts_counts_the_same():
+    plain = [0, 1, 2, 0, 1, 2, 0, 1]
+    asked = [USER, 1, 1, 1, 1, END, ASSISTANT, 2]
+    weights = answers_first(0.0).weights(torch.tensor([plain, asked]), torch.Generator())
+    counted = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1, 1]])
+    torch.testing.assert_close(weights, counted / 9.0)
+    nothing = answers_first(0.0).weights(torch.tensor([[USER, 1, 1, 1]]), torch.Generator())
+    assert nothing.sum() == 0  # and not a number
+
+
+def test_the_weighted_loss_is_the_mean_over_what_counts():
+    torch.manual_seed(0)
+    small = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small, num_attention_heads=2))
+    tokens = torch.tensor([[USER, 1, END, ASSISTANT, 2, 0, END, 1]])
+    logits = model(input_ids=tokens).logits[0]
+    losses = nn.functional.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
+    counted = [place - 1 for place in (3, 4, 5, 6, 7)]  # as ASSISTANT stands behind END, nobody asks any more
+    expected = losses[counted].mean()
+    ours = answers_first(0.0)(model, tokens, torch.Generator())
+    torch.testing.assert_close(ours, expected)
+    found = torch.autograd.grad(ours, list(model.parameters()))
+    torch.testing.assert_close(found, torch.autograd.grad(expected, list(model.parameters())))
+    model.config.model_type = "another"  # whose logits are not known to be the head's product alone
+    torch.testing.assert_close(answers_first(0.0)(model, tokens, torch.Generator()), expected)
+
+
+def test_without_markers_it_is_the_next_token_loss():
+    tokens, model = blocks(3, 20), Fixed(table(6))
+    found = AnswersFirst([], [])(model, tokens, torch.Generator())
+    assert found.item() == pytest.approx(NextToken()(model, tokens, torch.Generator()).item(), rel=1e-6)

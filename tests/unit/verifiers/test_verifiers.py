@@ -17,8 +17,10 @@ from foretoken.core.randomness import Streams, gumbel
 from foretoken.core.residual import ratio, residual, residual_without
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict, follow
+from foretoken.verifiers import kseq
 from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.greedy import GreedyVerifier
+from foretoken.verifiers.kseq import optimal_rho
 from foretoken.verifiers.match import MatchVerifier
 from foretoken.verifiers.ratio import RatioVerifier
 from foretoken.verifiers.recursive import RecursiveVerifier
@@ -295,3 +297,43 @@ def test_chains_and_positions_line_up() -> None:
             verdict = verifier.verify(chain(tokens), laws(onehot(*rows)), Streams(0))
             assert verdict == Verdict(tuple(range(kept)), rows[kept])
             assert all(b == a + 1 for a, b in pairwise(verdict.path))
+
+
+def bisected(p_V: torch.Tensor, q_V: torch.Tensor, count: int) -> float:
+    """The least exact rho of K-SEQ, by halving [1, n] a hundred times."""
+    low, high = 1.0, float(count)
+    for _ in range(100):
+        rho = (low + high) / 2
+        beta = float(torch.minimum(q_V, p_V / rho).sum())
+        low, high = (rho, high) if 1.0 - (1.0 - beta) ** count > rho * beta else (low, rho)
+    return high
+
+
+@pytest.mark.parametrize("style", ["flat", "peaked", "zeros"])  # where p is all but one-hot, rounding decides
+def test_the_factor_of_kseq_is_that_of_a_plain_bisection(style: str) -> None:
+    """Exact, and hardly above the least that is; requests of a batch do not disturb each other."""
+    pairs = [(TablePair(6, seed, style), count) for seed in range(12) for count in (1, 2, 3, 8)]
+    p_BV, q_BV = (torch.stack([law(()) for law in laws]) for laws in zip(*((t.p, t.q) for t, _ in pairs), strict=True))
+    counts = torch.tensor([count for _, count in pairs])
+    rho_B, beta_B = optimal_rho(p_BV, q_BV, counts)
+    for row, (_, count) in enumerate(pairs):
+        expected = bisected(p_BV[row], q_BV[row], count)
+        rho, beta = float(rho_B[row]), float(beta_B[row])
+        assert 1.0 <= rho <= expected + 1e-8
+        assert beta == pytest.approx(float(torch.minimum(q_BV[row], p_BV[row] / rho).sum()), abs=1e-12)
+        assert 1.0 - (1.0 - beta) ** count <= rho * beta + 1e-12
+        alone, _ = optimal_rho(p_BV[row : row + 1], q_BV[row : row + 1], counts[row : row + 1])
+        assert float(alone) == pytest.approx(rho, abs=1e-8)
+
+
+def test_the_factor_of_kseq_is_exact_however_few_rounds_its_search_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper end of the bracket always is."""
+    for rounds in (1, 2, 3, 60):
+        monkeypatch.setattr(kseq, "_ROUNDS", rounds)
+        for seed in range(10):
+            pair = TablePair(6, seed, "peaked")
+            for count in (2, 4, 9):
+                rho_B, beta_B = optimal_rho(pair.p(())[None], pair.q(())[None], torch.tensor([count]))
+                rho, beta = float(rho_B), float(beta_B)
+                assert 1.0 <= rho <= count
+                assert 1.0 - (1.0 - beta) ** count <= rho * beta + 1e-12

@@ -26,6 +26,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from foretoken.core.columns import Columns
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, Tabulated, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -89,11 +90,18 @@ class ReplayedStreams(Streams):
         weights = p_V.double()
         return self._choose((weights / weights.sum()).tolist())
 
+    def distinct(self, purpose: str, q_V: Tensor, count: int) -> list[int]:
+        left_V, found = q_V.double().clone(), []
+        for _ in range(count):
+            found.append(self.categorical(purpose, left_V))
+            left_V[found[-1]] = 0.0
+        return found
+
     def uniform(self, purpose: str, count: int) -> Tensor:
-        raise NotImplementedError("a raw uniform cannot be enumerated: use bernoulli or categorical")
+        raise NotImplementedError("a raw uniform cannot be enumerated: use bernoulli, categorical or distinct")
 
     def generator(self, purpose: str) -> torch.Generator:
-        raise NotImplementedError("a generator cannot be enumerated: use bernoulli or categorical")
+        raise NotImplementedError("a generator cannot be enumerated: use bernoulli, categorical or distinct")
 
 
 def verdicts(verifier: Verifier, draft: Draft, target: Laws) -> Iterator[tuple[float, Verdict]]:
@@ -116,13 +124,17 @@ class TablePair:
             the contexts, so that differences from 1 keep no digits; "zeros": about a third of the entries are zero,
             in p and q apart; "point": p and q are one-hot in half of the contexts; "equal": q = p.
         greedy: p is one-hot everywhere and the verifier is told so.
+        columns: the tokens that the drafter scores: q is 0 at every other one, and drafts carry these columns of it.
     """
 
-    def __init__(self, vocab_size: int, seed: int, style: str = "flat", *, greedy: bool = False) -> None:
+    def __init__(
+        self, vocab_size: int, seed: int, style: str = "flat", *, greedy: bool = False, columns: Columns | None = None
+    ) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
         self.style = style
         self.greedy = greedy
+        self.columns = columns
         self._laws = lru_cache(maxsize=None)(self._make)
 
     def p(self, context: tuple[int, ...]) -> Tensor:
@@ -131,7 +143,11 @@ class TablePair:
 
     def q(self, context: tuple[int, ...]) -> Tensor:
         """float64 [V]: the drafter's law after these tokens."""
-        return self._laws("target" if self.style == "equal" else "draft", context)
+        q_V = self._laws("target" if self.style == "equal" else "draft", context)
+        if self.columns is None:
+            return q_V
+        q_C = q_V[self.columns.ids_C].clamp_min(1e-12)  # a law also where the table has nothing there
+        return self.columns.spread(q_C / q_C.sum())
 
     def coin(self, context: tuple[int, ...]) -> bool:
         """A fixed coin per context: what a drafter's stop rule says there."""
@@ -326,7 +342,9 @@ def _law(pair: TablePair, tokens: Sequence[int], parents: Sequence[int], declare
     expanded = list(dict.fromkeys(parents))
     q_KV = torch.stack([pair.q(_context(tokens, parents, parent)) for parent in expanded])
     rows = tuple(expanded.index(parent) for parent in parents)
-    return cast(type[Tabulated], LAW_OF[declared])(q_KV, rows)
+    if pair.columns is not None:
+        q_KV = q_KV[:, pair.columns.ids_C]
+    return cast(type[Tabulated], LAW_OF[declared])(q_KV, rows, pair.columns)
 
 
 def continuation(

@@ -1,7 +1,8 @@
 """The points of a trade-off: every rule at every value of its knob, beside what they are compared with.
 
 A rule's values go from strict to loose. One knob of a rule varies; its other options may be fixed. A rule may have a
-drafter of its own; its knob, and other options, may then be the drafter's.
+drafter of its own; its knob, and other options, may then be the drafter's. A rule may enter once more with other
+options: its label is then ``RULE+OPTION=VALUE``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ def knobs_of_rules() -> dict[str, Knob]:
     return {name: knob for name, knob in declared.items() if knob is not None}
 
 
-def default_rules() -> tuple[str, ...]:
-    """What a study compares unless told otherwise."""
-    return (EXACT, *knobs_of_rules())
+def default_rules() -> dict[str, dict[str, Any]]:
+    """What a study compares unless told otherwise: labels, with the options that stand in them."""
+    rules: dict[str, dict[str, Any]] = {EXACT: {}}
+    for name, knob in knobs_of_rules().items():
+        rules[name] = {}
+        for options in knob.baselines:
+            rules["+".join([name, *(f"{key}={value}" for key, value in options.items())])] = dict(options)
+    return rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,7 @@ class Point:
     """One thing that is measured.
 
     Attributes:
-        rule: ``plain``, ``draft`` (the draft model alone), ``exact``, or a lossy verifier.
+        rule: ``plain``, ``draft`` (the draft model alone), ``exact``, or the label of a lossy verifier.
         knob: the option that varies; "" where nothing does.
         value: of the knob.
         options: the rule's options and its own drafter's, the knob among them; what is not here has its default.
@@ -78,11 +84,11 @@ class Point:
     def config(self, exact: Mapping[str, Any]) -> dict[str, Any]:
         """The ``speculative_config`` of a rule, from that of exact verification where it has no drafter of its own."""
         base = exact if self.own is None else self.own
-        return {**base, "verifier": self.rule, **self.options} if self.lossy else dict(exact)
+        return {**base, "verifier": verifier_of(self.rule), **self.options} if self.lossy else dict(exact)
 
 
 def make_points(
-    rules: Sequence[str],
+    rules: Mapping[str, Mapping[str, Any]],
     knobs: Mapping[str, Mapping[str, Sequence[Any]]],
     budgets: Sequence[float],
     *,
@@ -92,34 +98,34 @@ def make_points(
     """Plain decoding, the draft alone, exact verification, and every rule over its knob and the budgets.
 
     Args:
-        rules: names of lossy verifiers; ``exact`` may be among them.
-        knobs: rule -> option -> values. Of a rule's options one may have several values: it varies. Without one the
-            rule's default knob does.
+        rules: labels of lossy verifiers, with the options that stand in them; ``exact`` may be among them.
+        knobs: rule -> option -> values, of all labels of the rule. One option may have several values: it varies.
+            Without one the rule's default knob does.
         budgets: values of ``max_distortion``; each is measured with the rule at its last value.
         draft: whether there is a draft model that can stand alone.
         own: from a rule, the drafter that is its own and what ``knobs`` fixes of its options to that drafter's
             ``speculative_config``; None leaves the rule out.
     Raises:
-        ConfigError: an unknown, lossless or repeated rule, an unknown option, a value out of range, or two options of
+        ConfigError: an unknown or lossless rule, an unknown option, a value out of range, or two options of
             a rule that vary.
     """
+    named = [verifier_of(rule) for rule in rules]
     for rule in knobs:
-        if rule not in rules:
-            raise ConfigError(f"--knob {rule}.…: '{rule}' is not among --rules; {nearest(rule, rules)}")
+        if rule not in named:
+            raise ConfigError(f"--knob {rule}.…: '{rule}' is not among --rules; {nearest(rule, named)}")
     points = [Point(rule=PLAIN), *([Point(rule=DRAFT)] if draft else []), Point(rule=EXACT)]
     declared = knobs_of_rules()
-    for number, rule in enumerate(rules):
-        if rule in rules[:number]:
-            raise ConfigError(f"--rules names '{rule}' twice: keep one")
+    for rule, own_options in rules.items():
         if rule == EXACT:
             continue
-        given = knobs.get(rule, {})
-        makers = _makers(rule)
-        _check_options(rule, given, makers)
-        knob, values = _varying(rule, given)
+        name = verifier_of(rule)
+        given = {**knobs.get(name, {}), **{key: [value] for key, value in own_options.items()}}
+        makers = _makers(name)
+        _check_options(name, given, makers)
+        knob, values = _varying(name, given)
         fixed = {key: each[0] for key, each in given.items() if key != knob}
-        drafter = declared[rule].drafter if rule in declared else None
-        config = None if drafter is None else own(rule, drafter, fixed)
+        drafter = declared[name].drafter if name in declared else None
+        config = None if drafter is None else own(name, drafter, fixed)
         if drafter is not None and config is None:
             continue
         of_rule = [
@@ -134,6 +140,11 @@ def make_points(
             _check_values(point, makers)
         points += of_rule
     return points
+
+
+def verifier_of(rule: str) -> str:
+    """The verifier that a label is about."""
+    return rule.partition("+")[0]
 
 
 def _check_options(rule: str, given: Mapping[str, Sequence[Any]], makers: Sequence[Any]) -> None:

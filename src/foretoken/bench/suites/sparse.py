@@ -11,9 +11,9 @@ Beside the common table, where acceptance alone can rise because the verifier is
 * given text: it is read, not generated. Behind a dense prompt, 256 tokens more are verified in steps of eight rows (a
   root and a draft that is right). The sparse run keeps what its own forwards left in the cache, so that what goes wrong
   early stays. Per position: whether the most probable token is that of the dense target, and KL(dense || sparse) at
-  temperature 1, in four parts of the length as well (drift); different experts a layer and step. Intervals: 95 %, over
-  texts (normal). The text is the test part of WikiText-2 in the folder of the corpora; without ``--data`` this table is
-  left out.
+  temperature 1, in four parts of the length as well (drift); different experts a layer and step, and the share of the
+  prefix that was read. Intervals: 95 %, over texts (normal). The text is the test part of WikiText-2 in the folder of
+  the corpora; without ``--data`` this table is left out.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def _given_text(target: LanguageModel, settings: Mapping[str, Mapping[str, Any]]
         if len(tokens) <= context + TOKENS:
             break
         behind = _Behind(target, tokens, context)
-        dense_NV, experts = behind.verify(None)
-        found[DENSE].append({"experts": experts})
+        dense_NV, facts = behind.verify(None)
+        found[DENSE].append(facts)
         for name, each in settings.items():
-            sparse_NV, experts = behind.verify(each)
-            found[name].append({**_compare(dense_NV, sparse_NV), "experts": experts})
+            sparse_NV, facts = behind.verify(each)
+            found[name].append({**_compare(dense_NV, sparse_NV), **facts})
     rows = [{"settings": name, **_over_texts(each, TOKENS)} for name, each in found.items()]
     return Section("given_text", f"given text behind {context} tokens, {TOKENS} verified", COLUMNS, rows)
 
@@ -112,15 +112,15 @@ class _Behind:
             target.forward(batch, DensePlan(cache, batch))
             cache.commit(self._prompt, range(count))
 
-    def verify(self, settings: Mapping[str, Any] | None) -> tuple[Tensor, float | None]:
-        """Logits of every verified position, float32 [N, V], and different experts a layer and step."""
+    def verify(self, settings: Mapping[str, Any] | None) -> tuple[Tensor, dict[str, float | None]]:
+        """Logits of every verified position, float32 [N, V], and what was read (see the top of this file)."""
         target, cache, context = self._target, self._cache, self._context
         make: Callable[[KVCache, PackedBatch], Any] = DensePlan
         if settings is not None:
             given = compose.settings_of(SparseVerification.settings_key, dict(settings))
             make = SparseVerification.arranged(given, target) or DensePlans()
         slot = cache.fork(self._prompt)
-        logits, experts = [], []
+        logits, experts, read = [], [], []
         end = context + TOKENS
         for start in range(context, end, ROWS):
             rows = self._tokens[start : min(start + ROWS, end)]
@@ -132,10 +132,14 @@ class _Behind:
                 plan = SparsePlan(plan, batch, [], self._counting, 0.0)
             logits.append(target.forward(batch, plan).logits_MV.float().clone())
             experts.append(plan.num_experts if isinstance(plan, SparsePlan) else None)
+            read.append(1.0 if plan.prefix_read is None else plan.prefix_read[0])
             cache.commit(slot, range(len(rows)))
         cache.release(slot)
         counted = [each for each in experts if each is not None]
-        return torch.cat(logits), mean(counted) if counted else None
+        return torch.cat(logits), {
+            "experts": mean(counted) if counted else None,
+            "prefix_read": mean(read),
+        }
 
 
 def _compare(dense_NV: Tensor, sparse_NV: Tensor) -> dict[str, Any]:
@@ -150,8 +154,9 @@ def _compare(dense_NV: Tensor, sparse_NV: Tensor) -> dict[str, Any]:
 
 def _over_texts(rows: Sequence[dict[str, Any]], num_tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {"num_texts": len(rows), "num_positions": len(rows) * num_tokens}
-    experts = [row["experts"] for row in rows if row["experts"] is not None]
-    found["experts_per_step"] = mean(experts) if experts else None
+    for name, field in (("experts_per_step", "experts"), ("prefix_read", "prefix_read")):
+        values = [row[field] for row in rows if row[field] is not None]
+        found[name] = mean(values) if values else None
     if "kl" not in rows[0]:
         return found
     for name in ("agreement", "kl"):
@@ -187,6 +192,7 @@ COLUMNS = (
     Column("KL, nats", _interval("kl")),
     Column("agreement\nby quarter", _drift),
     Column("experts\n/step", lambda row: row["experts_per_step"], "{:.1f}"),
+    Column("prefix\nread", lambda row: row["prefix_read"], "{:.0%}"),
 )
 
 _SETTINGS = ("moe=1", "ffn=0.05", "ffn=0.1", "ffn=0.2", "ffn=0.5", "moe=1+verification.ffn=0.1")

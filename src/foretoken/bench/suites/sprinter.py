@@ -25,13 +25,14 @@ from typing import Any
 import torch
 
 from foretoken.bench.suite import Column, Run, Section, Suite
-from foretoken.core.distortion import Spent, total_variation
+from foretoken.core.distortion import Spent
 from foretoken.core.draft import Approvals, Draft
 from foretoken.core.errors import ForetokenError
 from foretoken.core.intervals import mean_interval
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
+from foretoken.methods.sprinter.train import acceptance
 from foretoken.methods.sprinter.verifier import SprinterVerifier
 
 _CAP = 20
@@ -81,7 +82,7 @@ class Watch(SprinterVerifier):
                 refused.append(token != target.best[node])
             else:
                 p_V, q_V = target.p_at(node), draft.law.q_at(node)  # type: ignore[union-attr]
-                accepts.append(1.0 - total_variation(p_V, q_V))
+                accepts.append(acceptance(draft, target, node))
                 u = float(torch.rand((), generator=self._coin))
                 refused.append(u * float(q_V[token]) > float(p_V[token]))
         last = len(draft) - 1

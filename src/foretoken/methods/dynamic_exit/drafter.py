@@ -25,6 +25,8 @@ from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.drafting import draft_vocabulary
+from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
 from foretoken.methods.dynamic_exit.statistics import (
@@ -52,6 +54,10 @@ class _State:
     exit: int = 0  # of the draft under way
     own: bool = False  # follows from nothing but its own past
     own_rounds: int = 0  # steps in which it was asked for a draft
+    root: int = (
+        -1
+    )  # of the last of them; asked again about the same one, after a neighbour's fault, it is no other step
+    learnt: int = 0  # rows without a draft up to here have been learnt from; they may be shown again, too
     looks: bool = True  # whether hidden states of the forward to come are learnt from
     hidden: dict[int, Tensor] = field(default_factory=dict)
     best: Sequence[int] = ()
@@ -64,7 +70,8 @@ class DynamicExitDrafter(Drafter):
     Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is fixed before a
              step from the past, the stop looks at a drafted token that is verified all the same: lossless under any
              lossless verifier of chains.
-    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps; the cost is
+    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps, and nothing
+             is drafted where plain decoding was faster; the cost is
              measured unless asked for in layers, and then counts norm and head; shadow tokens are re-read only every
              ``reread_every`` steps, since the head, cheap beside the layers of a large model, is dear beside those of a
              small one (between them the drafting exit is learnt from alone), and in steps without a draft only when
@@ -104,6 +111,8 @@ class DynamicExitDrafter(Drafter):
             cost: what the objective divides by: 'measured' milliseconds on this machine, or 'layers' loaded.
             head_cost: with cost='layers': norm and head in layers; None: by their parameters. The paper has 0.
             min_exit: shallowest exit to consider.
+            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
+                (docs/methods/vocabtrim.md); None: all.
         """
 
         exit_layer: int | None = None
@@ -114,8 +123,10 @@ class DynamicExitDrafter(Drafter):
         cost: str = "measured"
         head_cost: float | None = None
         min_exit: int = 1
+        draft_vocab: str | None = None
 
         def __post_init__(self) -> None:
+            draft_vocabulary.check_option(self.draft_vocab)
             for name, least in (
                 ("exit_layer", 1),
                 ("draft_length", 0),
@@ -143,6 +154,7 @@ class DynamicExitDrafter(Drafter):
         self.config = config
         self.early_exit = EarlyExit(target)
         self._target = target
+        self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
         self._layers = target.num_layers
         for name in ("exit_layer", "min_exit"):
             value = getattr(config, name)
@@ -159,21 +171,16 @@ class DynamicExitDrafter(Drafter):
         self._all = Needs(hidden_layers=HiddenLayers(depths, config.prompt_rows))
         self.needs = self._blind if self._fixed else self._all  # of the next forward
         length = config.draft_length if isinstance(config.draft_length, int) else LONGEST
-        self.offers = Offers(evidence=(GreedyLaws,), length=length)
-        self._costs = (
-            Costs.in_layers(self._layers, head_in_layers(target) if config.head_cost is None else config.head_cost)
-            if config.cost == "layers" or self._fixed
-            else Costs.measured(target)
-        )
-        self._layer_costs = Costs.in_layers(
-            self._layers, head_in_layers(target) if config.head_cost is None else config.head_cost
-        )
+        self.offers = Offers(evidence=(GreedyLaws,), length=length, weighed=not isinstance(config.draft_length, int))
+        head_cost = head_in_layers(target) if config.head_cost is None else config.head_cost
+        self._layer_costs = Costs.in_layers(self._layers, head_cost, drafting=len(self._columns) / target.vocab_size)
+        in_layers = config.cost == "layers" or self._fixed
+        self._costs = self._layer_costs if in_layers else Costs.measured(target, self._columns.head)
         self._hopeful = self._worth_rereading(self._costs)
         self._own_hopeful = self._worth_rereading(self._layer_costs)
         self._states: dict[int, _State] = {}
         self._prior: Statistics | None = None
         self._round = 0
-        self._exit = self._exits[0]
 
     def _worth_rereading(self, costs: Costs) -> list[int]:
         """The exits but for those that would not pay if they were always right."""
@@ -195,8 +202,11 @@ class DynamicExitDrafter(Drafter):
                 continue
             rows = len(each.hidden[self._layers])
             at_end = each.begin + rows == len(each.context.tokens)  # not the middle of a prompt
+            if state.learnt == each.begin + rows:
+                continue
             if at_end and not (state.informed and each.begin + rows == each.context.num_prompt):
-                self._reread(state, range(rows))
+                self._reread(each.context.request_id, state, range(rows))
+                state.learnt = each.begin + rows
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
@@ -209,6 +219,7 @@ class DynamicExitDrafter(Drafter):
         ]
         self._round += 1
         groups = self._groups(growing)
+        self._columns.begin([draft.context for draft in growing])
         for exit_layer, group in groups.items():
             self._grow(group, exit_layer)
         resumed = max(groups, key=lambda each: (len(groups[each]), each), default=0)
@@ -221,12 +232,11 @@ class DynamicExitDrafter(Drafter):
         own = [draft for draft in growing if draft.budget.own_past and not self._fixed]
         shared = [draft for draft in growing if not draft.budget.own_past or self._fixed]
         plans = []
-        if shared or not own:
+        if shared:
             plan = self._plan([draft.context for draft in shared])
             plans = [(draft, *plan) for draft in shared]
-            self._exit = plan[0]
-        else:
-            self.needs = self._blind
+        elif not self._fixed:
+            self.needs = self._blind  # nobody drafts, or only those that say themselves whether they look
         plans += [(draft, *self._plan_own(draft.context)) for draft in own]
         if any(self._states[draft.context.request_id].looks for draft in own):
             self.needs = self._all
@@ -242,16 +252,18 @@ class DynamicExitDrafter(Drafter):
         taps = tuple(range(1, exit_layer + 1)) if self.needs is self._all else (exit_layer,)
         with torch.inference_mode():
             while active:
-                output = self.early_exit.read(active, exit_layer, taps, scored=True)
+                output = self.early_exit.read(active, exit_layer, taps, scored=True, head=self._columns.rows)
                 for row, draft in enumerate(active):
-                    self._extend(draft, output, row)
-                closing = [draft for draft in active if not draft.frontier]
+                    own = draft.budget.own_past
+                    self._extend(draft, *self._columns.view(output, row, row + 1, draft.context, top=1, own=own))
+                closing = [draft for draft in active if not draft.frontier and len(draft.unread)]
                 active = [draft for draft in active if draft.frontier]
                 if closing:
                     self.early_exit.read(closing, exit_layer, taps, scored=False)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from the columns that the drafting exit was right about, and the first where it was not."""
+        self._columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
             if state is None or state.drafted is None:
@@ -266,13 +278,14 @@ class DynamicExitDrafter(Drafter):
                 if outcome.draft.resume is not None:
                     below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
                     state.hidden = {**state.hidden, **below}
-                self._reread(state, range(wrong + 1))
+                self._reread(outcome.request_id, state, range(wrong + 1))
             else:  # what the drafting exit said is known all the same
                 count = min(wrong + 1, len(state.said))
                 matches = [column < wrong for column in range(count)]
                 state.statistics.learn(exit_layer, self.config.decay, matches, state.shares[:count])
 
     def release(self, request_id: int) -> None:
+        self._columns.release(request_id)
         state = self._states.pop(request_id, None)
         if state is not None and state.rounds:
             self._prior = state.statistics.handed_on()
@@ -322,7 +335,8 @@ class DynamicExitDrafter(Drafter):
         state = self._states.get(context.request_id)
         if state is None or not state.own:  # what was learnt of its prompt depends on who else was there
             state = self._states[context.request_id] = _State(Statistics.empty(self._layers), own=True)
-        state.own_rounds += 1
+        state.own_rounds += len(context.tokens) != state.root
+        state.root = len(context.tokens)
         exits = self._own_hopeful if config.exit_layer is None else [config.exit_layer]
         state.looks = not state.rounds or state.own_rounds % config.reread_every == 0
         if not state.rounds:
@@ -339,13 +353,17 @@ class DynamicExitDrafter(Drafter):
     def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         """One more token; unsure tokens are kept and verified, but not continued."""
         node = draft.draw(output, row, self.name)
+        if node is None:
+            draft.frontier = []
+            return
         stop = not draft.has_room(node)
         state = self._states[draft.context.request_id]
         state.said[node:], state.shares[node:] = [output.best[row]], [output.top_shares[row]]
         if not stop and self.config.draft_length is None:
             token = draft.tokens[node]
             plain = output.best[row] == token
-            share = output.top_shares[row] if plain else float(torch.softmax(output.logits_MV[row], -1)[token])
+            column = token if output.columns is None else output.columns.of(token)
+            share = output.top_shares[row] if plain else float(torch.softmax(output.logits_MV[row], -1)[column])
             stop = bool(state.rounds or state.informed) and share < state.statistics.threshold(state.exit)
         draft.frontier = [] if stop else [node]
 
@@ -359,19 +377,18 @@ class DynamicExitDrafter(Drafter):
 
     # ------------------------------------------------------------------ learning
 
-    def _reread(self, state: _State, columns: range) -> None:
-        """Re-read the exits at these rows in one call of the head, and update every exit's statistics."""
+    def _reread(self, request_id: int, state: _State, columns: range) -> None:
+        """Re-read the exits at these rows in one call of the drafts' head, and update every exit's statistics."""
         hopeful = self._own_hopeful if state.own else self._hopeful
         exits = hopeful if self.config.exit_layer is None else [self.config.exit_layer]
         depths = [depth for depth in exits if depth in state.hidden]
-        whole = [] if state.best else [self._layers]  # a prompt's rows were not scored
-        rows_TD = torch.cat([state.hidden[depth][columns.start : columns.stop] for depth in [*depths, *whole]])
-        output = self._target.score(rows_TD, top=1)
-        count = len(columns)
-        if whole:
-            truth = list(output.best[len(depths) * count :])
-        else:
-            truth = [state.best[column] for column in columns]
+        if not depths:  # none would pay if it were always right
+            return
+        count, rows = len(columns), slice(columns.start, columns.stop)
+        truth = list(state.best[rows])
+        if not state.best:  # a prompt's rows were not scored
+            truth = list(self._target.score(state.hidden[self._layers][rows], top=1).best)
+        output = self._columns.score(torch.cat([state.hidden[depth][rows] for depth in depths]), request_id)
         for place, depth in enumerate(depths):
             rows = slice(place * count, (place + 1) * count)
             matches = [said == true for said, true in zip(output.best[rows], truth, strict=True)]

@@ -77,13 +77,15 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
         f"{out}: {record['parameters']} numbers from {labels['not_the_targets_own']:,} tokens that the target would "
         f"not say itself, {labels['fine']:,} of them fine"
     ]
-    for name, each in (*held["by_source"].items(), ("all", held)):
+    for name, each in held["by_source"].items():
         area = "unknown" if each["auc"] is None else f"{each['auc']:.3f}"
         fine, bad = (
             f"{'none' if each[share] is None else f'{each[share]:.1%}'} of {each[kind]} {kind}"
             for share, kind in (("fine_accepted", "fine"), ("false_accepts", "bad"))
         )
         lines.append(f"held out, {name}: ROC AUC {area}; above {record['threshold']:.3f} are {fine} and {bad} tokens")
+    macro = held["macro_auc"]
+    lines.append(f"held out, mean of the ROC AUC within each: {'unknown' if macro is None else f'{macro:.3f}'}")
     return lines
 
 

@@ -4,50 +4,29 @@
 
 Paper: arXiv:2501.19309 has a weighted cross-entropy and says no more; grid, split and choice are those of AutoJudge
 (arXiv:2504.20039), as are L-BFGS and the area under the ROC curve to choose by.
-Differs: the bad tokens together weigh as much as the fine ones, but one of them ``HEAVIEST`` at most. Mean and scale
-are folded into the weights.
+Differs: within each task the bad tokens together weigh as much as the fine ones, but one of them ``HEAVIEST`` at most;
+a task that has one kind only is left out, since it would teach which task a token is from. The area that chooses is the
+mean of those within the tasks. Mean and scale are folded into the weights.
 
 Letters: N tokens, D width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.core.errors import InputError
 from foretoken.drafting.logistic import Logistic
 from foretoken.methods.judge.labels import Labels
+from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
 
 GRID = tuple(10.0**power for power in range(-7, 3))
 HEAVIEST = 20.0  # weight of a bad token against a fine one
-_ITERATIONS = 200  # of L-BFGS for one C
-
-
-@dataclass(frozen=True)
-class Standard:
-    """Mean 0 and variance 1 for every dimension of the states that were trained on."""
-
-    mean_D: Tensor
-    scale_D: Tensor
-
-    @classmethod
-    def of(cls, x_ND: Tensor) -> Standard:
-        """As these are; a dimension that never changes is left as it is."""
-        scale_D = x_ND.std(dim=0, correction=0)
-        return cls(x_ND.mean(dim=0), torch.where(scale_D > 0, scale_D, torch.ones_like(scale_D)))
-
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        return (x_ND - self.mean_D) / self.scale_D
-
-    def fold(self, weight_D: Tensor, bias: float) -> Logistic:
-        """The unit that says of a state what these numbers say of the standardised one."""
-        folded_D = weight_D / self.scale_D
-        # from the rounded weights, so that their rounding cancels at the mean, where the states are
-        return Logistic(folded_D, bias - float(folded_D.double() @ self.mean_D.double()))
 
 
 @dataclass(frozen=True)
@@ -57,57 +36,74 @@ class Fitted:
     Attributes:
         unit: for states as the target gives them.
         strength: its C.
-        bad_weight: of a bad token against a fine one.
-        areas: C -> area under the ROC curve on the tokens to choose by; None where they lack a class.
+        bad_weights: source -> weight of a bad token against a fine one; of the sources that were fitted to.
+        areas: C -> mean area under the ROC curve within the tasks, on the tokens to choose by; None where none of them
+            has both classes there.
     """
 
     unit: Logistic
     strength: float
-    bad_weight: float
+    bad_weights: dict[str, float]
     areas: dict[float, float | None]
 
 
-def fit(labels: Labels, train_N: Tensor, choose_N: Tensor) -> Fitted:
+def fit(labels: Labels, train_N: Tensor, choose_N: Tensor, *, anywhere: Sequence[str] = ()) -> Fitted:
     """Fit on some of the tokens, choose by others.
 
     Args:
         labels: of both; fine and bad ones among those to fit on.
         train_N, choose_N: bool; of different questions.
+        anywhere: sources that are no task: their tokens, of one kind, stand in the texts of all tasks.
+    Raises:
+        InputError: no source has tokens of both kinds to fit to.
     """
-    y_N = labels.fine_N[train_N].float()
-    bad_weight = min(HEAVIEST, float(y_N.sum()) / float((1 - y_N).sum()))
-    weight_N = torch.where(y_N > 0, 1.0, bad_weight)
+    trained = labels.of(train_N)
+    y_N = trained.fine_N.float()
+    bad_weights = _bad_weights(trained, anywhere)
+    if not set(bad_weights) - set(anywhere):
+        raise InputError(
+            "no task has both fine and bad tokens to fit to: ask more (--examples, --minutes), or other --tasks"
+        )
+    weight_N = torch.zeros(len(y_N))
+    for source, bad_weight in bad_weights.items():
+        here_N = trained.source_N == trained.sources.index(source)
+        weight_N[here_N] = torch.where(y_N[here_N] > 0, 1.0, bad_weight)
     standard = Standard.of(labels.hidden_ND[train_N])
     x_ND = standard(labels.hidden_ND[train_N])
-    x_held, fine_held = labels.hidden_ND[choose_N], labels.fine_N[choose_N]
+    held = labels.of(choose_N)
     numbers = torch.zeros(x_ND.shape[1] + 1)
     best: tuple[float, float, Logistic] | None = None
     areas: dict[float, float | None] = {}
     for strength in GRID:
-        numbers = _regress(x_ND, y_N, weight_N / weight_N.sum(), strength * float(weight_N.sum()), numbers)
+        penalty_D = torch.full((x_ND.shape[1],), 1.0 / (strength * float(weight_N.sum())))
+        numbers = regress(x_ND, y_N, weight_N / weight_N.sum(), penalty_D, numbers)
         unit = standard.fold(numbers[:-1], float(numbers[-1]))
-        area = auc(unit.probabilities(x_held), fine_held)
+        area = macro_auc(held, unit.probabilities(held.hidden_ND))
         areas[strength] = area
         if best is None or (area is not None and area > best[0]):
             best = (-1.0 if area is None else area), strength, unit
     assert best is not None
-    return Fitted(best[2], best[1], bad_weight, areas)
+    return Fitted(best[2], best[1], bad_weights, areas)
 
 
-def _regress(x_ND: Tensor, y_N: Tensor, weight_N: Tensor, strength: float, start: Tensor) -> Tensor:
-    """w and b, [D + 1], that minimise the weighted mean loss + |w|^2 / (2 strength); b is free."""
-    numbers = start.clone().requires_grad_(True)
-    optimiser = torch.optim.LBFGS(
-        [numbers], max_iter=_ITERATIONS, tolerance_grad=1e-6, tolerance_change=1e-9, line_search_fn="strong_wolfe"
-    )
+def macro_auc(labels: Labels, score_N: Tensor) -> float | None:
+    """Mean of the areas under the ROC curve within each source that has both classes; None if none has."""
+    places = range(len(labels.sources))
+    areas = [auc(score_N[here_N], labels.fine_N[here_N]) for here_N in (labels.source_N == place for place in places)]
+    known = [area for area in areas if area is not None]
+    return sum(known) / len(known) if known else None
 
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        weight_D, bias = numbers[:-1], numbers[-1]
-        losses_N = F.binary_cross_entropy_with_logits(x_ND @ weight_D + bias, y_N, reduction="none")
-        value = (weight_N * losses_N).sum() + weight_D @ weight_D / (2 * strength)
-        value.backward()
-        return value
 
-    optimiser.step(loss)
-    return numbers.detach()
+def _bad_weights(labels: Labels, anywhere: Sequence[str]) -> dict[str, float]:
+    """Of each source with both classes, and of those whose tokens stand among the other sources' texts."""
+    found = {}
+    for place, source in enumerate(labels.sources):
+        fine_N = labels.fine_N[labels.source_N == place]
+        fine, bad = int(fine_N.sum()), int((~fine_N).sum())
+        if fine and bad:
+            found[source] = min(HEAVIEST, fine / bad)
+    weights = [weight for source, weight in found.items() if source not in anywhere]
+    for source in anywhere:
+        if source in labels.sources and source not in found:
+            found[source] = sum(weights) / len(weights) if weights else 1.0
+    return found

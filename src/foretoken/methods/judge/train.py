@@ -1,12 +1,13 @@
 """Training of the judge's head (head.py): labels, fit, threshold, and what it is worth on held-out questions.
 
 Paper: arXiv:2501.19309. The target stays frozen; D + 1 numbers are trained.
-Differs: labels come from tasks that can be checked (judge_mining.py), or from a user's annotations (judge_triples.py).
+Differs: labels come from tasks that can be checked (mining.py), or from a user's annotations (triples.py).
 The head is trained on the tokens at which a judge is asked, those that are not the target's own choice. With the
 others among them, all of them fine and many times as many, it learns to tell the two kinds apart instead: on the zoo's
 pair the area under the ROC curve where it is asked fell from 0.80 to 0.67 (mean of eight splits).
-The threshold is the smallest that accepts at most a given share of the bad tokens of the held-out questions, random
-ones aside.
+The threshold is the smallest that accepts at most a given share of the bad tokens of questions that the head was not
+fitted to, random ones aside. The figures are of a third part of the questions, and of each task apart: a figure over
+all tasks also rewards telling the tasks apart.
 
 Letters: N tokens.
 """
@@ -28,7 +29,7 @@ from foretoken.core.files import write_whole
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.fit import fit
+from foretoken.methods.judge.fit import fit, macro_auc
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, Marked, read_states
 from foretoken.methods.judge.mining import RANDOM, Mining, mine
@@ -40,7 +41,7 @@ from foretoken.train.grouped_split import grouped_split
 from foretoken.train.recipe import RECORD, disk_trouble
 from foretoken.train.roc import auc, smallest_threshold
 
-TRAINED = 0.9  # of the questions
+TRAINED, CHOSEN_BY = 0.7, 0.15  # of the questions; the rest is reported
 FEWEST = 50  # tokens of either kind
 
 
@@ -84,13 +85,13 @@ def run(
     labels = read_states(llm.target, marked if mined is None else [*marked, *mined.questions])
     asked = labels.of(labels.asked_N)
     tried_N = torch.tensor([asked.sources[place] != RANDOM for place in asked.source_N.tolist()], dtype=torch.bool)
-    train_N = _split(asked, tried_N, seed)
+    train_N, choose_N = _split(asked, tried_N, seed)
     read = time.monotonic()
     # random tokens are trained on, but too easy to choose by
-    fitted = fit(asked, train_N, ~train_N & tried_N)
-    judged = asked.of(~train_N & tried_N)
+    fitted = fit(asked, train_N, choose_N & tried_N, anywhere=(RANDOM,))
+    judged = asked.of(choose_N & tried_N)
     threshold = smallest_threshold(fitted.unit.probabilities(judged.hidden_ND), judged.fine_N, false_accepts)
-    held = asked.of(~train_N)
+    held = asked.of(~train_N & ~choose_N)
     score_N = fitted.unit.probabilities(held.hidden_ND)
     config = JudgeConfig(
         width=asked.hidden_ND.shape[1],
@@ -120,11 +121,11 @@ def run(
         },
         "fit": {
             "strength": fitted.strength,
-            "bad_weight": round(fitted.bad_weight, 4),
+            "bad_weights": {source: round(weight, 4) for source, weight in fitted.bad_weights.items()},
             "auc_by_strength": {f"{each:g}": _rounded(area) for each, area in fitted.areas.items()},
         },
         "held_out": {
-            **quality(judged, fitted.unit.probabilities(judged.hidden_ND), threshold),
+            "macro_auc": _rounded(macro_auc(held, score_N)),
             "by_source": {
                 name: quality(held.of(held.source_N == place), score_N[held.source_N == place], threshold)
                 for place, name in enumerate(held.sources)
@@ -194,8 +195,8 @@ def _draft(llm: LLM, name: str, device: str) -> LanguageModel:
     return draft
 
 
-def _split(labels: Labels, tried_N: Tensor, seed: int) -> Tensor:
-    """Which tokens to fit on: nine questions in ten; both kinds of tokens on either side.
+def _split(labels: Labels, tried_N: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Which tokens to fit on, and which to choose strength and threshold by; both kinds of tokens in every part.
 
     Args:
         tried_N: bool, random tokens aside.
@@ -209,12 +210,16 @@ def _split(labels: Labels, tried_N: Tensor, seed: int) -> Tensor:
                 f"only {count} tokens were found that are {what} and not what the target would say itself; {FEWEST} "
                 "are needed: ask more (--examples, --minutes), or other --tasks, or give --triples FILE"
             )
-    train_N = grouped_split(labels.question_N, TRAINED, torch.Generator().manual_seed(seed))
-    for side_N in (train_N, ~train_N):
+    generator = torch.Generator().manual_seed(seed)
+    train_N = grouped_split(labels.question_N, TRAINED, generator)
+    choose_N = torch.zeros_like(train_N)
+    if bool((~train_N).any()):
+        choose_N[~train_N] = grouped_split(labels.question_N[~train_N], CHOSEN_BY / (1 - TRAINED), generator)
+    for side_N in (train_N, choose_N, ~train_N & ~choose_N):
         fine_N = labels.fine_N[side_N & tried_N]
         if not 0 < int(fine_N.sum()) < len(fine_N):
             raise InputError(
                 "the labels come from too few questions: those held out have fine tokens only, or none; ask more "
                 "(--examples, --minutes)"
             )
-    return train_N
+    return train_N, choose_N

@@ -31,6 +31,7 @@ from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Head, Layout, Projection
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
@@ -265,22 +266,26 @@ class AdapterHead:
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, cache: KVCache, hidden_TD: Tensor, *, top: int) -> Output:
+    def forward(
+        self, batch: PackedBatch, cache: KVCache, hidden_TD: Tensor, *, top: int, head: HeadRows | None = None
+    ) -> Output:
         """Logits of the wanted rows; keys and values go into the cache.
 
         Args:
             batch: packed rows; their tokens do not matter, only positions and segments.
             hidden_TD: what the target gave for these rows at the adapter's depth.
             top: how many tokens of each row to rank.
+            head: score these rows of the target's head in place of all.
         """
         if self._fused is not None:
-            ranked = self._fused.forward(batch, NativePlan(cache), Span(0, 1, hidden_TD), top=top)
-            return Output.ranked(ranked)
+            packed, columns = (None, None) if head is None else (head.packed, head.columns)
+            ranked = self._fused.forward(batch, NativePlan(cache), Span(0, 1, hidden_TD), top=top, head=packed)
+            return Output.ranked(ranked, columns)
         positions = batch.positions_1T(self._target.device)[0]
         y_TD = self._adapter.over_cache(hidden_TD, positions, DensePlan(cache, batch))
         if not batch.wanted:
             return Output.of(y_TD[:0])
-        return self._target.score(y_TD[batch.wanted], top=top, final_norm=False)
+        return self._target.score(y_TD[batch.wanted], top=top, final_norm=False, head=head)
 
 
 def _rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ Letters: T packed rows, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
+from foretoken.drafting import draft_vocabulary
+from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.learned_part import find_all
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
@@ -32,7 +34,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
-_UNREAD_ROWS = 512  # hidden states of a prompt that wait for the adapter, at most
+_CHUNK_ROWS = 512  # of a forward of the adapter that only reads
 
 
 @dataclass(slots=True)
@@ -59,8 +61,9 @@ class KangarooDrafter(Drafter):
     Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; the stop
              looks only at laws before a draw and every drafted token is verified. Lossless under any lossless verifier
              that knows the kind.
-    Differs: batches (requests stop drafting one by one); sampling; adapter rows of a prompt are read when the first
-             draft is asked for.
+    Differs: batches (requests stop drafting one by one); sampling; nothing is drafted where plain decoding was faster;
+             adapter rows are read when a draft is asked for: until then the exit's hidden states wait, as much memory
+             as half of one layer's keys and values or more.
     """
 
     name = "kangaroo"
@@ -93,6 +96,8 @@ class KangarooDrafter(Drafter):
             tree: propose a tree of the most probable continuations instead of a chain.
             max_depth: longest path of a draft.
             width: of a tree: continuations considered at a node, and nodes kept at a level.
+            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
+                (docs/methods/vocabtrim.md); None: all.
         """
 
         adapter: str | None = None
@@ -101,6 +106,7 @@ class KangarooDrafter(Drafter):
         tree: bool = False
         max_depth: int = 6
         width: int = 10
+        draft_vocab: str | None = None
 
         def __post_init__(self) -> None:
             depth = self.exit_layer
@@ -109,6 +115,7 @@ class KangarooDrafter(Drafter):
                 raise ConfigError(f"exit_layer={depth!r} must be a number of layers from 1, or 'auto'")
             if self.adapter is not None and not isinstance(self.adapter, str | Path):
                 raise ConfigError(f"adapter={self.adapter!r} must be a folder")
+            draft_vocabulary.check_option(self.draft_vocab)
             given = self.threshold
             if given is not None and (not isinstance(given, int | float) or not 0 <= given <= 1):
                 raise ConfigError(f"threshold={self.threshold!r} must be a probability between 0 and 1")
@@ -130,7 +137,8 @@ class KangarooDrafter(Drafter):
         self.offers = Offers(evidence=(GreedyLaws,), length=self._most)
         self._head = AdapterHead(target, adapter)
         self._cache = KVCache(1, _SLOTS, target.max_length)
-        self._top = min(config.width, target.vocab_size) if config.tree else 1
+        self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
+        self._top = min(config.width, len(self._columns)) if config.tree else 1
         self._states: dict[int, _State] = {}
 
     def attach(self, cache: Any) -> None:
@@ -138,7 +146,6 @@ class KangarooDrafter(Drafter):
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Keep the hidden states of committed rows until the adapter reads them."""
-        full = []
         for each in features:
             if each.draft.resume is not None:
                 continue
@@ -149,10 +156,6 @@ class KangarooDrafter(Drafter):
                 state = self._states[each.context.request_id] = _State(self._cache.acquire())
             known = self._cache.lengths[state.slot] + state.num_waiting
             state.wait(each.hidden[self.exit_layer][max(0, known - each.begin) :])
-            if state.num_waiting >= _UNREAD_ROWS:
-                full.append(state)
-        if full:
-            self._catch_up(full)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Grow one draft per request; every level is one forward of the first layers and one of the adapter."""
@@ -162,9 +165,11 @@ class KangarooDrafter(Drafter):
             depth = min(budget.max_depth, self.config.max_depth)
             if state is not None and budget.max_nodes > 0 and depth > 0:
                 self._rewind(state, context)
-                bounded = Budget(min(budget.max_nodes, self._most), depth, evidence=budget.evidence)
+                self._catch_up(state)
+                bounded = replace(budget, max_nodes=min(budget.max_nodes, self._most), max_depth=depth, stop_rule=None)
                 growing.append((EarlyExitBuilder(context, bounded), state))
         with torch.inference_mode():
+            self._columns.begin([draft.context for draft, _ in growing])
             active = growing
             while active:
                 self.early_exit.read([draft for draft, _ in active], self.exit_layer, (self.exit_layer,), scored=False)
@@ -177,6 +182,7 @@ class KangarooDrafter(Drafter):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the adapter's rows of accepted nodes; an accepted node that it has not read waits."""
+        self._columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
             if state is None or state.drafted is None:
@@ -189,6 +195,7 @@ class KangarooDrafter(Drafter):
             state.drafted = None
 
     def release(self, request_id: int) -> None:
+        self._columns.release(request_id)
         state = self._states.pop(request_id, None)
         if state is not None:
             self._cache.release(state.slot)
@@ -199,16 +206,20 @@ class KangarooDrafter(Drafter):
         """Read the newest rows with the adapter and give the frontier its children."""
         output, starts = self._adapt(active)
         for (draft, _), start in zip(active, starts, strict=True):
+            stop = start + len(draft.frontier)
+            seen, first = self._columns.view(
+                output, start, stop, draft.context, top=self._top, own=draft.budget.own_past
+            )
             if self.config.tree:
-                self._extend_tree(draft, output, start)
+                self._extend_tree(draft, seen, first)
             else:
-                self._extend_chain(draft, output, start)
+                self._extend_chain(draft, seen, first)
 
     def _extend_chain(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         confidence = output.top_shares[row]
         node = draft.draw(output, row, self.name)
-        stop = confidence <= self.threshold or not draft.has_room(node)
-        draft.frontier = [] if stop else [node]
+        goes_on = node is not None and confidence > self.threshold and draft.has_room(node)
+        draft.frontier = [node] if node is not None and goes_on else []
 
     def _extend_tree(self, draft: EarlyExitBuilder, output: Output, first: int) -> None:
         def expands(parent: int, best: float) -> bool:
@@ -255,7 +266,8 @@ class KangarooDrafter(Drafter):
                     tail_depths=[depth - 1 for depth in draft.depths[:tail]],
                     ancestors=[draft.ancestors(node) for node in draft.frontier],
                 )
-        output = self._head.forward(batch, self._cache, rows[0] if len(rows) == 1 else torch.cat(rows), top=self._top)
+        hidden_TD = rows[0] if len(rows) == 1 else torch.cat(rows)
+        output = self._head.forward(batch, self._cache, hidden_TD, top=self._top, head=self._columns.rows)
         for draft, state in active:
             if draft.frontier == [ROOT]:
                 self._cache.commit(state.slot, range(state.num_waiting + 1))
@@ -264,17 +276,20 @@ class KangarooDrafter(Drafter):
                 state.num_adapted += len(draft.frontier)
         return output, starts
 
-    def _catch_up(self, states: Sequence[_State]) -> None:
-        """Read what waits, without the head."""
-        batch = PackedBatch()
-        for state in states:
-            self._cache.reserve(state.slot, state.num_waiting)
-            batch.add_chunk(state.slot, self._cache.lengths[state.slot], [0] * state.num_waiting, wanted=0)
-        rows = [each for state in states for each in state.waiting]
-        self._head.forward(batch, self._cache, torch.cat(rows), top=0)
-        for state in states:
-            self._cache.commit(state.slot, range(state.num_waiting))
-            state.waiting, state.num_waiting = [], 0
+    def _catch_up(self, state: _State) -> None:
+        """Read what waits in chunks, without the head; the rest is read with the root."""
+        if state.num_waiting < _CHUNK_ROWS:
+            return
+        waiting_TD = torch.cat(state.waiting)
+        whole = state.num_waiting // _CHUNK_ROWS * _CHUNK_ROWS
+        with torch.inference_mode():
+            for chunk_TD in waiting_TD[:whole].split(_CHUNK_ROWS):
+                batch = PackedBatch()
+                self._cache.reserve(state.slot, _CHUNK_ROWS)
+                batch.add_chunk(state.slot, self._cache.lengths[state.slot], [0] * _CHUNK_ROWS, wanted=0)
+                self._head.forward(batch, self._cache, chunk_TD, top=0)
+                self._cache.commit(state.slot, range(_CHUNK_ROWS))
+        state.waiting, state.num_waiting = [waiting_TD[whole:]], len(waiting_TD) - whole
 
     def _rewind(self, state: _State, context: Context) -> None:
         """Forget a draft that was never judged; the adapter has read its root, which is read again."""

@@ -35,10 +35,10 @@ from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig
 from foretoken.models import anatomy
-from foretoken.models.hidden_states import FINAL, Depth, state_of, watching
+from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is, load_config
-from foretoken.models.span import Span, within
 from foretoken.train import trainer
+from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import (
@@ -61,7 +61,6 @@ OWN_WORDS = 0.5
 RATE = 3e-3
 HELD_OUT_BLOCKS = 32
 AGREE = 3  # agreement is measured among so many favourites of the adapter
-HEAD_ROWS = 512  # positions of one sequence that the head is given
 LOGITS = 1 << 25  # of one micro-batch, about: 128 MB of float32 for each law
 
 
@@ -90,76 +89,24 @@ def recipe(target: str, exit_layer: int, own_words: float = OWN_WORDS) -> Recipe
     )
 
 
-class FrozenTarget:
-    """A target that is only read: its states at two depths, and its head on any states, with their gradient.
+class ExitTarget(FrozenTarget):
+    """A frozen target that is read after E layers and behind its final norm.
 
     Args:
-        model: a causal language model of transformers, on its device; becomes float32 and loses its gradients.
+        model: see :class:`FrozenTarget`.
         exit_layer: E.
     Raises:
         ConfigError: the target is not as deep.
-        UnsupportedArchitecture: its parts cannot be found.
     """
 
     def __init__(self, model: Any, exit_layer: int) -> None:
-        self.model = model.float().eval().requires_grad_(False)
-        self.parts = anatomy.find(model)
-        depth = len(self.parts.layers)
+        depth = len(anatomy.find(model).layers)
         if not 1 <= exit_layer < depth:
             raise ConfigError(
                 f"--exit-layer {exit_layer}: must be from 1 to {depth - 1}, as the target has {depth} layers"
             )
+        super().__init__(model, (exit_layer,))
         self.exit_layer = exit_layer
-        text = model.config.get_text_config(decoder=True)
-        self.vocabulary: int = text.vocab_size
-        self.longest: int | None = getattr(text, "max_position_embeddings", None)
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return next(self.model.parameters()).device
-
-    @torch.no_grad()
-    def states(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """One forward.
-
-        Returns:
-            the residual stream after E layers and what the final norm gives, both [B, T, D].
-        """
-        kind, kept = type(self.model).__name__, dict[Depth, Tensor]()
-
-        def keep(depth: Depth, values: Any) -> None:
-            # a copy: the next layer may add to it in place
-            kept[depth] = state_of(values, tuple(tokens_BT.shape), kind, depth).clone()
-
-        with watching(self.parts, (self.exit_layer, FINAL), keep):
-            self.parts.body(input_ids=tokens_BT, use_cache=False)
-        if len(kept) != 2:
-            raise UnsupportedArchitecture(f"{kind}: its forward does not pass through its layers and final norm")
-        return kept[self.exit_layer], kept[FINAL]
-
-    def logits(self, rows_ND: Tensor) -> Tensor:
-        """The head, with what the model does around it, on states that stand where the final norm's output does.
-
-        Returns:
-            float32 [N, V].
-        """
-        # the library's own forward with all layers idle: what scales or caps the logits is in there, and nowhere else.
-        # Rows are packed into sequences of a length that the model has positions for
-        length = min(HEAD_ROWS, self.longest or HEAD_ROWS, len(rows_ND))
-        missing = -len(rows_ND) % length
-        packed_BTD = F.pad(rows_ND, (0, 0, 0, missing)).view(-1, length, rows_ND.shape[1])
-        handle = self.parts.final_norm.register_forward_pre_hook(
-            lambda module, args, kwargs: ((packed_BTD, *args[1:]), {}), with_kwargs=True
-        )
-        ids_BT = torch.zeros(packed_BTD.shape[:2], dtype=torch.int64, device=packed_BTD.device)
-        depth = len(self.parts.layers)
-        try:
-            with within(self.parts, Span(depth, depth, final_norm=False)):
-                logits_BTV: Tensor = self.model(input_ids=ids_BT, use_cache=False).logits
-        finally:
-            handle.remove()
-        return logits_BTV.flatten(0, 1)[: len(rows_ND)].float()
 
 
 @dataclass(frozen=True)
@@ -183,20 +130,20 @@ Lessons = Callable[[Tensor], Lesson]  # makes the lesson of one micro-batch of w
 class FromTokens:
     """Lessons from tokens: the target is run on them."""
 
-    def __init__(self, target: FrozenTarget, replies: Replies) -> None:
+    def __init__(self, target: ExitTarget, replies: Replies) -> None:
         self._target, self._replies = target, replies
 
     @torch.no_grad()
     def __call__(self, tokens_BT: Tensor) -> Lesson:
-        exit_BTD, final_BTD = self._target.states(tokens_BT)
+        states = self._target.states(tokens_BT)
         used_BT = self._replies.used(tokens_BT)
-        return Lesson(exit_BTD, used_BT, _laws(self._target, final_BTD[used_BT]))
+        return Lesson(states[self._target.exit_layer], used_BT, _laws(self._target, states[FINAL][used_BT]))
 
 
 class FromFeatures:
     """Lessons from a feature store: the target's layers are not run, only its head, and not even that on all logits."""
 
-    def __init__(self, target: FrozenTarget, replies: Replies, stored: StoredBlocks) -> None:
+    def __init__(self, target: ExitTarget, replies: Replies, stored: StoredBlocks) -> None:
         self._target, self._replies, self._stored = target, replies, stored
 
     @torch.no_grad()
@@ -298,7 +245,7 @@ def adopt_norm(adapter: Adapter, final_norm: nn.Module) -> None:
                 return
 
 
-def build(config: Any, target: FrozenTarget, name: str, fingerprint: str) -> Adapter:
+def build(config: Any, target: ExitTarget, name: str, fingerprint: str) -> Adapter:
     """The untrained adapter, float32, drawn from torch's generator.
 
     Args:
@@ -353,7 +300,7 @@ def run(
     chosen = recipe(name, exit_layer, 0.0 if features else own_words)
     bounds = bounds or chosen.bounds
     loaded = load_as_is(name, device=device)
-    target = FrozenTarget(loaded.model, exit_layer)
+    target = ExitTarget(loaded.model, exit_layer)
     if len(loaded.tokenizer) > target.vocabulary:
         raise ModelError(
             f"vocabulary mismatch: the tokenizer of {name} has {len(loaded.tokenizer)} entries, its model "
@@ -364,7 +311,7 @@ def run(
     adapter = build(loaded.model.config, target, name, loaded.fingerprint).to(target.device)
     stored = None
     if features is not None:
-        stored = StoredBlocks(features, exit_layer, seed)
+        stored = StoredBlocks(features, (exit_layer,), seed)
         stored.store.check_target(loaded.folder)
     work = out / "run"
     with disk_trouble(out):

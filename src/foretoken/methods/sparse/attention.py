@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foretoken.methods.sparse.blocks import BlockMeans, BlockRule, scores
+from foretoken.methods.sparse.blocks import BlockRule, BlockSummaries, scores_of_summaries, weights_of_blocks
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan, Scoring
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class SparseAttention:
-    """Makes each step's plan; keeps the block means of the cache that it is used with.
+    """Makes each step's plan; keeps what it knows of the blocks of the cache that it is used with.
 
     Args:
         rule: how many blocks are kept, and which.
@@ -63,7 +63,7 @@ class SparseAttention:
     def __init__(self, rule: BlockRule, anchors: Sequence[int] | None = None) -> None:
         self.rule = rule
         self.anchors = None if anchors is None else frozenset(anchors)
-        self._means: tuple[int, BlockMeans] | None = None  # of the cache with this serial
+        self._summaries: tuple[int, BlockSummaries] | None = None  # of the cache with this serial
 
     def selects(self, layer: int) -> bool:
         """Whether this layer chooses blocks; the first one of a forward does in any case."""
@@ -74,9 +74,15 @@ class SparseAttention:
         long = self.rule.dense_below
         if not any(segment.verification and segment.prefix > long for segment in batch.segments):
             return DensePlan(cache, batch)
-        if self._means is None or self._means[0] != cache.serial:
-            self._means = (cache.serial, BlockMeans(cache, self.rule.size))
-        return SparseAttentionPlan(cache, batch, self, self._means[1])
+        return SparseAttentionPlan(cache, batch, self, self.summaries_of(cache))
+
+    def summaries_of(self, cache: KVCache) -> BlockSummaries | None:
+        """What is known of a cache's blocks; None where the rule scores exactly."""
+        if self.rule.score == "exact":
+            return None
+        if self._summaries is None or self._summaries[0] != cache.serial:
+            self._summaries = (cache.serial, BlockSummaries(cache, self.rule.size, self.rule.score))
+        return self._summaries[1]
 
 
 class SparseAttentionPlan(DensePlan):
@@ -85,14 +91,16 @@ class SparseAttentionPlan(DensePlan):
     Args:
         cache, batch: see :class:`DensePlan`.
         settings: the rule and the anchors.
-        means: of the cache.
+        summaries: of the cache; None where the rule scores exactly.
     """
 
-    def __init__(self, cache: KVCache, batch: PackedBatch, settings: SparseAttention, means: BlockMeans) -> None:
+    def __init__(
+        self, cache: KVCache, batch: PackedBatch, settings: SparseAttention, summaries: BlockSummaries | None
+    ) -> None:
         super().__init__(cache, batch)
         self.rule = rule = settings.rule
         self._selects = settings.selects
-        self._means = means
+        self._summaries = summaries
         self._slots = [segment.slot for segment in batch.segments if segment.verification]
         self.chosen: dict[int, list[Tensor]] = {}  # by segment: the latest anchor's blocks of each head
         self._lists: dict[int, BlockLists] = {}  # the same for the kernel
@@ -100,14 +108,40 @@ class SparseAttentionPlan(DensePlan):
         groups = next((keys.shape[1] for keys in cache.keys if keys is not None), 1)
         keep = [self._keep(segment, groups) for segment in batch.segments]
         if any(keep):
-            blocks = Blocks(rule.size, rule.sinks, rule.locals, rule.across_heads, keep, self._selects, self._means_of)
+            self.prefix_read = [
+                rule.read(segment.prefix, count, groups) for segment, count in zip(batch.segments, keep, strict=True)
+            ]
+            blocks = Blocks(
+                size=rule.size,
+                sinks=rule.sinks,
+                locals=rule.locals,
+                across_heads=rule.across_heads,
+                keep=keep,
+                score=rule.score,
+                selects=self._selects,
+                summaries=None if summaries is None else self._summaries_of,
+            )
             self.native = NativePlan(cache, blocks)
 
     def _keep(self, segment: Segment, num_groups: int) -> int:
         return self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
 
-    def _means_of(self, layer: int) -> Tensor:
-        return self._means.of(layer, self._slots)
+    def _summaries_of(self, layer: int) -> Tensor:
+        assert self._summaries is not None, "asked for by scores that need them only"
+        return self._summaries.of(layer, self._slots)
+
+    def _scores(self, layer: int, segment: Segment, q_HD: Tensor, k_GLD: Tensor, scoring: Scoring) -> Tensor:
+        """What the root row makes of each block, float32 [G, N]."""
+        num_blocks = self.rule.num_blocks(segment.prefix)
+        if self._summaries is not None:
+            return scores_of_summaries(q_HD, self._summaries_of(layer)[segment.slot, :, :num_blocks])
+        seen = segment.prefix + segment.tail + 1
+        k_GLD = k_GLD[:, :seen]
+        if segment.seen is not None and segment.tail:  # of a tree's tail the root sees its own path
+            behind = segment.seen[0, : segment.tail + 1].nonzero()[:, 0].to(k_GLD.device)
+            k_GLD = torch.cat([k_GLD[:, : segment.prefix], k_GLD[:, segment.prefix + behind]], dim=1)
+        own: dict[str, Any] = {"scaling": scoring.scaling, "softcap": scoring.softcap, "sinks_H": scoring.sinks_H}
+        return weights_of_blocks(q_HD, k_GLD, self.rule.size, num_blocks, **own)
 
     def _over(
         self,
@@ -124,9 +158,8 @@ class SparseAttentionPlan(DensePlan):
             return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scoring)
         chosen = self.chosen.get(index)
         if chosen is None or len(chosen) != k_GLD.shape[0] or self._selects(layer):
-            num_blocks = self.rule.num_blocks(segment.prefix)
-            means_GND = self._means_of(layer)[segment.slot, :, :num_blocks]
-            chosen = self.chosen[index] = self.rule.select(scores(q_HRD[:, 0], means_GND), keep)
+            scores_GN = self._scores(layer, segment, q_HRD[:, 0], k_GLD, scoring)
+            chosen = self.chosen[index] = self.rule.select(scores_GN, keep)
             self._lists.pop(index, None)
         kernel = _kernel(q_HRD.device.type)
         plain = scoring.softcap is None and scoring.sinks_H is None

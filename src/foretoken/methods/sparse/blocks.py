@@ -6,29 +6,43 @@
 Blocks are whole and committed. What lies behind the last whole block (less than one block) and the rows in flight are
 always seen, and never selected: no row in flight can be part of a block.
 
+How a block is scored for the root row, whose queries q0 are (``score``):
+
+    exact   the attention weight that the root gives to the block: the sum of its softmax over the block's columns
+    bounds  an upper bound of q0 . k over the block, from the smallest and the largest value of each key coordinate
+    mean    the mean over the block of q0 . k
+
 Paper:   sparse verification, arXiv:2512.21911, "sparse attention": score(h, b) = mean over the block of q0 . k, q0 the
          root row's query; N = floor(((L - L0) rho + L0) H / B) blocks of a layer for a prefix of L > L0 rows, else all.
-Differs: the paper does not give the number of sink and local blocks, nor the query of a group of heads. Ours: ``sinks``
-         and ``locals``, which count towards N and are kept also where N is smaller; the sum over the group's query
-         heads, which orders blocks as the mean of their scores does. Keys and queries are those after rotary.
+         The bounds are those of Quest, arXiv:2406.10774, section 3.3: sum over d of max(q_d min_d, q_d max_d).
+Differs: the default is ours: with ``exact`` the blocks are the best there are for the root, at the price of one row of
+         query times key in each selecting layer; on the zoo the paper's score finds little more than half of what it
+         finds (docs/methods/sparse_verification.md). The paper does not give the number of sink and local blocks, nor
+         the query of a group of heads. Ours: ``sinks`` and ``locals``, which count towards N and are kept also where N
+         is smaller; of a group the weights of its heads are added (exact), or their queries (bounds, mean: for the mean
+         that orders blocks as the mean of the heads' scores does). Keys and queries are those after rotary. Quest
+         scores for every query; here the root's choice serves all rows.
 
-A score that is linear in the keys can be taken from their mean: q . mean(k) = mean(q . k). So selecting costs one
-product per block instead of one per row. A committed row never changes, so a block is averaged once, when it is whole
-and committed. What the cache forgets (a rollback, a slot given back) it tells its followers.
+Mean and bounds of a block are known before the query is: so selecting costs one product per block instead of one per
+row. A committed row never changes, so a block is summed up once, when it is whole and committed. What the cache forgets
+(a rollback, a slot given back) it tells its followers.
 
-Letters: H query heads, G key/value heads (the paper's H), S slots, N whole blocks, B rows of a block, D key width.
+Letters: H query heads, G key/value heads (the paper's H), S slots, N whole blocks, B rows of a block, D key width,
+W numbers that sum up a block: D (mean) or 2 D (smallest, then largest), n query heads of a group, L columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foretoken.models.cache import KVCache
+
+SCORES = ("exact", "bounds", "mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +55,7 @@ class BlockRule:
         size: rows of a block (B), a multiple of 16.
         sinks, locals: first and last whole blocks that are always kept.
         across_heads: the N best of all (head, block) pairs of a layer; else floor(N / G) blocks of each head.
+        score: by what blocks are ordered, one of :data:`SCORES`.
     """
 
     budget: float = 0.1
@@ -49,6 +64,7 @@ class BlockRule:
     sinks: int = 1
     locals: int = 2
     across_heads: bool = False
+    score: str = "exact"
 
     def num_blocks(self, prefix: int) -> int:
         """Whole blocks of a committed prefix."""
@@ -66,11 +82,18 @@ class BlockRule:
         count = max(count, max(1, self.sinks + self.locals) * num_groups)
         return 0 if count >= every else count
 
+    def read(self, prefix: int, keep: int, num_groups: int) -> float:
+        """Share of a committed prefix that a head reads, on average: the kept blocks, and what lies behind the last."""
+        if not keep:
+            return 1.0
+        rest = prefix - self.num_blocks(prefix) * self.size
+        return (keep * self.size / num_groups + rest) / prefix
+
     def select(self, scores_GN: Tensor, keep: int) -> list[Tensor]:
         """The kept blocks of each head, ascending, int64; of equal scores the earlier head, then the earlier block.
 
         Args:
-            scores_GN: float32, from :func:`scores`.
+            scores_GN: float32, of the rule's kind.
             keep: from :meth:`keep`, not 0.
         """
         num_groups, num_blocks = scores_GN.shape
@@ -84,49 +107,80 @@ class BlockRule:
         return list(best_GK.sort(dim=-1).values)
 
 
-def scores(q_HD: Tensor, means_GND: Tensor) -> Tensor:
-    """Mean product of the root's query with each block's keys, float32 [G, N].
+def weights_of_blocks(
+    q_HD: Tensor,
+    k_GLD: Tensor,
+    size: int,
+    num_blocks: int,
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Attention weight that the root's heads give to each block, added over the heads of a group, float32 [G, N].
 
     Args:
         q_HD: the root row's queries after rotary.
-        means_GND: mean keys, float32 (methods/sparse/blocks.py).
+        k_GLD: the keys of all columns that the root sees, the blocks first, itself last.
+        scaling, softcap, sinks_H: of the attention; see models/dense.py.
     """
-    num_groups = means_GND.shape[0]
+    num_groups = k_GLD.shape[0]
+    q_GnD = q_HD.float().view(num_groups, -1, q_HD.shape[-1])
+    scores_GnL = torch.matmul(q_GnD, k_GLD.float().transpose(1, 2)) * scaling
+    if softcap is not None:
+        scores_GnL = torch.tanh(scores_GnL / softcap) * softcap
+    if sinks_H is not None:
+        scores_GnL = torch.cat([scores_GnL, sinks_H.float().view(num_groups, -1, 1)], dim=-1)
+    weights_GnL = torch.softmax(scores_GnL, dim=-1)
+    return weights_GnL[..., : num_blocks * size].unflatten(-1, (num_blocks, size)).sum(dim=(1, 3))
+
+
+def scores_of_summaries(q_HD: Tensor, summaries_GNW: Tensor) -> Tensor:
+    """Scores from what is known of each block, float32 [G, N]: W = D, mean; W = 2 D, bounds.
+
+    Args:
+        q_HD: the root row's queries after rotary.
+        summaries_GNW: from :class:`BlockSummaries`.
+    """
+    num_groups, _, width = summaries_GNW.shape
     q_GD = q_HD.float().view(num_groups, -1, q_HD.shape[-1]).sum(dim=1)
-    return torch.matmul(means_GND, q_GD[:, :, None])[:, :, 0]
+    if width > q_GD.shape[-1]:  # whichever end is larger: the largest key where q is positive, else the smallest
+        q_GD = torch.cat([q_GD.clamp(max=0), q_GD.clamp(min=0)], dim=-1)
+    return torch.matmul(summaries_GNW, q_GD[:, :, None])[:, :, 0]
 
 
-class BlockMeans:
-    """Means of one cache; those of a layer are brought up to date when they are asked for.
+class BlockSummaries:
+    """Means or bounds of one cache's blocks; those of a layer are brought up to date when they are asked for.
 
     Args:
         cache: whose keys; this becomes a follower of it.
         size: rows of a block (B).
+        score: "mean" or "bounds".
     """
 
-    def __init__(self, cache: KVCache, size: int) -> None:
+    def __init__(self, cache: KVCache, size: int, score: str) -> None:
         self.size = size
+        self._sum_up = SUMMARIES[score]
         self._cache = cache
-        self._means: list[Tensor | None] = [None] * cache.num_layers
+        self._summaries: list[Tensor | None] = [None] * cache.num_layers
         # per layer and slot, how many blocks are known
         self._known = [[0] * cache.max_slots for _ in range(cache.num_layers)]
         cache.followers.add(self)
 
     def of(self, layer: int, slots: Sequence[int]) -> Tensor:
-        """The layer's means, float32 [S, G, N, D]; of these slots all whole committed blocks are valid."""
+        """The layer's, float32 [S, G, N, W]; of these slots all whole committed blocks are valid."""
         cache, known, size = self._cache, self._known[layer], self.size
         keys_SGCD = cache.keys[layer]
         assert keys_SGCD is not None, "a slot with committed rows has keys"
-        means = self._room(layer, keys_SGCD)
+        summaries = self._room(layer, keys_SGCD)
         for slot in slots:
             begin, end = known[slot], cache.lengths[slot] // size
             if begin < end:
                 with torch.inference_mode():
                     rows_GRD = keys_SGCD[slot, :, begin * size : end * size]
-                    blocks_GNBD = rows_GRD.reshape(len(rows_GRD), end - begin, size, -1)
-                    means[slot, :, begin:end] = blocks_GNBD.mean(dim=2, dtype=torch.float32)
+                    summaries[slot, :, begin:end] = self._sum_up(rows_GRD.unflatten(1, (end - begin, size)))
                 known[slot] = end
-        return means
+        return summaries
 
     def shortened(self, slot: int, length: int) -> None:
         """Forget blocks that are no longer whole."""
@@ -135,14 +189,27 @@ class BlockMeans:
             known[slot] = min(known[slot], whole)
 
     def _room(self, layer: int, keys_SGCD: Tensor) -> Tensor:
-        old = self._means[layer]
-        num_slots, num_groups, capacity, width = keys_SGCD.shape
+        old = self._summaries[layer]
+        num_slots, num_groups, capacity, _ = keys_SGCD.shape
         if old is not None and old.shape[0] >= num_slots and old.shape[2] >= capacity // self.size:
             return old
         with torch.inference_mode():
+            width = self._sum_up(keys_SGCD[:1, :, None, :1]).shape[-1]
             shape = (num_slots, num_groups, capacity // self.size, width)
             new = torch.empty(shape, dtype=torch.float32, device=keys_SGCD.device)
             if old is not None:
                 new[: old.shape[0], :, : old.shape[2]] = old
-        self._means[layer] = new
+        self._summaries[layer] = new
         return new
+
+
+def _means(keys_GNBD: Tensor) -> Tensor:
+    return keys_GNBD.mean(dim=-2, dtype=torch.float32)
+
+
+def _bounds(keys_GNBD: Tensor) -> Tensor:
+    return torch.cat([keys_GNBD.amin(dim=-2), keys_GNBD.amax(dim=-2)], dim=-1).float()
+
+
+# score -> keys of blocks [G, N, B, D] to what is known of them, float32 [G, N, W]
+SUMMARIES: Mapping[str, Callable[[Tensor], Tensor]] = {"bounds": _bounds, "mean": _means}

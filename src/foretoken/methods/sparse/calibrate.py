@@ -4,7 +4,8 @@ The target reads blocks of text densely, in chunks, over its cache. Beside it st
 
     MLPs, experts   which gates are shut at each threshold, in one row and in several rows together
     experts         the ratios r_1 .. r_{k-1} of every row; their medians become beta
-    attention       which blocks the rows of a chunk would pick in each layer, and how alike two layers' picks are
+    attention       which blocks the rows of a chunk would pick in each layer, and how alike two layers' picks are; how
+                    much of the attention those picks hold, for each way of scoring blocks
 
 Letters: R rows of a chunk, F channels, n rows of a group, G key/value heads, N whole blocks, L layers.
 """
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
-from foretoken.methods.sparse.blocks import BlockRule, scores
+from foretoken.methods.sparse.blocks import SUMMARIES, BlockRule, scores_of_summaries, weights_of_blocks
 from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds
 from foretoken.methods.sparse.feed_forward import ratios
 from foretoken.models.batch import PackedBatch
@@ -40,6 +41,7 @@ THETA = 0.7
 RULE = BlockRule(budget=0.25, dense_below=0)
 _CHUNK = 128  # rows of a forward
 _ROOTS = range(0, _CHUNK, 32)  # rows of a chunk that pick blocks as if they were roots
+_DRAFT = 8  # rows that a root chooses for, itself included
 _TILE = 16
 _FORCED_ANCHORS = 2  # first layers that always pick for themselves
 
@@ -139,10 +141,11 @@ class _Watching(DensePlan):
 
     def attend(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, **options: Any) -> Tensor:
         output = super().attend(layer, q_HTD, k_GTD, v_GTD, **options)
-        if options.get("window") is None:
+        if options.get("window") is None and options.get("softcap") is None and options.get("sinks_H") is None:
             keys_SGCD = self.cache.keys[layer]
             assert keys_SGCD is not None
-            self._seen.pick(layer, q_HTD, keys_SGCD[self.segments[0].slot], self.segments[0].prefix)
+            segment = self.segments[0]
+            self._seen.pick(layer, q_HTD, keys_SGCD[segment.slot], segment.prefix, options["scaling"])
         return output
 
 
@@ -177,9 +180,9 @@ class _Mean:
     """A mean that grows."""
 
     total: float = 0.0
-    count: int = 0
+    count: float = 0
 
-    def add(self, total: float, count: int) -> None:
+    def add(self, total: float, count: float) -> None:
         self.total += total
         self.count += count
 
@@ -198,6 +201,7 @@ class _Seen:
     _shut: dict[tuple[float, str, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
     _picks: dict[int, list[Tensor]] = field(default_factory=dict)  # of this chunk: layer -> bool [G, N] of each root
     _alike: dict[tuple[int, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
+    _caught: dict[tuple[str, str], _Mean] = field(default_factory=lambda: defaultdict(_Mean))  # score, whose rows
 
     # ---------------------------------------------------------------- MLPs
 
@@ -239,21 +243,40 @@ class _Seen:
 
     # ---------------------------------------------------------------- attention
 
-    def pick(self, layer: int, q_HTD: Tensor, keys_GCD: Tensor, prefix: int) -> None:
-        """What some rows of the chunk would pick in this layer; blocks that are kept anyway are left out."""
+    def pick(self, layer: int, q_HTD: Tensor, keys_GCD: Tensor, prefix: int, scaling: float) -> None:
+        """What some rows of the chunk would pick in this layer, by exact scores; blocks kept anyway are left out."""
         rule, num_groups = self.rule, keys_GCD.shape[0]
         count = rule.num_blocks(prefix)
         keep = rule.keep(prefix, num_groups)
         if keep <= (rule.sinks + rule.locals) * num_groups:
             return
-        means_GND = keys_GCD[:, : count * rule.size].unflatten(1, (count, rule.size)).mean(2, dtype=torch.float32)
+        blocks_GNBD = keys_GCD[:, : count * rule.size].unflatten(1, (count, rule.size))
+        known = {score: sum_up(blocks_GNBD) for score, sum_up in SUMMARIES.items()}
+        free_GN = self._free([torch.arange(count)] * num_groups, count)
         for row in _ROOTS:
-            if row < q_HTD.shape[1]:
-                picked_GN = torch.zeros(num_groups, count, dtype=torch.bool)
-                for head, blocks in enumerate(rule.select(scores(q_HTD[:, row], means_GND), keep)):
-                    picked_GN[head, blocks.cpu()] = True
-                picked_GN[:, : rule.sinks] = picked_GN[:, count - rule.locals :] = False
-                self._picks.setdefault(layer, []).append(picked_GN)
+            if row >= q_HTD.shape[1]:
+                continue
+            weights = [  # that the root gives to every block, and those behind it
+                weights_of_blocks(q_HTD[:, each], keys_GCD[:, : prefix + each + 1], rule.size, count, scaling=scaling)
+                for each in range(row, min(row + _DRAFT, q_HTD.shape[1]))
+            ]
+            scores = {"exact": weights[0]}
+            scores |= {score: scores_of_summaries(q_HTD[:, row], each) for score, each in known.items()}
+            for score, scores_GN in scores.items():
+                picked_GN = self._free(rule.select(scores_GN, keep), count)
+                if score == "exact":
+                    self._picks.setdefault(layer, []).append(picked_GN)
+                for place, each in enumerate(weights):
+                    of_row_GN, whose = each.cpu(), "draft" if place else "root"
+                    self._caught[score, whose].add(float(of_row_GN[picked_GN].sum()), float(of_row_GN[free_GN].sum()))
+
+    def _free(self, chosen: Sequence[Tensor], count: int) -> Tensor:
+        """Which of the chosen blocks would not have been kept anyway, bool [G, N]."""
+        picked_GN = torch.zeros(len(chosen), count, dtype=torch.bool)
+        for head, blocks in enumerate(chosen):
+            picked_GN[head, blocks.cpu()] = True
+        picked_GN[:, : self.rule.sinks] = picked_GN[:, count - self.rule.locals :] = False
+        return picked_GN
 
     def end_of_chunk(self) -> None:
         """Compare the layers' picks."""
@@ -278,5 +301,15 @@ class _Seen:
                 found.append(layer)
         table = [[round(self._alike[i, j].value, 4) for j in range(self.num_layers)] for i in range(self.num_layers)]
         rule = self.rule
-        settings = {"budget": rule.budget, "block": rule.size, "sinks": rule.sinks, "locals": rule.locals}
-        return Anchors(layers=tuple(found), theta=theta, jaccard=table, settings=settings)
+        settings = {
+            "budget": rule.budget,
+            "block": rule.size,
+            "sinks": rule.sinks,
+            "locals": rule.locals,
+            "score": "exact",
+        }
+        caught = {
+            score: {whose: round(self._caught[score, whose].value, 4) for whose in ("root", "draft")}
+            for score in dict.fromkeys(score for score, _ in self._caught)
+        }
+        return Anchors(layers=tuple(found), theta=theta, jaccard=table, settings=settings, caught=caught)

@@ -68,12 +68,15 @@ class Anchors:
         theta: mean Jaccard similarity below which a layer became an anchor.
         jaccard: [L][L], mean over heads and steps of the similarity of two layers' choices.
         settings: of the selection that was observed (block, budget, ...), as VerificationConfig names them.
+        caught: score -> what was kept by it of the attention that goes to free blocks (neither sinks nor locals), by
+            the root that chose ("root"), and by the seven rows behind it ("draft"); empty in older files.
     """
 
     layers: Sequence[int]
     theta: float
     jaccard: Sequence[Sequence[float]]
     settings: Mapping[str, Any]
+    caught: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,12 @@ def _anchors(found: Mapping[str, Any]) -> Anchors:
     if not layers or layers[0] < 0 or list(layers) != sorted(set(layers)):
         raise ValueError(f"anchors {list(layers)}")
     jaccard = tuple(tuple(_share(each) for each in row) for row in found["jaccard"])
-    return Anchors(layers=layers, theta=_share(found["theta"]), jaccard=jaccard, settings=dict(found["settings"]))
+    caught = {
+        str(score): {str(whose): _share(share) for whose, share in shares.items()}
+        for score, shares in found.get("caught", {}).items()
+    }
+    settings = dict(found["settings"])
+    return Anchors(layers=layers, theta=_share(found["theta"]), jaccard=jaccard, settings=settings, caught=caught)
 
 
 def _share(value: Any) -> float:

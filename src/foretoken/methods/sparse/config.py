@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.methods.sparse.blocks import SCORES
 
 KEY = "verification"
 _CHOICES = {
     "attention": ("off", "per_head", "global"),
+    "score": SCORES,
     "reuse": ("off", "calibrated"),
     "moe_rule": ("nested", "largest", "all_or_none"),
 }
 _SMALLEST_BLOCK = 16
 # a setting that says nothing while the parts that it belongs to are all off
 _PARTS_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals", "reuse"), ("attention",)),
+    **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals", "score", "reuse"), ("attention",)),
     "moe_rule": ("moe",),
     **dict.fromkeys(("refresh", "confirm"), ("attention", "ffn", "moe")),
 }
@@ -47,6 +49,8 @@ class VerificationConfig:
         block: rows that are picked together; a power of two, 16 or more.
         sinks: first blocks, always read.
         locals: last whole blocks, always read.
+        score: by what the root row orders blocks: "exact", its attention weights; "bounds" or "mean" of their keys,
+            which are cheaper and find less; see methods/sparse/blocks.py.
         reuse: "calibrated": only the calibration's anchor layers pick, the layers behind each take over its choice.
         refresh: every so many tokens their keys and values are computed again, densely; 0: never.
         confirm: so many tokens are decided sparsely and then confirmed by a dense verification; 0: never confirmed.
@@ -62,6 +66,7 @@ class VerificationConfig:
     block: int = 64
     sinks: int = 1
     locals: int = 2
+    score: str = "exact"
     reuse: str = "off"
     refresh: int = 0
     confirm: int = 0

@@ -154,6 +154,7 @@ class SparsePlan(Plan):
         if attention.native is not None and not experts:
             taus = [tau * segment.verification for segment in batch.segments for _ in range(segment.num_rows)]
             self.native = replace(attention.native, thresholds=taus)
+        self.prefix_read = attention.prefix_read
         self._experts = experts
         rows = _verification_rows(batch)
         for each in experts:
@@ -226,6 +227,7 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
         sinks=config.sinks,
         locals=config.locals,
         across_heads=config.attention == "global",
+        score=config.score,
     )
     return SparseAttention(rule, anchors)
 

@@ -16,7 +16,10 @@ class Config(Text, Judged):
 
     target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t")]
     draft: Annotated[str, Option("The model that drafts; of the target's vocabulary.", "-d")]
-    feature: Annotated[str, Option("pre: judge a token before it is read, as published; post: after.")] = "pre"
+    feature: Annotated[
+        str,
+        Option("drawn: judge a token by state and law; pre: by the state before it, as published; post: after it."),
+    ] = "drawn"
     examples: Annotated[int, Option("Tokens to judge by, about.", metavar="N", positive=True)] = 10_000
     minutes: Annotated[float, Option("Stop collecting after so many minutes.", positive=True)] = 5.0
     temperature: Annotated[float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.")] = 0.0
@@ -70,12 +73,16 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 def say(record: dict[str, Any], out: Path) -> list[str]:
     """What it learned from, how well it tells, and what it does in the engine."""
     held = record["held_out"][record["feature"]]
-    area = "unknown" if held["auc"] is None else f"{held['auc']:.3f}"
     lines = [
         f"{out}: {record['parameters']} numbers from {record['examples']:,} examples behind {record['documents']:,} "
         f"documents, {record['acceptable']:.0%} acceptable",
-        f"held out: ROC AUC {area}, accuracy {held['accuracy']:.3f} of {held['examples']:,} examples",
+        f"held out: ROC AUC {_text(held['auc'])}, accuracy {held['accuracy']:.3f} of {held['examples']:,} examples",
+        "held out, ROC AUC by source, of this head and of numbers that need none (chance: 0.5):",
     ]
+    for source, each in record["held_out_by_source"].items():
+        areas = each["auc"]
+        numbers = ", ".join(f"{name} {_text(areas[name])}" for name in (record["feature"], *record["baselines"]))
+        lines.append(f"  {source}: {numbers} ({each['examples']} examples, {each['acceptable']:.0%} acceptable)")
     for mode, each in record["serving"].items():
         rates = ", ".join(
             f"{name} {'unknown' if each[name] is None else f'{each[name]:.2f}'}"
@@ -87,6 +94,10 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
         )
     options = f"--method sprinter --set model={record['draft']} --set head={out}"
     return [*lines, f"try: foretoken generate PROMPT --model {record['target']} {options}"]
+
+
+def _text(area: float | None) -> str:
+    return "unknown" if area is None else f"{area:.3f}"
 
 
 COMMAND = Command(

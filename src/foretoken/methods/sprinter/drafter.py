@@ -1,12 +1,14 @@
 """SPRINTER: a draft model goes on for as long as a small trained head approves of its tokens.
 
-    pre    read x, h ── q ── draw y ── head(h): stop?            y stays in the draft whatever it says
-    post   read x, h ── head(h): is x good? stop? ── q ── draw y
+    pre         read x, h ── q ── draw y ── head(h): stop?            y stays in the draft whatever it says
+    drawn       read x, h ── q ── draw y ── head(h, q, y): stop?      here, too
+    post        read x, h ── head(h): is x good? stop? ── q ── draw y
+    confidence  read x ── q ── draw y ── q(y): stop?                  no head: what a trained one has to beat
 
-The head judges by h, the draft's last hidden state. The token at which drafting stops is the last of the draft, and the
-only one that the rule `sprinter` tests.
+The head judges by h, the draft's last hidden state, and perhaps by q. The token at which drafting stops is the last of
+the draft, and the only one that the rule `sprinter` tests.
 
-Letters: M rows, D width.
+Letters: M rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sampled
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
 from foretoken.drafting.learned_part import find
-from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.methods.sprinter.head import SprinterHead, facts_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
+
+_STOPS = ("head", "confidence")
 
 
 class SprinterDrafter(DraftRunner):
@@ -33,10 +40,10 @@ class SprinterDrafter(DraftRunner):
 
     Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557; head, threshold and cap are those of the released code.
     Exact:   chains carry the q they were drawn from (a point mass at temperature 0). The stop looks at the past of the
-             token it keeps (`pre`) or at the token too (`post`); that token is kept either way and tested, so under a
-             lossless verifier this is a draft model with a learnt stop rule. Its own verifier, `sprinter`, is lossy.
+             token it keeps (`pre`) or at the token too; that token is kept either way and tested, so under a lossless
+             verifier this is a draft model with a learnt stop rule. Its own verifier, `sprinter`, is lossy.
     Differs: batches (requests stop one by one); the draft stops at the request's last token, which is then tested like
-             one at the cap.
+             one at the cap. ``stop="confidence"`` is ours, a baseline: v = q(y).
     """
 
     name = "sprinter"
@@ -45,7 +52,12 @@ class SprinterDrafter(DraftRunner):
         draft_model=True,
         own_verifier="sprinter",
         learned_part="foretoken.methods.sprinter.head:SprinterHead",
-        variants=(Variant(untrained={"feature": "pre"}), Variant(untrained={"feature": "post"}, one_rule=True)),
+        variants=(
+            Variant(untrained={"feature": "pre"}),
+            Variant(untrained={"feature": "drawn"}, one_rule=True),
+            Variant(untrained={"feature": "post"}, one_rule=True),
+            Variant(options={"stop": "confidence"}, one_rule=True),
+        ),
     )
 
     @dataclass(frozen=True, kw_only=True)
@@ -55,14 +67,17 @@ class SprinterDrafter(DraftRunner):
         Attributes:
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
             head: a folder written by `foretoken train sprinter`; None: what lies beside the draft's weights in
-                ``sprinter``. It says whether it judges a token before (pre) or after (post) reading it.
-            threshold: drafting stops where the head's estimate that the token would be accepted is below this. 0 never
-                stops, anything above 1 always: one token a step, tested.
+                ``sprinter``. It says what it reads (pre, drawn or post).
+            stop: "head": v is the head's estimate that the token would be accepted; "confidence": v is the draft's own
+                probability of the token, and there is no head.
+            threshold: drafting stops where v is below this. 0 never stops, anything above 1 always: one token a step,
+                tested.
             max_draft: tokens of a draft at most.
         """
 
         model: str
         head: str | None = None
+        stop: str = "head"
         threshold: float = 0.5
         max_draft: int = 20
 
@@ -71,6 +86,11 @@ class SprinterDrafter(DraftRunner):
                 raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
             if self.head is not None and not isinstance(self.head, str | Path):
                 raise ConfigError(f"head={self.head!r} must be a folder")
+            if self.stop not in _STOPS:
+                hint = nearest(self.stop, _STOPS) if isinstance(self.stop, str) else f"use {' or '.join(_STOPS)}"
+                raise ConfigError(f"stop={self.stop!r} is unknown: {hint}")
+            if self.stop == "confidence" and self.head is not None:
+                raise ConfigError(f"head={self.head!r} does nothing with stop=confidence: leave one of them out")
             level = self.threshold
             if not isinstance(level, int | float) or isinstance(level, bool) or not 0 <= level <= 1:
                 raise ConfigError(f"threshold={level!r} must be a probability between 0 and 1")
@@ -83,9 +103,11 @@ class SprinterDrafter(DraftRunner):
         self.config = config
         self._target = target
         self.offers = Offers(evidence=(Approvals, GreedyLaws), length=config.max_draft)
-        self.head = find(SprinterHead, config.head, target, self.model)
-        self._last = LastStates(self.model)
-        self.span = self._last.span
+        self.head = None if config.stop == "confidence" else find(SprinterHead, config.head, target, self.model)
+        self._last = None if self.head is None else LastStates(self.model)
+        if self._last is not None:
+            self.span = self._last.span
+        self._judges = config.stop if self.head is None else self.head.config.feature
         self._judged: dict[int, list[float]] = {}  # of each request's draft: v of its nodes, as far as it was asked
 
     def with_options(self, **options: Any) -> SprinterDrafter:
@@ -106,26 +128,50 @@ class SprinterDrafter(DraftRunner):
         return super().propose(contexts, bounded)
 
     def judge(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[float]:
-        """v of the token that each draft's newest row stands for: the next one (pre), or the one read (post)."""
-        found: list[float] = self.head.judge(self._last.of(rows[0].output, [each.start for each in rows])).tolist()
+        """v of a token for each draft: the one that was just drawn, to be drawn (pre), or just read (post)."""
+        if self.head is None:
+            return [draft.confidence[-1] for draft in drafts]
+        assert self._last is not None
+        x_MD = self._last.of(rows[0].output, [each.start for each in rows])
+        if self._judges == "drawn":
+            q_MV = torch.stack([_law(draft, its) for draft, its in zip(drafts, rows, strict=True)])
+            token_M = torch.tensor([draft.tokens[-1] for draft in drafts], device=q_MV.device)
+            x_MD = torch.cat([x_MD.float(), facts_of(q_MV, token_M)], dim=-1)
+        found: list[float] = self.head.judge(x_MD).tolist()
         return found
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
-        after = self.head.config.feature == "post"
+        if self._judges == "post":
+            return self._expand_by_what_was_read(drafts, rows)
+        before = self.judge(drafts, rows) if self._judges == "pre" else None
+        nodes = [draft.draw(its.output, its.start, self.config.model) for draft, its in zip(drafts, rows, strict=True)]
+        drawn = [i for i, node in enumerate(nodes) if node is not None]  # else no token may follow
+        if before is not None:
+            judged = [before[i] for i in drawn]
+        else:
+            judged = self.judge([drafts[i] for i in drawn], [rows[i] for i in drawn]) if drawn else []
+        for draft in drafts:
+            draft.frontier = []
+        going_on = []
+        for i, v in zip(drawn, judged, strict=True):
+            draft, node = drafts[i], nodes[i]
+            assert node is not None
+            self._judged[draft.context.request_id].append(v)
+            if draft.has_room(node) and v >= self.config.threshold:
+                draft.frontier = [node]
+                going_on.append(draft)
+        return going_on
+
+    def _expand_by_what_was_read(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         going_on = []
         for draft, its, v in zip(drafts, rows, self.judge(drafts, rows), strict=True):
-            judged = self._judged[draft.context.request_id]
-            approved = v >= self.config.threshold
-            if after and draft.frontier != [ROOT]:
-                judged.append(v)
-                if not approved:
+            if draft.frontier != [ROOT]:
+                self._judged[draft.context.request_id].append(v)
+                if v < self.config.threshold:
                     draft.frontier = []
                     continue
             node = draft.draw(its.output, its.start, self.config.model)
-            if not after:
-                judged.append(v)
-            stop = not draft.has_room(node) or (not after and not approved)
-            draft.frontier = [] if stop else [node]
+            draft.frontier = [node] if node is not None and draft.has_room(node) else []
             if draft.frontier:
                 going_on.append(draft)
         return going_on
@@ -141,4 +187,14 @@ class SprinterDrafter(DraftRunner):
         finished = draft.finish(Sampled)
         if finished.evidence is not None:  # a verifier that compares laws has asked for something else
             return finished
-        return replace(finished, evidence=Approvals(tuple(approved), self.head.config.feature == "post"))
+        return replace(finished, evidence=Approvals(tuple(approved), self._judges != "pre"))
+
+
+def _law(draft: RunnerBuilder, its: Rows) -> Tensor:
+    """The law that a draft's newest token was drawn from, float32 [V]; at temperature 0 the one at temperature 1."""
+    if not draft.context.params.greedy:
+        return draft.q_rows[-1]
+    logits_1V = its.output.logits_MV[its.start : its.start + 1]
+    if not draft.context.laws.trivial:
+        logits_1V = draft.process(logits_1V, its.output.columns)
+    return torch.softmax(logits_1V[0].float(), dim=-1)

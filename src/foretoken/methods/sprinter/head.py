@@ -1,14 +1,18 @@
-"""SPRINTER's judge: a logistic head on a draft model's last hidden state.
+"""SPRINTER's judge: a logistic head on a draft model's last hidden state, and on what its law says of the token.
 
-    tokens ── embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── h ── the draft's head ── q
-                                                                        └── sigmoid(w.h + b) = v
+    tokens ── embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── h ── the draft's head ── q ── draw y
+                                                                        └── sigmoid(w.x + b) = v
 
-Paper: arXiv:2502.04557. v estimates that a draft token would be accepted; d + 1 numbers are trained. Which token:
+Paper: arXiv:2502.04557. v estimates that a draft token y would be accepted. What the head reads, x:
 
-    pre   the one that is drawn from the q that h produced: the token is not known to the head (as published)
-    post  the one that was read last: h is the state after it
+    pre    h alone, which produced the law that y is drawn from: y is not known to the head (as published)
+    drawn  that h, log q(y), the entropy of q, and the distance between its two largest probabilities
+    post   h alone, after y was read
 
-Letters: M rows, D width.
+Differs: the published head is ``pre``. q(y) alone tells acceptance better than that head, which never sees it
+(benchmarks/results/zoo_v2_epycmilan2c_202611/sprinter_heads.md); so ``drawn`` is the default of training.
+
+Letters: M rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +21,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load_config, source_of
 
-FEATURES = ("pre", "post")
+FEATURES = ("pre", "drawn", "post")
+FACTS = ("log_q", "entropy", "margin")
+_LEAST_LOG = -20.0  # of a token that q hardly has
+
+
+def facts_of(q_MV: Tensor, token_M: Tensor) -> Tensor:
+    """What a draft's law says of the token that was drawn from it, float32 [M, 3], in the order of :data:`FACTS`.
+
+    Args:
+        q_MV: laws, float32.
+        token_M: int64, drawn from them.
+    """
+    log_q_M = q_MV.gather(1, token_M[:, None])[:, 0].log().clamp(min=_LEAST_LOG)
+    largest_M2 = q_MV.topk(2).values
+    entropy_M = torch.special.entr(q_MV).sum(dim=-1)
+    return torch.stack([log_q_M, entropy_M, largest_M2[:, 0] - largest_M2[:, 1]], dim=-1).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +52,7 @@ class HeadConfig(LogisticConfig):
     """What a head is, and whose: it is of no use to another pair.
 
     Attributes:
-        feature: "pre" or "post", see above.
+        feature: one of :data:`FEATURES`, see above.
         width: of the draft's hidden states.
     """
 
@@ -43,6 +65,15 @@ class HeadConfig(LogisticConfig):
         for name in ("draft", "draft_fingerprint"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name}=None")
+
+    @property
+    def saw_token(self) -> bool:
+        """Whether v depends on the very token, not on its past alone."""
+        return self.feature != "pre"
+
+    @property
+    def num_inputs(self) -> int:
+        return self.width + (len(FACTS) if self.feature == "drawn" else 0)
 
 
 class SprinterHead(LogisticHead):
@@ -73,7 +104,7 @@ class SprinterHead(LogisticHead):
             draft=draft,
             draft_fingerprint=fingerprint(Path(source_of(draft))),
         )
-        return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))
+        return cls(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=seed))
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:

@@ -1,15 +1,15 @@
 """Examples for SPRINTER's head: what the draft proposes behind prompts, and whether the target would certainly accept.
 
-    prompt ── draft reads, h_pre, q ── y ── draft reads y, h_post
+    prompt ── draft reads, h_pre, q ── y ── draft reads y, h_post         facts: what q says of y
            └─ target reads, p          └── label: q(y) <= ratio p(y)
     go on with y where the label is 1, else with the target's token; ``steps`` times
 
 Paper: arXiv:2502.04557 and its released code: the first 30 % of a document, 20 steps, the draft's greedy token, both
 laws at temperature 1; the label is the part of the acceptance test that is certain, not a drawn event.
-Differs: 30 % of the tokens, not of the words; documents end where the models end them; both features are kept; tokens
+Differs: 30 % of the tokens, not of the words; documents end where the models end them; all features are kept; tokens
 may be drawn at a temperature instead.
 
-Letters: N examples, B prompts, D width, V vocabulary.
+Letters: N examples, B prompts, D width, V vocabulary, 3 facts (head.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from foretoken.methods.sprinter.head import FACTS, facts_of
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -73,12 +74,14 @@ class Examples:
 
     Attributes:
         pre_ND, post_ND: float32, the draft's last hidden state before and after it read the token.
+        facts_N3: float32, what the draft's law says of it.
         p_N, q_N: float32, what target and draft give the token.
         document_N: int64, which prompt it stands behind.
     """
 
     pre_ND: Tensor
     post_ND: Tensor
+    facts_N3: Tensor
     p_N: Tensor
     q_N: Tensor
     document_N: Tensor
@@ -87,7 +90,9 @@ class Examples:
         return len(self.p_N)
 
     def features(self, feature: str) -> Tensor:
-        """[N, D] of "pre" or "post"."""
+        """What a head of this feature reads: [N, D], and for "drawn" the facts beside it."""
+        if feature == "drawn":
+            return torch.cat([self.pre_ND, self.facts_N3], dim=-1)
         return self.pre_ND if feature == "pre" else self.post_ND
 
     def labels(self, ratio: float, *, soft: bool) -> Tensor:
@@ -122,15 +127,15 @@ def collect(
         if not group:
             break
         for piece in pair.walk(group, how, generator, ends):
-            pieces.append((*piece[:4], piece[4] + documents))
+            pieces.append((*piece[:-1], piece[-1] + documents))
             number += len(piece[0])
             report(number)
         documents += len(group)
     if not pieces:
         empty_D = torch.zeros(0, draft.config.get_text_config(decoder=True).hidden_size)
-        return Examples(empty_D, empty_D, *(torch.zeros(0),) * 2, torch.zeros(0, dtype=torch.int64))
-    pre, post, p, q, document = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    return Examples(pre, post, p, q, document)
+        nothing = torch.zeros(0)
+        return Examples(empty_D, empty_D, torch.zeros(0, len(FACTS)), nothing, nothing, nothing.long())
+    return Examples(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
 
 
 class _Pair:
@@ -145,8 +150,8 @@ class _Pair:
     @torch.inference_mode()
     def walk(
         self, prompts: Sequence[list[int]], how: Collecting, generator: torch.Generator, ends: float
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """The examples of each step of a group: pre, post, p, q, number of the prompt."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """The examples of each step of a group: pre, post, facts, p, q, number of the prompt."""
         theirs, ours = self._caches
         slots = [(theirs.acquire(), ours.acquire()) for _ in prompts]
         try:
@@ -167,7 +172,8 @@ class _Pair:
                 proposed = _pick(q_BV, how, generator)
                 post_BD = self._states(self._draft_rows(draft_slots, proposed))  # not committed: it may be refused
                 p_B, q_B = _at(p_BV, proposed), _at(q_BV, proposed)
-                yield pre_BD.cpu(), post_BD.cpu(), p_B.cpu(), q_B.cpu(), torch.tensor(active)
+                facts_B3 = facts_of(q_BV, torch.tensor(proposed, device=q_BV.device))
+                yield pre_BD.cpu(), post_BD.cpu(), facts_B3.cpu(), p_B.cpu(), q_B.cpu(), torch.tensor(active)
                 certain = (q_B <= p_B * how.ratio).tolist()
                 others = _pick(p_BV[:, : self._width], how, generator)
                 chosen = [y if good else z for y, z, good in zip(proposed, others, certain, strict=True)]
@@ -215,18 +221,25 @@ def _at(law_BV: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def prompts_of(
-    sources: Sequence[Source], tokenizer: PreTrainedTokenizerBase, longest: int, how: Collecting
+    sources: Sequence[Source],
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int,
+    how: Collecting,
+    read: list[str] | None = None,
 ) -> Iterator[list[int]]:
     """What is drafted behind, as ids; every document once, in an order by shares.
 
     The first part of the document, or with ``replies`` up to where a reply begins, or up to anywhere in a text without.
     Documents that leave less than two tokens are left out.
+
+    Args:
+        read: takes the name of each prompt's source, in order.
     """
     encode = encoder(tokenizer)
     rng = random.Random(f"sprinter {how.seed}")
-    readers = [(source.documents(), source.share) for source in sources]
+    readers = [(source.documents(), source.share, source.name) for source in sources]
     while readers:
-        [place] = rng.choices(range(len(readers)), [weight for _, weight in readers])
+        [place] = rng.choices(range(len(readers)), [weight for _, weight, _ in readers])
         document = next(readers[place][0], None)
         if document is None:
             del readers[place]
@@ -238,4 +251,6 @@ def prompts_of(
             [ids] = encode([document])
             part = ids[: min(int(len(ids) * how.share), longest)]
         if len(part) >= 2:
+            if read is not None:
+                read.append(readers[place][2])
             yield part

@@ -1,9 +1,14 @@
 """Training of SPRINTER's head (methods/sprinter/head.py): a logistic regression on cached states of the draft.
 
+    pre, post   the state alone                    as published
+    drawn       what the law says of the token, and the state as far as it adds to that: the facts are not penalised,
+                the state is, by what holds up best; the strictest penalty leaves almost nothing of the state
+
 Paper: arXiv:2502.04557 and its released code: binary cross-entropy, Adam, learning rate 5e-4, batches of 10, 20 epochs,
 70 % of the examples trained on. Nothing but the head is trained.
 Differs: the split is by document, since neighbouring examples are alike; the epoch of the lowest held-out loss is kept,
-not of the best accuracy at 0.5, because the threshold is the user's; soft labels on request.
+not of the best accuracy at 0.5, because the threshold is the user's; soft labels on request. ``drawn`` is fitted by
+         L-BFGS on standardised numbers. Epoch or penalty are chosen by the examples that the figures are of.
 
 Letters: N examples, D width.
 """
@@ -35,7 +40,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.logistic import Logistic
 from foretoken.engine.llm import LLM
-from foretoken.methods.sprinter.head import FEATURES, HeadConfig, SprinterHead
+from foretoken.methods.sprinter.head import FACTS, FEATURES, HeadConfig, SprinterHead
 from foretoken.methods.sprinter.labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
@@ -44,9 +49,11 @@ from foretoken.models.load import load
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, disk_trouble
+from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
 
 RATE, BATCH, EPOCHS, TRAINED = 5e-4, 10, 20, 0.7
+PENALTIES = tuple(10.0**power for power in range(2, -5, -1))  # of the state, against a mean loss; strictest first
 FEWEST = 100  # examples
 
 
@@ -55,18 +62,24 @@ class Fitted:
     """A head's numbers, and how it did on the documents that were held out.
 
     Attributes:
-        weight_D, bias: of the epoch with the lowest held-out loss.
-        epoch: that epoch, from 1.
+        weight_D, bias: of the epoch or penalty with the lowest held-out loss.
+        chosen: that epoch, from 1, or that penalty.
         held_out: ``loss`` (nats), ``auc`` (None where one class is missing), ``accuracy`` at 0.5, ``acceptable`` (share
             of labels above a half), ``examples``.
-        curve: [mean training loss, held-out loss] of each epoch.
+        curve: [mean training loss, held-out loss] of each epoch or penalty.
+        held_N: bool, the examples that were held out.
     """
 
     weight_D: Tensor
     bias: float
-    epoch: int
+    chosen: float
     held_out: dict[str, float | int | None]
     curve: list[list[float]]
+    held_N: Tensor
+
+    def scores(self, x_ND: Tensor) -> Tensor:
+        """Logits of examples, [N]."""
+        return x_ND @ self.weight_D + self.bias
 
 
 def fit(
@@ -80,9 +93,7 @@ def fit(
         document_N: examples of one document are trained on together, or held out together.
     """
     generator = torch.Generator().manual_seed(seed)
-    train_N = grouped_split(document_N, TRAINED, generator)
-    if bool(train_N.all()):  # one document: its end is held out
-        train_N[int(len(train_N) * TRAINED) :] = False
+    train_N = _trained_on(document_N, generator)
     x, y, x_held, y_held = x_ND[train_N], y_N[train_N], x_ND[~train_N], y_N[~train_N]
     weight_D, bias = torch.zeros(x_ND.shape[1], requires_grad=True), torch.zeros(1, requires_grad=True)
     optimiser = torch.optim.Adam([weight_D, bias], lr=rate)
@@ -103,7 +114,74 @@ def fit(
             best = held, epoch, weight_D.detach().clone(), float(bias.detach())
     assert best is not None
     loss_held, epoch, weight, offset = best
-    return Fitted(weight, offset, epoch, quality(x_held @ weight + offset, y_held, loss_held), curve)
+    return Fitted(weight, offset, epoch, quality(x_held @ weight + offset, y_held, loss_held), curve, ~train_N)
+
+
+def fit_beside_facts(x_ND: Tensor, y_N: Tensor, document_N: Tensor, *, seed: int = 0) -> Fitted:
+    """Logistic regression of ``drawn``: a penalty on the state, none on the facts behind it.
+
+    Args:
+        x_ND: features: the state, and then the facts.
+        y_N, document_N: see :func:`fit`.
+    """
+    train_N = _trained_on(document_N, torch.Generator().manual_seed(seed))
+    standard = Standard.of(x_ND[train_N])
+    x, y, x_held, y_held = standard(x_ND[train_N]), y_N[train_N], x_ND[~train_N], y_N[~train_N]
+    weight_N = torch.full((len(y),), 1.0 / len(y))
+    of_state_D = torch.ones(x_ND.shape[1])
+    of_state_D[-len(FACTS) :] = 0.0
+    numbers = torch.zeros(x_ND.shape[1] + 1)
+    curve: list[list[float]] = []
+    best: tuple[float, float, Logistic] | None = None
+    for penalty in PENALTIES:
+        numbers = regress(x, y, weight_N, penalty * of_state_D, numbers)
+        unit = standard.fold(numbers[:-1], float(numbers[-1]))
+        losses = [
+            float(F.binary_cross_entropy_with_logits(rows @ unit.weight_D + unit.bias, labels))
+            for rows, labels in ((x_ND[train_N], y), (x_held, y_held))
+        ]
+        curve.append([round(loss, 5) for loss in losses])
+        if best is None or losses[1] < best[0]:
+            best = losses[1], penalty, unit
+    assert best is not None
+    loss_held, penalty, unit = best
+    score_N = x_held @ unit.weight_D + unit.bias
+    return Fitted(unit.weight_D, unit.bias, penalty, quality(score_N, y_held, loss_held), curve, ~train_N)
+
+
+def _trained_on(document_N: Tensor, generator: torch.Generator) -> Tensor:
+    train_N = grouped_split(document_N, TRAINED, generator)
+    if bool(train_N.all()):  # one document: its end is held out
+        train_N[int(len(train_N) * TRAINED) :] = False
+    return train_N
+
+
+BASELINES = ("q", "entropy", "margin")
+
+
+def baselines(facts_N3: Tensor) -> dict[str, Tensor]:
+    """Scores that need no head, higher for a token more likely to stand: of each example."""
+    log_q_N, entropy_N, margin_N = facts_N3.unbind(-1)
+    return dict(zip(BASELINES, (log_q_N, -entropy_N, margin_N), strict=True))
+
+
+def by_source(scores: Mapping[str, Tensor], y_N: Tensor, source_N: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """ROC AUC of several scores within each source: pooled, a score shines that only tells sources apart.
+
+    Returns:
+        source -> ``examples``, ``acceptable``, and ``auc`` of every score (None where one class is missing).
+    """
+    found = {}
+    good_N = y_N > 0.5
+    for source in sorted(set(source_N)):
+        here_N = torch.tensor([each == source for each in source_N])
+        areas = {name: auc(score_N[here_N], good_N[here_N]) for name, score_N in scores.items()}
+        found[source] = {
+            "examples": int(here_N.sum()),
+            "acceptable": round(float(good_N[here_N].float().mean()), 4),
+            "auc": {name: None if area is None else round(area, 4) for name, area in areas.items()},
+        }
+    return found
 
 
 def quality(score_N: Tensor, y_N: Tensor, loss: float) -> dict[str, float | int | None]:
@@ -126,7 +204,7 @@ def run(
     out: Path,
     how: Collecting,
     *,
-    feature: str = "pre",
+    feature: str = "drawn",
     soft: bool = False,
     device: str = "cpu",
     report: Callable[[int], None] = lambda number: None,
@@ -137,7 +215,7 @@ def run(
     Args:
         target_name, draft_name: zoo name, folder or hub id.
         sources: the text; every document is read once.
-        feature: what the head reads, "pre" or "post".
+        feature: what the head reads: "pre", "drawn" or "post".
         soft: train on the chance of acceptance instead of the label.
         report: called with the number of examples so far.
         arguments: the command line, for the record.
@@ -148,7 +226,7 @@ def run(
     """
     SprinterHead.check_place(out)
     if feature not in FEATURES:
-        raise ConfigError(f"--feature {feature}: must be pre or post")
+        raise ConfigError(f"--feature {feature}: must be pre, drawn or post")
     target, draft = load(target_name, device=device), load(draft_name, device=device)
     reason = check_same_vocabulary(target, draft)
     if reason is not None:
@@ -166,12 +244,20 @@ def run(
         draft_fingerprint=fingerprint_of(draft.source),
     )
     longest = min(LONGEST_PROMPT, *(model.max_length - how.steps - 2 for model in (target, draft)))
-    prompts = prompts_of(sources, target.tokenizer, longest, how)
+    read: list[str] = []
+    prompts = prompts_of(sources, target.tokenizer, longest, how, read)
     began = time.monotonic()
     examples = collect(target, draft, prompts, how, report)
     collected = time.monotonic()
     y_N = _labels(examples, how.ratio, soft)
-    found = {each: fit(examples.features(each), y_N, examples.document_N, seed=how.seed) for each in FEATURES}
+    found = {}
+    for each in FEATURES:
+        fitting = fit_beside_facts if each == "drawn" else fit
+        found[each] = fitting(examples.features(each), y_N, examples.document_N, seed=how.seed)
+    held_N = found[feature].held_N  # the same for every feature: the split is of the seed
+    scores = {each: fitted.scores(examples.features(each)) for each, fitted in found.items()}
+    scores |= baselines(examples.facts_N3)
+    source_N = [read[document] for document in examples.document_N[held_N].tolist()]
     record = {
         "method": "sprinter",
         "target": target_name,
@@ -179,14 +265,18 @@ def run(
         "draft": draft_name,
         "draft_fingerprint": config.draft_fingerprint,
         "feature": feature,
-        "parameters": config.width + 1,
+        "parameters": config.num_inputs + 1,
         "soft": soft,
         "collecting": asdict(how),
         "examples": len(examples),
         "documents": int(examples.document_N[-1]) + 1,
         "acceptable": round(float((y_N > 0.5).float().mean()), 4),
-        "optimiser": {"rate": RATE, "batch": BATCH, "epochs": EPOCHS, "epoch_kept": found[feature].epoch},
+        "optimiser": _optimiser(feature, found[feature]),
         "held_out": {each: fitted.held_out for each, fitted in found.items()},
+        "held_out_by_source": by_source(
+            {name: score_N[held_N] for name, score_N in scores.items()}, y_N[held_N], source_N
+        ),
+        "baselines": list(BASELINES),
         "curve": found[feature].curve,
         "seconds": {"collecting": round(collected - began, 1), "training": round(time.monotonic() - collected, 1)},
         "threads": torch.get_num_threads(),
@@ -197,6 +287,12 @@ def run(
         SprinterHead(config, Logistic(found[feature].weight_D, found[feature].bias)).save(out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _optimiser(feature: str, fitted: Fitted) -> dict[str, Any]:
+    if feature == "drawn":
+        return {"penalties": list(PENALTIES), "penalty_kept": fitted.chosen}
+    return {"rate": RATE, "batch": BATCH, "epochs": EPOCHS, "epoch_kept": fitted.chosen}
 
 
 def _labels(examples: Examples, ratio: float, soft: bool) -> Tensor:
@@ -240,7 +336,7 @@ class Watched(Verifier):
             assert isinstance(draft.evidence, Approvals)
             said = draft.evidence.approved[node]
             if said is not None:
-                chance = _acceptance(draft, target, node)
+                chance = acceptance(draft, target, node)
                 self.tokens += 1
                 self.accepted += chance
                 self.said_yes += said
@@ -261,7 +357,8 @@ def _share(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole > 0 else None
 
 
-def _acceptance(draft: Draft, target: Laws, node: int) -> float:
+def acceptance(draft: Draft, target: Laws, node: int) -> float:
+    """Chance that an exact test accepts a token: of what is drawn there, or of the very token if the judge saw it."""
     token = draft.tree.tokens[node]
     if target.greedy:
         return float(token == target.best[node])

@@ -44,7 +44,9 @@ class SprinterVerifier(Verifier):
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = False
     needs = Needs(evidence=Approvals)
-    declared = Declared(knob=Knob(option="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter"))
+    declared = Declared(
+        knob=Knob(option="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter", baselines=({"stop": "confidence"},))
+    )
 
     Config = LossyConfig
 

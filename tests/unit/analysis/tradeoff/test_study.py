@@ -14,7 +14,7 @@ from foretoken import catalog
 from foretoken.analysis.tradeoff import run as tradeoff_run
 from foretoken.analysis.tradeoff.advice import advice
 from foretoken.analysis.tradeoff.pareto import pareto_front
-from foretoken.analysis.tradeoff.points import DRAFT, EXACT, PLAIN, Point, knobs_of_rules, make_points
+from foretoken.analysis.tradeoff.points import DRAFT, EXACT, PLAIN, Point, default_rules, knobs_of_rules, make_points
 from foretoken.analysis.tradeoff.run import Questions, Trial, build_engines, measure
 from foretoken.analysis.tradeoff.study import measures, tradeoff
 from foretoken.analysis.tradeoff.table import tables
@@ -286,13 +286,17 @@ def test_tables_fit_100_columns():
 # ---------------------------------------------------------------------- points
 
 
+def named(*labels):
+    return {label: {} for label in labels}
+
+
 def with_model(rule, drafter, fixed):
     return {"method": drafter, "model": "zoo:draft", **fixed}
 
 
 def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
     varied = {"mixture": {"lam": [0.2, 0.4]}}
-    points = make_points([EXACT, "typical", "mixture"], varied, [0.01], draft=True, own=with_model)
+    points = make_points(named(EXACT, "typical", "mixture"), varied, [0.01], draft=True, own=with_model)
     labels = [point.label for point in points]
     assert labels[:3] == ["plain", "draft", "exact"]
     assert labels[3:6] == [f"typical epsilon={value:g}" for value in RULES["typical"].values]
@@ -306,7 +310,9 @@ def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
 
 
 def test_a_single_value_fixes_an_option():
-    points = make_points(["topk_relaxed"], {"topk_relaxed": {"relaxed_topk": [3]}}, [], draft=False, own=with_model)
+    points = make_points(
+        named("topk_relaxed"), {"topk_relaxed": {"relaxed_topk": [3]}}, [], draft=False, own=with_model
+    )
     assert [point.rule for point in points[:2]] == [PLAIN, EXACT]
     assert [point.options for point in points[2:]] == [
         {"relaxed_topk": 3, "relaxed_delta": value} for value in RULES["topk_relaxed"].values
@@ -321,13 +327,13 @@ def test_every_lossy_rule_of_the_catalogue_has_its_line_in_the_table():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_default_values_are_valid_and_distinct(rule):
-    points = make_points([rule], {}, [], draft=False, own=with_model)
+    points = make_points(named(rule), {}, [], draft=False, own=with_model)
     assert len({point.label for point in points}) == 2 + len(RULES[rule].values)
 
 
 def test_a_rule_with_a_drafter_of_its_own_takes_that_ones_options():
     points = make_points(
-        ["sprinter", "mixture"],
+        named("sprinter", "mixture"),
         {"sprinter": {"threshold": [0.9, 0.7], "max_draft": [6]}},
         [0.05],
         draft=False,
@@ -343,8 +349,27 @@ def test_a_rule_with_a_drafter_of_its_own_takes_that_ones_options():
     assert others[0].config(exact) == {**exact, "verifier": "mixture", "lam": RULES["mixture"].values[0]}
 
 
+def test_a_rule_enters_once_more_with_other_options_as_its_baseline():
+    rules = default_rules()
+    assert rules["sprinter+stop=confidence"] == {"stop": "confidence"}
+    both = {label: rules[label] for label in rules if label.startswith("sprinter")}
+    knobs = {"sprinter": {"threshold": [0.9, 0.7]}}
+    points = make_points(both, knobs, [], draft=False, own=with_model)[2:]
+    assert [point.label for point in points] == [
+        "sprinter threshold=0.9",
+        "sprinter threshold=0.7",
+        "sprinter+stop=confidence threshold=0.9",
+        "sprinter+stop=confidence threshold=0.7",
+    ]
+    assert points[2].config({}) == {**points[0].config({}), "stop": "confidence"}
+    assert points[2].config({})["verifier"] == "sprinter"
+    assert points[2].lossy
+    with pytest.raises(ConfigError, match="stop='confidnce' is unknown"):
+        make_points({"sprinter+stop=confidnce": {"stop": "confidnce"}}, {}, [], draft=False, own=with_model)
+
+
 def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
-    points = make_points(["sprinter", "mixture"], {}, [], draft=False, own=lambda rule, drafter, fixed: None)
+    points = make_points(named("sprinter", "mixture"), {}, [], draft=False, own=lambda rule, drafter, fixed: None)
     assert {point.rule for point in points} == {PLAIN, EXACT, "mixture"}
 
 
@@ -353,7 +378,6 @@ def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
     [
         (["typcal"], {}, [], "did you mean 'typical'"),
         (["block"], {}, [], "lossless"),
-        (["typical", "typical"], {}, [], "twice"),
         (["typical"], {"mixture": {"lam": [0.1]}}, [], "not among --rules"),
         (["typical"], {"typical": {"epsilom": [0.1]}}, [], "did you mean 'epsilon'"),
         (["typical"], {"typical": {"epsilon": [0.1, 2.0]}}, [], "epsilon=2.0 must be a number in"),
@@ -368,14 +392,14 @@ def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
 )
 def test_points_that_cannot_be(rules, knobs, budgets, message):
     with pytest.raises(ConfigError, match=message):
-        make_points(rules, knobs, budgets, draft=False, own=with_model)
+        make_points(named(*rules), knobs, budgets, draft=False, own=with_model)
 
 
 def test_points_of_a_rule_share_one_loaded_draft_model(monkeypatch):
     loads = []
     monkeypatch.setattr(draft_runner, "load", lambda name, **options: loads.append(name) or load(name, **options))
     points = make_points(
-        ["sprinter", "mixture"],
+        named("sprinter", "mixture"),
         {"sprinter": {"threshold": [0.8, 0.4]}, "mixture": {"lam": [0.1, 0.2]}},
         [0.05],
         draft=False,
@@ -398,7 +422,7 @@ def test_points_of_a_rule_share_one_loaded_draft_model(monkeypatch):
 def test_a_rule_without_its_learned_part_is_left_out_unless_it_was_named():
     """A pair of one's own has no head until one is trained."""
     nowhere = {"sprinter": {"head": ["./nowhere"], "threshold": [0.5]}}
-    points = make_points(["sprinter", "mixture"], nowhere, [], draft=False, own=with_model)
+    points = make_points(named("sprinter", "mixture"), nowhere, [], draft=False, own=with_model)
     exact = {"method": "draft_model", "model": "zoo:draft"}
     left_out = []
     engines = build_engines(base(), points, exact, lambda point, error: left_out.append((point.label, str(error))))

@@ -15,6 +15,7 @@ from foretoken.core.protocols import Budget, Context, Features, Outcome
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
+from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
 from foretoken.engine.llm import LLM
@@ -75,6 +76,7 @@ class Table:
     """Stands in for the target: row c of depth d says ``table[d - 1][c]``, with a confidence that names the place."""
 
     num_layers = 4
+    vocab_size = 10
 
     def __init__(self, table: list[list[int]]) -> None:
         self.table = table
@@ -93,6 +95,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
     drafter.config = DynamicExitDrafter.Config()
     drafter._hopeful = range(1, 4)
     drafter._target, drafter._layers, drafter._fixed = Table(table), 4, False
+    drafter._columns = DraftColumns(drafter._target, None, Table.vocab_size)
     drafter._exits, drafter._round, drafter._exit = range(1, 4), 1, exit_layer
     columns = len(table[0])
     rows = {depth: torch.tensor([[depth, column] for column in range(columns)]) for depth in range(1, 5)}
@@ -116,6 +119,13 @@ def observe(drafter: Any) -> Statistics:
 
 #            columns: 0  1  2  3  (root and three drafted tokens)
 TABLE = [[5, 6, 9, 9], [5, 6, 7, 9], [5, 0, 7, 8], [5, 6, 7, 8]]
+
+
+def test_where_no_exit_could_pay_nothing_is_read_again() -> None:
+    """As measured costs may say on a busy machine: the request goes on."""
+    drafter = hand_made(TABLE, TABLE[0][:3], 1)
+    drafter._hopeful = []
+    assert observe(drafter).alpha(1) is None
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from scipy.optimize import minimize
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge import fit as judge_fit
 from foretoken.methods.judge import train as training
-from foretoken.methods.judge.fit import GRID, Standard, fit
+from foretoken.methods.judge.fit import GRID, fit, macro_auc
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, read_states
 from foretoken.methods.judge.mining import Mining
@@ -25,6 +24,7 @@ from foretoken.methods.judge.train import quality
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train.grouped_split import grouped_split
+from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -85,16 +85,60 @@ def test_the_optimum_is_that_of_another_optimiser(strength: float) -> None:
 
     wanted = minimize(loss, np.zeros(WIDTH + 1), method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-14}).x
     total = weight_N.sum()
-    ours = judge_fit._regress(x_ND, y_N, weight_N / total, strength * float(total), torch.zeros(WIDTH + 1))
+    penalty_D = torch.full((WIDTH,), 1.0 / (strength * float(total)))
+    ours = regress(x_ND, y_N, weight_N / total, penalty_D, torch.zeros(WIDTH + 1))
     np.testing.assert_allclose(ours.numpy(), wanted, rtol=5e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(("bad", "wanted"), [(0.5, 1.0), (0.25, 3.0), (0.8, 0.25), (0.02, 20.0)])
-def test_the_bad_tokens_weigh_as_much_as_the_fine_ones_up_to_twenty_times(bad: float, wanted: float) -> None:
+def test_within_each_task_the_bad_tokens_weigh_as_much_as_the_fine_ones_up_to_twenty_times(
+    bad: float, wanted: float
+) -> None:
     found = labels(bad=bad)
     everything = torch.ones(len(found)).bool()
     everything[-5:] = False
-    assert fit(found, everything, ~everything).bad_weight == pytest.approx(wanted, rel=0.03)
+    weights = fit(found, everything, ~everything).bad_weights
+    assert weights["one"] == pytest.approx(wanted, rel=0.25)
+    assert weights["two"] == pytest.approx(wanted, rel=0.25)
+
+
+def test_a_task_of_one_kind_teaches_nothing_about_itself() -> None:
+    """Half of the tokens are of a task without a fine one, and a number says which task: it must count for nothing."""
+    found = labels()
+    other_N = found.source_N == 1
+    hidden_ND = found.hidden_ND.clone()
+    hidden_ND[:, 9] = other_N.float() + 0.01 * torch.randn(len(found), generator=torch.Generator().manual_seed(2))
+    spoilt = replace(found, hidden_ND=hidden_ND, fine_N=found.fine_N & ~other_N)
+    train_N = split(found)
+    fitted = fit(spoilt, train_N, ~train_N)
+    assert set(fitted.bad_weights) == {"one"}
+    moved_ND = hidden_ND.clone()
+    moved_ND[:, 9] += 1.0  # as if of the other task
+    shift = fitted.unit.probabilities(moved_ND) - fitted.unit.probabilities(hidden_ND)
+    pooled = fit(replace(spoilt, source_N=torch.zeros_like(other_N).long(), sources=("one",)), train_N, ~train_N)
+    there = pooled.unit.probabilities(moved_ND) - pooled.unit.probabilities(hidden_ND)
+    assert float(shift.abs().mean()) < 0.25 * float(there.abs().mean())  # the control learns the task
+    with pytest.raises(InputError, match="no task has both fine and bad tokens"):
+        fit(replace(found, fine_N=torch.zeros(len(found)).bool()), train_N, ~train_N)
+
+
+def test_random_tokens_weigh_like_the_tasks_bad_ones() -> None:
+    found = labels()
+    strange = replace(found, fine_N=found.fine_N & (found.source_N == 0), sources=("one", "random"))
+    train_N = split(found)
+    weights = fit(strange, train_N, ~train_N, anywhere=("random",)).bad_weights
+    assert weights["random"] == weights["one"]
+
+
+def test_the_mean_within_tasks_does_not_reward_telling_them_apart() -> None:
+    found = labels(400)
+    apart_N = (found.source_N == 0).float()
+    easy = replace(found, fine_N=(found.source_N == 0) ^ (torch.arange(400) % 20 < 2))
+    assert macro_auc(easy, apart_N) == 0.5
+    whole = auc(apart_N, easy.fine_N)
+    assert whole is not None
+    assert whole > 0.85
+    assert macro_auc(replace(easy, fine_N=found.source_N == 0), apart_N) is None
 
 
 def test_the_strength_with_the_largest_area_is_kept_and_the_area_is_that_of_the_head() -> None:
@@ -105,7 +149,7 @@ def test_the_strength_with_the_largest_area_is_kept_and_the_area_is_that_of_the_
     known = [area for area in fitted.areas.values() if area is not None]
     assert fitted.areas[fitted.strength] == max(known) > min(known)
     held = found.of(~train_N)
-    assert auc(fitted.unit.probabilities(held.hidden_ND), held.fine_N) == max(known)
+    assert macro_auc(held, fitted.unit.probabilities(held.hidden_ND)) == max(known)
 
 
 def test_a_fit_finds_what_there_is_and_nothing_where_there_is_nothing() -> None:
@@ -137,8 +181,10 @@ def test_a_head_is_not_judged_by_questions_that_it_was_fitted_on() -> None:
     """The tokens of a question share a dimension with their labels: a split by tokens would take that for skill."""
     found = labels(noise=0.0, shared=3.0)
     torch.manual_seed(0)
-    by_question = training._split(found, torch.ones(len(found)).bool(), 0)
-    assert not set(found.question_N[by_question].tolist()) & set(found.question_N[~by_question].tolist())
+    train_N, choose_N = training._split(found, torch.ones(len(found)).bool(), 0)
+    parts = [set(found.question_N[part].tolist()) for part in (train_N, choose_N, ~train_N & ~choose_N)]
+    assert [len(part) / 240 for part in parts] == pytest.approx([0.7, 0.15, 0.15], abs=0.01)
+    assert len(set.union(*parts)) == sum(map(len, parts))
 
 
 def test_quality_by_hand() -> None:
@@ -165,7 +211,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model("llama", place / "target")
     lines = [
         {"question": f"{n}?", "correct": f"so {chr(97 + n % 26)} it", "wrong": f"so {n % 10} it", "error": [3, 4]}
-        for n in range(120)
+        for n in range(400)
     ]
     llm = LLM(place / "target", device="cpu")
     for line in lines[:10]:  # a correct answer in the target's own words
@@ -195,11 +241,12 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     assert head.config.target_fingerprint == record["target_fingerprint"] == fingerprint(folder / "target")
     assert (head.config.width, head.config.normed, record["parameters"]) == (64, True, 65)
     held = record["held_out"]
-    assert held["auc"] > 0.9  # a digit is easily told from letters
-    assert held["false_accepts"] <= 0.02
-    assert held["fine_accepted"] > 0.5
     assert set(held["by_source"]) == {"mine"}
-    assert record["triples"] == {"file": "mine.jsonl", "texts": 240, "tail": "mask"}
+    own = held["by_source"]["mine"]
+    assert held["macro_auc"] == own["auc"] > 0.9  # a digit is easily told from letters
+    assert own["false_accepts"] <= 0.15  # of questions that the threshold has not seen
+    assert own["fine_accepted"] > 0.5
+    assert record["triples"] == {"file": "mine.jsonl", "texts": 800, "tail": "mask"}
     llm = LLM(folder / "target", device="cpu")
     found = read_states(llm.target, read_triples(folder / "mine.jsonl", llm))
     asked_N = found.asked_N
@@ -212,7 +259,7 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     assert int(asked_N.sum()) < len(found) - 10  # the target's own words are left out
     again = run(folder, "again")
     assert again["held_out"] == held
-    assert run(folder, "negative", tail="negative")["labels"]["tokens"] == record["labels"]["tokens"] + 3 * 120
+    assert run(folder, "negative", tail="negative")["labels"]["tokens"] == record["labels"]["tokens"] + 3 * 400
 
 
 def test_more_false_accepts_lower_the_threshold(folder: Path) -> None:

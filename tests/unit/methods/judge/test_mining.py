@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from foretoken.methods.judge.labels import Marked, read_states
 from foretoken.methods.judge.mining import RANDOM, STRANGERS, Mined, Mining, mine
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.load import load
-from foretoken.tasks import catalog, forms, scoring
+from foretoken.tasks import catalog, scoring
 from foretoken.tasks.example import Example
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -160,24 +161,26 @@ def test_special_tokens_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [word for _, word, _ in found] == ["the", "sum", "is", "7"]
 
 
-def test_it_is_the_target_s_own_answer_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted target says 9 to a question whose answer is 7: a token that keeps the 9 is fine, one to the 7 not."""
+def test_questions_that_are_answered_wrongly_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted target says 9 to a question whose answer is 7, or nothing that is an answer: nothing is tried."""
     plant(monkeypatch, lambda text: ["it", "9", "7"][: len(text) + 1] + ["<pad>"] * max(0, len(text) - 2))
-
-    def says(text: tuple[str, ...]) -> list[str]:
-        return [*("the", "9")[len(text) :], END]
-
-    found = mined(Target(says))
-    assert (found.asked, found.right) == ({"planted": 1}, {"planted": 0})
-    assert labelled(found) == [("", "it", True), ("it", "9", True), ("it 9", "7", False)]
+    for said in ("9", "none"):
+        target = Target(lambda text, said=said: [*("the", said)[len(text) :], END])
+        found = mined(target)
+        assert target.asked == ["Q"]
+        assert (found.questions, found.asked, found.right) == ([], {"planted": 1}, {"planted": 0})
 
 
-def test_an_answer_without_an_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lambda text: ["so"] * (len(text) + 1))
-    target = Target(lambda text: ["none", END])
-    found = mined(target)
-    assert target.asked == ["Q"]
-    assert (found.questions, found.asked) == ([], {"planted": 1})
+def test_an_answer_in_words_is_still_right_if_it_holds_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["it"] * (len(text) + 1))
+    task = catalog.TASKS["planted"]
+    example = Example(id="Q", prompt="Q", answer="Ada Lovelace", response="", category="planted", alternatives=("Ada",))
+    words = replace(task, score=scoring.score_span)
+    right = ("Ada Lovelace", "the Ada Lovelace", "It was Ada Lovelace.", "ada!", "it's Ada")
+    wrong = ("Ada of Lovelace said so", "Lovelace", "not in any way Ada at all", "")
+    assert [judge_mining._still_right(words, said, example) for said in right] == [True] * len(right)
+    assert [judge_mining._still_right(words, said, example) for said in wrong] == [False] * len(wrong)
+    assert not judge_mining._still_right(task, "8 7 9", replace(example, answer="7"))  # numbers: as the checker says
 
 
 def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,42 +235,38 @@ def test_unknown_tasks_are_refused() -> None:
 def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
     llm = LLM("zoo:base", speculative_config={"method": "none"}, device="cpu")
     seen: list[int] = []
-    how = Mining(tasks=("json",), count=4)
+    how = Mining(tasks=("code",), count=6)
     found = mine(llm, load("zoo:draft", device="cpu"), how, seen.append)
-    assert seen[-1] == 4
+    assert seen[-1] == 6
+    task = catalog.find("code")
     examples = {
         tuple(llm.chat_prompt([{"role": "user", "content": each.prompt}])["prompt_token_ids"]): each
-        for each in islice(forms.json_examples("train", 1000), 10)
+        for each in islice(judge_mining.TASKS["code"](1000), 20)
     }
-    again: list[tuple[str, str, bool]] = []
+    assert 0 < len(found.questions) == found.right["code"]
+    again: list[tuple[Example, str, bool]] = []
     for question in found.questions:
-        assert tuple(question.prompt) in examples
-        (plain,) = llm.generate([{"prompt_token_ids": list(question.prompt)}], greedy())
-        own = json.dumps(json.loads(plain.text), sort_keys=True)
+        example = examples[tuple(question.prompt)]
+        (plain,) = llm.generate([{"prompt_token_ids": list(question.prompt)}], greedy(task.max_tokens))
+        assert task.score(plain.text, example)["correct"] == 1.0
         nodes = list(zip(question.tree.tokens, question.tree.parents, question.labels, strict=True))
         chain = [token for token, _, label in nodes if label is None or label[1]]
         for token, parent, label in nodes:
-            if label == ("json", False):
+            if label == ("code", False):
                 begun = [*chain[: parent + 1], token]
-                (output,) = llm.generate([{"prompt_token_ids": [*question.prompt, *begun]}], greedy(len(begun)))
-                again.append((own, llm.tokenizer.decode(begun) + output.text, False))
-        again.append((own, llm.tokenizer.decode(chain, skip_special_tokens=True), True))
-    assert sum(not fine for *_, fine in again) > 5
-    for own, said, fine in again:
-        assert same_json(own, said) == fine
+                prompt = [*question.prompt, *begun]
+                (output,) = llm.generate([{"prompt_token_ids": prompt}], greedy(task.max_tokens - len(begun)))
+                again.append((example, llm.tokenizer.decode(begun) + output.text, False))
+        again.append((example, llm.tokenizer.decode(chain, skip_special_tokens=True), True))
+    assert sum(not fine for *_, fine in again) > 2
+    for example, said, fine in again:
+        assert (task.score(said.strip(), example)["correct"] == 1.0) == fine
 
 
-def greedy(taken: int = 0) -> Any:
+def greedy(most: int) -> Any:
     from foretoken.core.sampling import SamplingParams
 
-    return SamplingParams(temperature=0.0, max_tokens=128 - taken)
-
-
-def same_json(own: str, said: str) -> bool:
-    try:
-        return json.dumps(json.loads(said), sort_keys=True) == own
-    except ValueError:
-        return False
+    return SamplingParams(temperature=0.0, max_tokens=most)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])  # the fused decoder and the library's layers

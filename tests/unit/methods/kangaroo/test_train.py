@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError
 from foretoken.methods.kangaroo import train as kangaroo
 from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.methods.kangaroo.train import FromFeatures, FromTokens, FrozenTarget, FullLaw, judge
+from foretoken.methods.kangaroo.train import ExitTarget, FromFeatures, FromTokens, FullLaw, judge
+from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is
 from foretoken.train.features import extract
 from foretoken.train.sources import parse
@@ -56,7 +57,7 @@ class Replies:
 
 def parts_of(folder):
     loaded = load_as_is(str(folder), device="cpu")
-    target = FrozenTarget(loaded.model, EXIT)
+    target = ExitTarget(loaded.model, EXIT)
     torch.manual_seed(0)
     adapter = kangaroo.build(loaded.model.config, target, "it", loaded.fingerprint)
     torch.nn.init.normal_(adapter.o_proj.weight, std=0.05)
@@ -99,7 +100,7 @@ def test_the_loss_by_hand(family, tmp_path):
 def test_the_head_on_more_rows_than_the_target_has_positions(tmp_path):
     loaded, target, _ = parts_of(save_model("gpt2", tmp_path))
     tokens_BT = block_of(rows=3, length=100)
-    _, final_BTD = target.states(tokens_BT)
+    final_BTD = target.states(tokens_BT)[FINAL]
     with torch.no_grad():
         torch.testing.assert_close(
             target.logits(final_BTD.flatten(0, 1)), loaded.model(input_ids=tokens_BT).logits.flatten(0, 1)
@@ -111,7 +112,7 @@ def test_untrained_it_has_the_final_norm(family, tmp_path):
     loaded, target, _ = parts_of(save_model(family, tmp_path))
     adapter = kangaroo.build(loaded.model.config, target, "it", loaded.fingerprint)
     torch.nn.init.zeros_(adapter.o_proj.weight)
-    exit_BTD, _ = target.states(block_of())
+    exit_BTD = target.states(block_of())[EXIT]
     torch.testing.assert_close(adapter(exit_BTD), target.parts.final_norm(exit_BTD), rtol=1e-4, atol=1e-4)
 
 
@@ -200,7 +201,7 @@ def features(folder, name, *, wanted, count=40):
 @pytest.mark.parametrize(("layers", "top_logits"), [((EXIT, "final"), 0), ((EXIT,), "all")])
 def test_stored_features_teach_the_same(folder, layers, top_logits):
     stored = StoredBlocks(
-        features(folder, f"store-{top_logits}", wanted=Wanted(layers, top_logits, "float32")), EXIT, seed=0
+        features(folder, f"store-{top_logits}", wanted=Wanted(layers, top_logits, "float32")), (EXIT,), seed=0
     )
     _, target, adapter = parts_of(folder / "target")
     numbers_B1 = stored.next(5)
@@ -217,7 +218,7 @@ def test_stored_features_teach_the_same(folder, layers, top_logits):
 
 def test_a_store_is_read_in_an_order_of_its_own_and_keeps_the_last_sequences(folder):
     place = features(folder, "ordered", wanted=Wanted((EXIT, "final")))
-    stored = StoredBlocks(place, EXIT, seed=0)
+    stored = StoredBlocks(place, (EXIT,), seed=0)
     held = set(stored.held_out(64).flatten().tolist())
     assert held == {38, 39}
     first = stored.next(38).flatten().tolist()
@@ -225,12 +226,12 @@ def test_a_store_is_read_in_an_order_of_its_own_and_keeps_the_last_sequences(fol
     second = stored.next(38).flatten().tolist()
     assert sorted(second) == sorted(first)
     assert first != second
-    again = StoredBlocks(place, EXIT, seed=0)
+    again = StoredBlocks(place, (EXIT,), seed=0)
     again.next(20)
-    other = StoredBlocks(place, EXIT, seed=0)
+    other = StoredBlocks(place, (EXIT,), seed=0)
     other.resume(json.loads(json.dumps(again.state())))
     assert other.next(30).flatten().tolist() == (first + second)[20:50]
-    assert StoredBlocks(place, EXIT, seed=1).next(38).flatten().tolist() != first
+    assert StoredBlocks(place, (EXIT,), seed=1).next(38).flatten().tolist() != first
 
 
 def test_a_run_from_features(folder):

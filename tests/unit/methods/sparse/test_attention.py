@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.core.tree import TokenTree
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
-from foretoken.methods.sparse.blocks import BlockRule
+from foretoken.methods.sparse.blocks import SCORES, BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -86,8 +86,8 @@ class Case:
             assert values is not None
             visible = segment.prefix + segment.tail + segment.num_rows
             chooser, queries = (layer, q_HTD) if choosing is None else choosing
-            prefix_keys = self.cache.keys[chooser][segment.slot, :, : segment.prefix]  # type: ignore[index]
-            columns = sparse.kept_columns(queries[:, segment.start], prefix_keys, rule)
+            roots_keys = self.cache.keys[chooser][segment.slot, :, : segment.prefix + 1]  # type: ignore[index]
+            columns = sparse.kept_columns(queries[:, segment.start], roots_keys, segment.prefix, rule, scaling)
             if not segment.verification:
                 columns = [set(range(segment.prefix))] * self.G
             rows = q_HTD[:, segment.start : segment.start + segment.num_rows]
@@ -109,11 +109,14 @@ def worst(case: Case, rule: BlockRule) -> float:
 RAGGED: list[tuple[int, int | TokenTree]] = [(70, TREE), (9, CHAIN), (64, 5), (83, CHAIN), (100, EMPTY), (0, TREE)]
 
 
+@pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("across", [False, True], ids=["per head", "across heads"])
 @pytest.mark.parametrize("budget", [0.05, 0.6])
 @pytest.mark.parametrize("shape", [(4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (6, 3, 5, 9)], ids=str)
-def test_ragged_batch_equals_the_definition(shape: tuple[int, int, int, int], budget: float, across: bool) -> None:
-    rule = BlockRule(budget=budget, dense_below=10, size=8, sinks=1, locals=2, across_heads=across)
+def test_ragged_batch_equals_the_definition(
+    shape: tuple[int, int, int, int], budget: float, across: bool, score: str
+) -> None:
+    rule = BlockRule(budget=budget, dense_below=10, size=8, sinks=1, locals=2, across_heads=across, score=score)
     assert worst(Case(shape, RAGGED), rule) < 3e-6
 
 
@@ -133,6 +136,7 @@ def test_random_shapes_and_trees_equal_the_definition(data: st.DataObject) -> No
         sinks=data.draw(st.integers(0, 2)),
         locals=data.draw(st.integers(0, 2)),
         across_heads=data.draw(st.booleans()),
+        score=data.draw(st.sampled_from(SCORES)),
     )
     assert worst(Case((G * n, G, 4, 6), requests, seed=data.draw(st.integers(0, 99))), rule) < 3e-6
 
@@ -186,7 +190,7 @@ def test_layers_with_a_window_stay_dense() -> None:
 def test_sinks_and_softcap_are_the_dense_plans(across: bool) -> None:
     """Against the dense plan over a cache that holds nothing but the kept columns."""
     case = Case((4, 2, 8, 8), [(70, TREE)])
-    rule = BlockRule(budget=0.6, dense_below=0, size=8, across_heads=across)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8, across_heads=across, score="mean")
     q, k, v = case.inputs()
     sinks_H = case.draw(4)
     found = SparseAttention(rule)(case.cache, case.batch).attend(0, q, k, v, scaling=0.4, softcap=2.0, sinks_H=sinks_H)
@@ -194,7 +198,7 @@ def test_sinks_and_softcap_are_the_dense_plans(across: bool) -> None:
     keys, values = case.cache.keys[0], case.cache.values[0]
     assert keys is not None
     assert values is not None
-    for g, columns in enumerate(sparse.kept_columns(q[:, 0], keys[segment.slot, :, :70], rule)):
+    for g, columns in enumerate(sparse.kept_columns(q[:, 0], keys[segment.slot, :, :71], 70, rule, 0.4)):
         short = KVCache(1, 1, 512)
         slot = short.acquire()
         kept = sorted(columns)
@@ -225,10 +229,11 @@ def test_a_layer_that_is_no_anchor_takes_the_blocks_of_the_anchor_before_it() ->
         assert float((found.double() - case.expected(layer, q, rule, 0.4, choosing)).abs().max()) < 3e-6
 
 
-def test_blocks_that_were_forgotten_are_averaged_again() -> None:
+@pytest.mark.parametrize("score", SCORES)
+def test_blocks_that_were_forgotten_are_summed_up_again(score: str) -> None:
     """Selected, rolled back, filled with other rows: what is seen then is the definition on the new rows."""
     case = Case((4, 2, 8, 8), [(90, CHAIN)])
-    rule = BlockRule(budget=0.6, dense_below=0, size=8)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8, score=score)
     factory = SparseAttention(rule)
     q, k, v = case.inputs()
     factory(case.cache, case.batch).attend(0, q, k, v, scaling=0.4)
@@ -242,7 +247,7 @@ def test_blocks_that_were_forgotten_are_averaged_again() -> None:
 
 
 def test_a_factory_serves_more_than_one_cache() -> None:
-    rule = BlockRule(budget=0.6, dense_below=0, size=8)
+    rule = BlockRule(budget=0.6, dense_below=0, size=8, score="bounds")
     factory = SparseAttention(rule)
     for seed in (0, 1):
         case = Case((4, 2, 8, 8), RAGGED, seed=seed)

@@ -1,4 +1,4 @@
-"""Which blocks are kept, and their means: the definition against plain Python, and what a follower forgets."""
+"""Which blocks are kept, and what is known of them: against plain Python, and what a follower forgets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretoken.methods.sparse.blocks import BlockMeans, BlockRule, scores
+from foretoken.methods.sparse.blocks import (
+    SCORES,
+    BlockRule,
+    BlockSummaries,
+    scores_of_summaries,
+    weights_of_blocks,
+)
 from foretoken.models.cache import KVCache
 from helpers.sparse import kept_columns
 
@@ -67,23 +73,69 @@ def test_the_kept_blocks_are_those_of_the_definition(data: st.DataObject) -> Non
         sinks=data.draw(st.integers(0, 2)),
         locals=data.draw(st.integers(0, 3)),
         across_heads=data.draw(st.booleans()),
+        score=data.draw(st.sampled_from(SCORES)),
     )
     prefix = data.draw(st.integers(0, 120))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    q_HD, k_GPD = torch.randn(G * n, D, generator=generator), torch.randn(G, prefix, D, generator=generator)
-    expected = kept_columns(q_HD, k_GPD, rule)
+    q_HD, k_GLD = torch.randn(G * n, D, generator=generator), torch.randn(G, prefix + 1, D, generator=generator)
+    expected = kept_columns(q_HD, k_GLD, prefix, rule, 0.7)
     keep = rule.keep(prefix, G)
     if not keep:
         assert expected == [set(range(prefix))] * G
         return
     B, whole = rule.size, rule.num_blocks(prefix)
-    means_GND = k_GPD[:, : whole * B].view(G, whole, B, D).mean(dim=2)
-    chosen = rule.select(scores(q_HD, means_GND), keep)
+    blocks_GNBD = k_GLD[:, : whole * B].view(G, whole, B, D)
+    known = {
+        "mean": blocks_GNBD.mean(dim=2),
+        "bounds": torch.cat([blocks_GNBD.min(dim=2).values, blocks_GNBD.max(dim=2).values], dim=-1),
+    }
+    if rule.score == "exact":
+        scores_GN = weights_of_blocks(q_HD, k_GLD, B, whole, scaling=0.7)
+    else:
+        scores_GN = scores_of_summaries(q_HD, known[rule.score])
+    chosen = rule.select(scores_GN, keep)
     assert sum(map(len, chosen)) == keep
     for head, blocks in enumerate(chosen):
         assert blocks.tolist() == sorted(set(blocks.tolist()))
         columns = {b * B + i for b in blocks.tolist() for i in range(B)} | set(range(whole * B, prefix))
         assert columns == expected[head]
+
+
+def test_the_exact_score_finds_a_key_that_the_mean_hides() -> None:
+    """One column that the root asks for, in a block whose other columns point away from it."""
+    q_HD = torch.tensor([[1.0, 0.0]])
+    k_GLD = torch.zeros(1, 17, 2)
+    k_GLD[0, 4:8, 0] = -3.0
+    k_GLD[0, 5, 0] = 8.0
+    k_GLD[0, 8:12, 0] = 0.5
+    blocks_GNBD = k_GLD[:, :16].view(1, 4, 4, 2)
+    assert int(weights_of_blocks(q_HD, k_GLD, 4, 4, scaling=1.0).argmax()) == 1
+    bounds = torch.cat([blocks_GNBD.amin(dim=2), blocks_GNBD.amax(dim=2)], dim=-1)
+    assert int(scores_of_summaries(q_HD, bounds).argmax()) == 1
+    assert int(scores_of_summaries(q_HD, blocks_GNBD.mean(dim=2)).argmax()) == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_no_key_of_a_block_scores_above_its_bound(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q_HD, keys_GNBD = torch.randn(6, 5, generator=generator), torch.randn(2, 7, 4, 5, generator=generator)
+    bounds = torch.cat([keys_GNBD.amin(dim=2), keys_GNBD.amax(dim=2)], dim=-1)
+    best_GN = (keys_GNBD @ q_HD.view(2, 3, 5).sum(dim=1)[:, None, :, None])[..., 0].amax(dim=-1)
+    assert bool((scores_of_summaries(q_HD, bounds) >= best_GN - 1e-5).all())
+
+
+def test_attention_sinks_and_caps_change_a_heads_share() -> None:
+    """Of two heads, the one that attends to nothing counts for less."""
+    q_HD = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
+    k_GLD = torch.zeros(1, 9, 2)
+    k_GLD[0, 1, 0], k_GLD[0, 5, 1] = 1.0, 1.1
+    plain = weights_of_blocks(q_HD, k_GLD, 4, 2, scaling=1.0)[0]
+    assert plain[1] > plain[0]
+    sunk = weights_of_blocks(q_HD, k_GLD, 4, 2, scaling=1.0, sinks_H=torch.tensor([-9.0, 9.0]))[0]
+    assert sunk[0] > sunk[1]
+    capped = weights_of_blocks(q_HD, k_GLD, 4, 2, scaling=1.0, softcap=1e-6)[0]
+    torch.testing.assert_close(capped, torch.full((2,), 8 / 9), rtol=0, atol=1e-5)
 
 
 LAYERS, GROUPS, WIDTH, SIZE = 2, 2, 3, 4
@@ -101,28 +153,34 @@ def write(cache: KVCache, slot: int, count: int, generator: torch.Generator) -> 
         values[slot, :, begin : begin + count] = rows
 
 
-def brute_force(cache: KVCache, layer: int, slot: int) -> Tensor:
+def brute_force(cache: KVCache, layer: int, slot: int, score: str) -> Tensor:
     keys = cache.keys[layer]
     assert keys is not None
     whole = cache.lengths[slot] // SIZE
-    blocks = [keys[slot, :, b * SIZE : (b + 1) * SIZE].mean(dim=1) for b in range(whole)]
-    return torch.stack(blocks, dim=1) if blocks else keys.new_zeros(GROUPS, 0, WIDTH)
+    blocks = [keys[slot, :, b * SIZE : (b + 1) * SIZE] for b in range(whole)]
+    if score == "mean":
+        known = [each.mean(dim=1) for each in blocks]
+    else:
+        known = [torch.cat([each.min(dim=1).values, each.max(dim=1).values], dim=-1) for each in blocks]
+    return torch.stack(known, dim=1) if known else keys.new_zeros(GROUPS, 0, WIDTH * (1 + (score == "bounds")))
 
 
-def assert_agree(cache: KVCache, means: BlockMeans, layer: int, slots: list[int]) -> None:
-    found = means.of(layer, slots)
+def assert_agree(cache: KVCache, known: BlockSummaries, score: str, layer: int, slots: list[int]) -> None:
+    found = known.of(layer, slots)
     for slot in slots:
         whole = cache.lengths[slot] // SIZE
-        torch.testing.assert_close(found[slot, :, :whole], brute_force(cache, layer, slot), rtol=0, atol=1e-6)
+        expected = brute_force(cache, layer, slot, score)
+        torch.testing.assert_close(found[slot, :, :whole], expected, rtol=0, atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_history_gives_the_means_of_the_committed_rows(data: st.DataObject) -> None:
+def test_any_history_gives_the_means_and_bounds_of_the_committed_rows(data: st.DataObject) -> None:
     """Chunks, trees kept in part, prefixes cut and grown again, slots given back, taken again and forked."""
     cache = KVCache(LAYERS, SLOTS, LENGTH)
     cache.capacity = 6  # growth happens here
-    means = BlockMeans(cache, SIZE)
+    score = data.draw(st.sampled_from(SCORES[1:]))
+    known = BlockSummaries(cache, SIZE, score)
     generator = torch.Generator().manual_seed(0)
     slots = [cache.acquire()]
     write(cache, slots[0], 5, generator)
@@ -144,9 +202,9 @@ def test_any_history_gives_the_means_of_the_committed_rows(data: st.DataObject) 
             cache.release(slot)
             slots[slots.index(slot)] = cache.acquire()
         if data.draw(st.booleans()):  # not always: what is asked for late must be right, too
-            assert_agree(cache, means, data.draw(st.integers(0, LAYERS - 1)), slots)
+            assert_agree(cache, known, score, data.draw(st.integers(0, LAYERS - 1)), slots)
     for layer in range(LAYERS):
-        assert_agree(cache, means, layer, slots)
+        assert_agree(cache, known, score, layer, slots)
 
 
 def test_a_block_is_averaged_when_it_is_whole_and_not_again() -> None:
@@ -155,7 +213,7 @@ def test_a_block_is_averaged_when_it_is_whole_and_not_again() -> None:
     generator = torch.Generator().manual_seed(0)
     write(cache, slot, 7, generator)
     cache.commit(slot, range(7))
-    means = BlockMeans(cache, SIZE)
+    means = BlockSummaries(cache, SIZE, "mean")
     first = means.of(0, [slot])[slot, :, 0].clone()
     keys = cache.keys[0]
     assert keys is not None
@@ -175,14 +233,14 @@ def test_half_precision_keys_are_summed_in_single_precision() -> None:
     keys, _ = cache.buffers(0, rows, rows)
     keys[slot, :, :64] = rows
     cache.commit(slot, range(64))
-    found = BlockMeans(cache, 64).of(0, [slot])[slot, :, 0]
+    found = BlockSummaries(cache, 64, "mean").of(0, [slot])[slot, :, 0]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, rows.double().mean(dim=1).float(), rtol=0, atol=1e-6)
 
 
 def test_a_cache_does_not_keep_its_followers_alive() -> None:
     cache = KVCache(1, 1, 8)
-    means = BlockMeans(cache, 4)
+    means = BlockSummaries(cache, 4, "bounds")
     assert len(cache.followers) == 1
     del means
     assert len(cache.followers) == 0

@@ -151,7 +151,24 @@ def test_anchors_of_a_model(dense):
         assert found.jaccard[i][i] == 1.0
         for j in range(3):
             assert found.jaccard[i][j] == found.jaccard[j][i]
-    assert found.settings == {"budget": 0.5, "block": 16, "sinks": 0, "locals": 1}
+    assert found.settings == {"budget": 0.5, "block": 16, "sinks": 0, "locals": 1, "score": "exact"}
+
+
+def test_what_a_choice_catches_by_hand():
+    """One head, six blocks of 16, one of them kept beside the last; the root's key stands in the second block."""
+    q_HTD, keys_GCD = torch.zeros(1, 2, 4), torch.zeros(1, 98, 4)
+    q_HTD[0, :, 0] = torch.tensor([1.0, -1.0])  # the row behind the root asks for the opposite
+    keys_GCD[0, 20, 0] = 6.0
+    keys_GCD[0, 40:48, 0] = -2.0
+    seen = calibrating._Seen(1, BlockRule(budget=0.34, dense_below=0, size=16, sinks=0, locals=1))
+    seen.pick(0, q_HTD, keys_GCD, 96, scaling=1.0)
+    seen.end_of_chunk()
+    found = seen.anchors(0.7).caught
+    root, behind = (torch.softmax(keys_GCD[0, : 97 + row, 0] * sign, 0) for row, sign in ((0, 1.0), (1, -1.0)))
+    for score in ("exact", "mean", "bounds"):  # the block's mean is the largest, too
+        assert found[score]["root"] == pytest.approx(float(root[16:32].sum() / root[:80].sum()), abs=1e-3)
+        assert found[score]["draft"] == pytest.approx(float(behind[16:32].sum() / behind[:80].sum()), abs=1e-3)
+    assert found["exact"]["root"] > 0.8 > 0.2 > found["exact"]["draft"]
 
 
 # ---------------------------------------------------------------------- text and file
@@ -181,7 +198,13 @@ def full(target, **changes):
         "num_tokens": 7,
         "ffn": (Sparsity(tau=0.1, row=0.2, union={1: 0.2, 8: 0.1}, tiles={1: 0.0, 8: 0.0}),),
         "moe": Thresholds(num_chosen=3, beta={0: (0.1, 0.2), 2: (0.3, 0.4)}),
-        "attention": Anchors(layers=(0, 1), theta=0.7, jaccard=((1.0, 0.5), (0.5, 1.0)), settings={"block": 64}),
+        "attention": Anchors(
+            layers=(0, 1),
+            theta=0.7,
+            jaccard=((1.0, 0.5), (0.5, 1.0)),
+            settings={"block": 64},
+            caught={"exact": {"root": 0.9, "draft": 0.5}},
+        ),
         "provenance": {"command": "c"},
     }
     return Calibration(**{**fields, **changes})

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foretoken.bench.fields import metrics_fields
+from foretoken.cli.answers import statistics
 from foretoken.cli.settings import parse_methods, parse_settings
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
@@ -150,6 +151,22 @@ def test_a_sparse_recipe_promises_nothing_and_says_that_its_distance_is_not_know
     assert total.experts_per_step is None
     with pytest.raises(ConfigError, match=r"logprobs=2 with sparse verification \(verification\.ffn=0\.1\)"):
         llm.generate(PROMPTS[2], SamplingParams(logprobs=2))
+
+
+def test_the_share_of_the_prefix_that_was_read_is_told():
+    """Three blocks of 16 are kept whatever the budget is, and what lies behind the last whole block."""
+    attention = {"attention": "per_head", "block": 16, "budget": 0.01, "dense_below": 0}
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    (output,) = with_config({"method": "none", "verification": attention}).generate(PROMPTS[2] * 5, params)
+    first = len(output.prompt_token_ids)
+    assert first > 64
+    prefixes = range(first, first + 5)  # the prompt's own step is dense
+    expected = sum(48 + prefix % 16 for prefix in prefixes) / sum(prefixes)
+    assert metrics_fields(output.metrics)["prefix_read"] == pytest.approx(expected)
+    assert "% of the prefix read" in statistics([output], 1.0)
+    short = {"method": "none", "verification": {**attention, "dense_below": 500}}
+    assert with_config(short).generate(PROMPTS[2], params)[0].metrics.prefix_read == 1.0
+    assert with_config({"method": "none"}).generate(PROMPTS[2], params)[0].metrics.prefix_read is None
 
 
 def test_all_off_is_the_dense_plan_and_keeps_its_promise():

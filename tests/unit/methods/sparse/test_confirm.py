@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from foretoken.methods.sparse.confirm import SparseDraft
+from foretoken.methods.sparse.confirm import DenseRefresh, SparseDraft
 from helpers import zoo_llms
 
 SPARSE = {
@@ -177,3 +178,18 @@ def _dense_rows(llm: LLM, tokens: Sequence[int], cache: Any, slot: int) -> int:
         difference = (ours[slot, :, : len(tokens)] - dense[0, :, : len(tokens)]).abs()
         equal &= difference.amax(dim=(0, 2)) < 1e-4
     return int(equal.long().cumprod(0).sum())
+
+
+def test_a_slot_s_next_request_starts_with_dense_rows_of_its_own() -> None:
+    """However many rows of the one before it were dense."""
+
+    class Noting(DenseRefresh):
+        def _again(self, cache: Any, context: Any, begin: int) -> None:
+            again.append((context.request_id, begin, cache.lengths[context.slot]))
+
+    again: list[tuple[int, int, int]] = []
+    refresh, cache = Noting(None, 6), SimpleNamespace(lengths=[0, 0])  # type: ignore[arg-type]
+    for request_id, prompt, end in ((1, 10, 30), (2, 4, 18), (3, 25, 32)):
+        for cache.lengths[0] in range(prompt, end):
+            refresh(cache, [SimpleNamespace(slot=0, request_id=request_id)])  # type: ignore[arg-type, list-item]
+    assert again == [(1, 10, 16), (1, 16, 22), (1, 22, 28), (2, 4, 10), (2, 10, 16), (3, 25, 31)]

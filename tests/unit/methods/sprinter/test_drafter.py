@@ -19,7 +19,7 @@ from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.engine.llm import LLM
 from foretoken.methods.sprinter.drafter import SprinterDrafter
-from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.methods.sprinter.head import SprinterHead, facts_of
 from foretoken.methods.sprinter.train import Watched
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
@@ -147,11 +147,15 @@ def reference(prompt: str, feature: str, judge: SprinterHead, cap: int, length: 
         most = min(cap, begin + length - len(tokens) - 1)
         while len(drafted) < most:
             output = run(small, tokens + drafted)
-            (v,) = judge.judge(output.hidden_states[-1][0, -1:])
+            x_1D, q_1V = output.hidden_states[-1][0, -1:], output.logits[0, -1:].softmax(-1)
+            token = int(q_1V.argmax())
+            if feature == "drawn":
+                x_1D = torch.cat([x_1D, facts_of(q_1V, torch.tensor([token]))], dim=-1)
+            v = float(q_1V[0, token]) if feature == "confidence" else float(judge.judge(x_1D))
             if feature == "post" and drafted and v < 0.5:
                 break
-            drafted.append(int(output.logits[0, -1].argmax()))
-            if feature == "pre" and v < 0.5:
+            drafted.append(token)
+            if feature != "post" and v < 0.5:
                 break
         if drafted:
             tokens += drafted[:-1]
@@ -161,11 +165,15 @@ def reference(prompt: str, feature: str, judge: SprinterHead, cap: int, length: 
     return tokens[begin : begin + length]
 
 
-@pytest.mark.parametrize("feature", ["pre", "post"])
+@pytest.mark.parametrize("feature", ["pre", "drawn", "post", "confidence"])
 def test_text_is_that_of_the_specification_s_loop_from_scratch(feature: str) -> None:
     """Caches, rollback and hidden states: nothing of a round may leak into the next."""
-    judge = head(feature, spread=0.1)
-    llm = sprinter(feature, 0.0, 0.1, max_draft=6)
+    if feature == "confidence":
+        judge = head()  # nobody asks it
+        llm = with_config({"method": "sprinter", "model": "zoo:draft", "stop": "confidence", "max_draft": 6})
+    else:
+        judge = head(feature, spread=0.1)
+        llm = sprinter(feature, 0.0, 0.1, max_draft=6)
     found = noted(llm)
     for prompt in PROMPTS[:2]:
         (output,) = llm.generate(prompt, plan(length=24))
@@ -174,7 +182,7 @@ def test_text_is_that_of_the_specification_s_loop_from_scratch(feature: str) -> 
     assert any(len(path) < len(draft) for draft, path in found)  # and was refused
 
 
-@pytest.mark.parametrize("feature", ["pre", "post"])
+@pytest.mark.parametrize("feature", ["pre", "drawn", "post"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_requests_of_a_batch_stop_one_by_one(feature: str, temperature: float) -> None:
     llm = sprinter(feature, 0.0, 0.1)
@@ -200,7 +208,7 @@ def test_threshold_and_cap() -> None:
 # ------------------------------------------------------------------ the meter on the real pair
 
 
-@pytest.mark.parametrize("feature", ["pre", "post"])
+@pytest.mark.parametrize("feature", ["pre", "drawn", "post"])
 def test_what_is_charged_is_eta_fp_times_the_distance_of_the_pair(feature: str) -> None:
     llm = sprinter(feature, 0.0, 0.1, max_draft=64)
     rule = Watched(llm.recipe.verifier)
@@ -304,6 +312,9 @@ def build(**settings: Any) -> Any:
         ({"threshold": True}, "threshold=True"),
         ({"max_draft": 0}, "max_draft=0 must be an integer between 1 and 256"),
         ({"max_draft": 2.5}, "max_draft=2.5"),
+        ({"stop": "confidnce"}, "stop='confidnce' is unknown: did you mean 'confidence'"),
+        ({"stop": 1}, "stop=1 is unknown: use head or confidence"),
+        ({"stop": "confidence"}, "does nothing with stop=confidence"),
         ({"model": ""}, "model='' must name the draft"),
         ({"head": 3}, "head=3 must be a folder"),
         ({"head": "~nobody-of-that-name/head"}, "nobody-of-that-name"),
@@ -390,8 +401,23 @@ def test_a_head_of_another_width(tmp_path: Path) -> None:
         build(head=str(tmp_path))
 
 
-def test_a_saved_head_is_the_same(tmp_path: Path) -> None:
-    original = head("post", bias=0.25, spread=1.0)
+def test_the_confidence_stop_says_what_q_says() -> None:
+    """At a temperature: v is q(y) of the processed law; a draft ends with the first token below the threshold."""
+    llm = with_config({"method": "sprinter", "model": "zoo:draft", "stop": "confidence", "threshold": 0.4})
+    found = noted(llm)
+    ids(llm.generate(PROMPTS, plan(1.0, top_k=20)))
+    drafts = [draft for draft, _ in found if len(draft)]
+    for draft in drafts:
+        rows = [float(draft.law.q_at(node)[token]) for node, token in enumerate(draft.tree.tokens)]  # type: ignore[union-attr]
+        assert draft.confidence == pytest.approx(rows, abs=1e-6)
+        assert draft.evidence.approved == tuple(q >= 0.4 for q in rows)  # type: ignore[union-attr]
+        assert draft.evidence.saw_token  # type: ignore[union-attr]
+    assert any(draft.evidence.approved[-1] is False for draft in drafts)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("feature", ["pre", "drawn", "post"])
+def test_a_saved_head_is_the_same(feature: str, tmp_path: Path) -> None:
+    original = head(feature, bias=0.25, spread=1.0)
     original.save(tmp_path)
     loaded = SprinterHead.load(tmp_path)
     assert loaded.config == original.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.methods.sprinter import train as training
-from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.methods.sprinter.head import FEATURES, SprinterHead, facts_of
 from foretoken.methods.sprinter.labels import Collecting, Examples, collect, prompts_of
-from foretoken.methods.sprinter.train import fit, quality
+from foretoken.methods.sprinter.train import PENALTIES, by_source, fit, fit_beside_facts, quality
 from foretoken.models.load import load
+from foretoken.train.roc import auc
 from foretoken.train.sources import parse
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -69,17 +71,21 @@ def test_labels_and_states_by_hand(folder: Path, ratio: float) -> None:
                 y = int(q_V.argmax())
                 read = small(input_ids=torch.tensor([[*tokens, y]]), output_hidden_states=True)
             states = drafted.hidden_states[-1][0, -1], read.hidden_states[-1][0, -1]
-            rows.append((step, number, *states, p_V[y], q_V[y]))
+            top, second = q_V.sort(descending=True).values[:2]
+            facts = torch.stack([q_V[y].log(), -(q_V * q_V.log()).sum(), top - second])
+            rows.append((step, number, *states, p_V[y], q_V[y], facts))
             tokens.append(y if q_V[y] <= p_V[y] * ratio else int(p_V.argmax()))
             if tokens[-1] in ends:
                 break
     rows.sort(key=lambda row: row[:2])  # step by step, all prompts of a group
     assert len(found) == len(rows)
     assert found.document_N.tolist() == [row[1] for row in rows]
-    for ours, place in ((found.pre_ND, 2), (found.post_ND, 3), (found.p_N, 4), (found.q_N, 5)):
+    every = ((found.pre_ND, 2), (found.post_ND, 3), (found.p_N, 4), (found.q_N, 5), (found.facts_N3, 6))
+    for ours, place in every:
         torch.testing.assert_close(ours, torch.stack([row[place] for row in rows]), rtol=1e-3, atol=1e-3)
     labels = found.labels(ratio, soft=False)
     assert labels.tolist() == [float(row[5] <= row[4] * ratio) for row in rows]
+    assert torch.equal(found.features("drawn"), torch.cat([found.pre_ND, found.facts_N3], dim=-1))
     assert 0 < labels.mean() < 1
     soft = found.labels(ratio, soft=True)
     torch.testing.assert_close(soft, (found.p_N / found.q_N).clamp(max=1.0))
@@ -130,7 +136,25 @@ def test_a_fit_finds_what_there_is_and_is_of_its_seed() -> None:
     assert found.held_out["auc"] > 0.9  # type: ignore[operator]
     assert found.held_out["examples"] == 180  # 30 % of the documents
     assert float(found.weight_D[0]) > 0 > float(found.weight_D[3])
-    assert found.curve[found.epoch - 1][1] == min(held for _, held in found.curve)
+    assert found.curve[int(found.chosen) - 1][1] == min(held for _, held in found.curve)
+
+
+def test_where_the_facts_say_all_a_noisy_state_does_no_harm() -> None:
+    """A few hundred examples, a hundred numbers of noise: the penalty keeps what the law says."""
+    generator = torch.Generator().manual_seed(0)
+    facts_N3, noise_ND = torch.randn(400, 3, generator=generator), torch.randn(400, 100, generator=generator)
+    y_N = (facts_N3[:, 0] + 0.7 * torch.randn(400, generator=generator) > 0).float()
+    document_N = torch.arange(400) // 10
+    found = fit_beside_facts(torch.cat([noise_ND, facts_N3], dim=-1), y_N, document_N)
+    alone = auc(facts_N3[found.held_N, 0], y_N[found.held_N] > 0.5)
+    assert alone is not None
+    assert found.held_out["auc"] > alone - 0.02  # type: ignore[operator]
+    assert found.chosen == max(PENALTIES)
+    useful = torch.cat([noise_ND, facts_N3], dim=-1)
+    useful[:, 7] = y_N + 0.3 * torch.randn(400, generator=generator)  # and a state that knows more is heard
+    told = fit_beside_facts(useful, y_N, document_N)
+    assert told.held_out["auc"] > alone + 0.02  # type: ignore[operator]
+    assert told.chosen < max(PENALTIES)
 
 
 def test_nothing_to_find_is_chance() -> None:
@@ -143,6 +167,23 @@ def test_nothing_to_find_is_chance() -> None:
 def test_quality_by_hand() -> None:
     found = quality(torch.tensor([2.0, -1.0, 0.5, -3.0]), torch.tensor([1.0, 0.9, 0.2, 0.0]), 0.4)
     assert found == {"loss": 0.4, "auc": 0.75, "accuracy": 0.5, "acceptable": 0.5, "examples": 4}
+
+
+def test_a_score_that_only_tells_sources_apart_is_chance_within_each() -> None:
+    good, source = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]), ["a"] * 4 + ["b"] * 4
+    apart, true = torch.tensor([1.0] * 4 + [0.0] * 4), good + 0.1
+    found = by_source({"apart": apart, "true": true}, good, source)
+    assert found["a"] == {"examples": 4, "acceptable": 0.75, "auc": {"apart": 0.5, "true": 1.0}}
+    assert found["b"] == {"examples": 4, "acceptable": 0.25, "auc": {"apart": 0.5, "true": 1.0}}
+    assert by_source({"true": true}, good, ["all"] * 8)["all"]["auc"]["true"] == 1.0
+    assert by_source({"true": true[:3]}, good[:3], ["a"] * 3)["a"]["auc"]["true"] is None
+
+
+def test_facts_of_a_law_by_hand() -> None:
+    q_MV = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    found = facts_of(q_MV, torch.tensor([1, 2]))
+    torch.testing.assert_close(found[0], torch.tensor([math.log(0.25), 1.5 * math.log(2.0), 0.25]))
+    assert found[1].tolist() == [-20.0, 0.0, 1.0]
 
 
 # ---------------------------------------------------------------------- a run
@@ -164,8 +205,9 @@ def test_training_on_a_tiny_pair_beats_chance(folder: Path) -> None:
     found = collect(target, draft, iter(prompts), how)
     y_N = found.labels(how.ratio, soft=False)
     assert 0.3 < float(y_N.mean()) < 0.7
-    for feature in ("pre", "post"):
-        area = fit(found.features(feature), y_N, found.document_N).held_out["auc"]
+    for feature in FEATURES:
+        fitting = fit_beside_facts if feature == "drawn" else fit
+        area = fitting(found.features(feature), y_N, found.document_N).held_out["auc"]
         assert area is not None
         assert area > 0.55
 
@@ -177,7 +219,11 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     assert seen[-1] == record["examples"]
     assert record == json.loads((folder / "head" / "training.json").read_text())
     head = SprinterHead.load(folder / "head")
-    assert (head.config.feature, head.config.width, record["parameters"]) == ("pre", 64, 65)
+    assert (head.config.feature, head.config.width, record["parameters"]) == ("drawn", 64, 68)
+    (source,) = record["held_out_by_source"].values()
+    assert set(source["auc"]) == {"pre", "drawn", "post", "q", "entropy", "margin"}
+    assert source["auc"]["drawn"] == record["held_out"]["drawn"]["auc"]  # one source is the whole
+    assert source["examples"] == record["held_out"]["drawn"]["examples"]
     assert head.config.draft_fingerprint == record["draft_fingerprint"] != record["target_fingerprint"]
     assert sorted(path.name for path in (folder / "head").iterdir()) == [
         "config.json",
@@ -198,7 +244,7 @@ def test_what_stops_a_run_leaves_nothing(folder: Path, tmp_path: Path) -> None:
         train(folder, "none", text="short.jsonl")
     with pytest.raises(InputError, match=r"all of the .* draft tokens are acceptable to the target"):
         train(folder, "none", draft="target")
-    with pytest.raises(ConfigError, match="--feature mid: must be pre or post"):
+    with pytest.raises(ConfigError, match="--feature mid: must be pre, drawn or post"):
         train(folder, "none", feature="mid")
     with pytest.raises(ConfigError, match="this is a file"):
         train(folder, "my.jsonl")

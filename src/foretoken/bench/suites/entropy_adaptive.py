@@ -1,0 +1,242 @@
+"""Entropy-adaptive decoding on tasks, beside its four controls, all of them in one run and task by task.
+
+For every threshold: who wrote which token is noted, and then two controls get the same share of the large model:
+
+* random: turns as long as those noted in the same task, in random order and of other questions, blind to the text;
+* position: the large model writes the first tokens of every answer, as many as it wrote in the mean.
+
+The other two are its limits: the small model alone (an infinite threshold) and the large one alone (plain decoding).
+Lossless drafting with the same pair stands beside them, as what has nothing to lose. All answers are greedy.
+
+The share written by the large model is that of tokens; what a method saves of its calls is another figure, as the
+target reads every token for the meter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.bench import accuracy
+from foretoken.bench.suite import Column, Run, Section, Suite
+from foretoken.core.protocols import Context, Outcome
+from foretoken.methods.entropy_adaptive.drafter import EntropyAdaptiveDrafter
+from foretoken.methods.entropy_adaptive.turns import Turn, Turns
+from foretoken.tasks.difference import paired_difference
+from foretoken.tasks.evaluate import Report
+
+TASKS = ("code", "profiles", "json", "arithmetic")
+QUESTIONS = 40  # of each task, without --limit
+THRESHOLDS = (0.1, 0.5)
+_LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The turn of a control: who writes each token of an answer is settled beforehand."""
+
+    writers: Sequence[bool]
+    position: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether the large model writes."""
+        return self.writers[min(self.position, len(self.writers) - 1)]
+
+    def read_by_small(self, entropy: float) -> tuple[bool, Scheduled]:
+        """It is its turn, whatever the entropy."""
+        return True, Scheduled(self.writers, self.position + 1)
+
+    def read_by_large(self, entropy: float) -> Scheduled:
+        """Likewise."""
+        return Scheduled(self.writers, self.position + 1)
+
+
+@dataclass
+class Noted:
+    """Who wrote what: a list for each answer, True where the large model did."""
+
+    answers: dict[int, list[bool]] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Of the large model."""
+        written = [each for answer in self.answers.values() for each in answer]
+        return sum(written) / max(1, len(written))
+
+    def runs(self, large: bool) -> list[int]:
+        """Lengths of one model's turns."""
+        return [
+            len(list(run)) for answer in self.answers.values() for who, run in itertools.groupby(answer) if who is large
+        ]
+
+    @property
+    def first(self) -> float:
+        """The share of answers that the large model begins."""
+        return sum(answer[0] for answer in self.answers.values()) / max(1, len(self.answers))
+
+
+class Watched(EntropyAdaptiveDrafter):
+    """The drafter, taking notes, and on demand with scheduled turns."""
+
+    noted: Noted = Noted()
+    schedule: Any = None  # seed -> who writes each token
+
+    def first_turn(self, context: Context) -> Turn:
+        if self.schedule is None:
+            return super().first_turn(context)
+        return Scheduled(self.schedule(context.request_id))
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        super().observe(outcomes)
+        for outcome in outcomes:
+            answer = self.noted.answers.setdefault(outcome.request_id, [])
+            turns = outcome.draft.evidence
+            by_small = len(outcome.tokens) - 1
+            if isinstance(turns, Turns) and not turns.yields:
+                by_small += 1
+            answer += [number >= by_small for number in range(len(outcome.tokens))]
+
+
+def random_turns(noted: Noted, seed: int) -> list[bool]:
+    """Turns drawn from those noted, one of each model after the other."""
+    rng = random.Random(seed)
+    runs = {large: noted.runs(large) for large in (True, False)}
+    if not runs[True] or not runs[False]:
+        return [bool(runs[True])]
+    large = rng.random() < noted.first
+    writers: list[bool] = []
+    while len(writers) < _LONGEST:
+        writers += [large] * rng.choice(runs[large])
+        large = not large
+    return writers
+
+
+def first_tokens(noted: Noted) -> list[bool]:
+    """The large model writes the first tokens, as many as it wrote of an answer in the mean."""
+    written = sum(map(sum, noted.answers.values())) / max(1, len(noted.answers))
+    return [True] * round(written) + [False]
+
+
+def study(run: Run) -> list[Section]:
+    """The table of answers."""
+    plain = run.engines["none"]
+    model = next(method.config["model"] for method in run.methods if "model" in method.config)
+    questions = accuracy.Questions(TASKS, run.limit or QUESTIONS)
+    reference = questions.ask(plain)
+    rows = _rows("large alone", reference, reference, None, 1.0)
+    lossless = plain.with_method({"method": "draft_model", "model": model})
+    rows += _rows("lossless drafting", questions.ask(lossless), reference, None, 1.0)
+    drafter = Watched(Watched.Config(model=model, threshold=math.inf), plain.target)
+    rows += _rows("small alone", questions.ask(plain.with_method({"method": drafter})), reference, None, 0.0)
+    for threshold in THRESHOLDS:
+        rows += _threshold(plain, drafter, threshold, questions, reference)
+    return [Section("turns", "entropy-adaptive decoding and its controls, greedy answers", COLUMNS, rows)]
+
+
+def _threshold(
+    plain: Any, drafter: Watched, threshold: float, questions: accuracy.Questions, reference: dict[str, Report]
+) -> list[dict[str, Any]]:
+    """One threshold and its two controls, the rates of every task apart."""
+    found: dict[str, dict[str, Report]] = {"entropy": {}, "random": {}, "position": {}}
+    shares: dict[str, dict[str, float]] = {name: {} for name in found}
+    for task in reference:
+        own = _watched(drafter, threshold, None)
+        found["entropy"] |= questions.ask(plain.with_method({"method": own}), only=task)
+        noted = own.noted
+        schedules = {
+            "random": lambda number, noted=noted: random_turns(noted, number),
+            "position": lambda number, noted=noted: first_tokens(noted),
+        }
+        shares["entropy"][task] = noted.share
+        for name, schedule in schedules.items():
+            control = _watched(drafter, threshold, schedule)
+            found[name] |= questions.ask(plain.with_method({"method": control}), only=task)
+            shares[name][task] = control.noted.share
+    rows = []
+    for name, reports in found.items():
+        label = f"threshold={threshold:g}" if name == "entropy" else f"  {name}"
+        against = None if name == "entropy" else found["entropy"]
+        for task, report in reports.items():
+            rows += _rows(label, {task: report}, reference, against, shares[name][task])
+    return rows
+
+
+def _watched(drafter: Watched, threshold: float, schedule: Any) -> Watched:
+    made = drafter.with_options(threshold=threshold)
+    assert isinstance(made, Watched)
+    made.noted, made.schedule = Noted(), schedule
+    return made
+
+
+def _rows(
+    label: str,
+    found: dict[str, Report],
+    reference: dict[str, Report],
+    entropy: dict[str, Report] | None,
+    share: float,
+) -> list[dict[str, Any]]:
+    """A row a task: minus the large model, and of a control minus the method itself."""
+    rows = []
+    for task, report in found.items():
+        right = [answer.correct for answer in report.answers]
+        rows.append(
+            {
+                "method": label,
+                "task": task,
+                "accuracy": report.accuracy,
+                "interval": report.interval,
+                "minus_large": _minus(right, reference[task]),
+                "minus_entropy": None if entropy is None else _minus(right, entropy[task]),
+                "share_of_large": share,
+                "distortion": report.distortion,
+                "target_calls_per_100_tokens": 100 * report.metrics.num_steps / max(1, report.metrics.num_tokens),
+                "target_calls_per_right_answer": report.metrics.num_steps / sum(right) if any(right) else None,
+                "mean_tokens": report.mean_tokens,
+                "failed": report.failed,
+            }
+        )
+    return rows
+
+
+def _minus(right: Sequence[bool], other: Report) -> list[float]:
+    found = paired_difference(right, [answer.correct for answer in other.answers])
+    return [found.mean, found.low, found.high]
+
+
+def _difference(name: str) -> Any:
+    def cell(row: Any) -> str | None:
+        if row[name] is None:
+            return None
+        mean, low, high = row[name]
+        return f"{mean:+.1%} ({low:+.1%} to {high:+.1%})"
+
+    return cell
+
+
+COLUMNS = (
+    Column("method", lambda row: row["method"]),
+    Column("task", lambda row: row["task"]),
+    Column("accuracy", lambda row: row["accuracy"], "{:.1%}"),
+    Column("minus the large model, 95 %", _difference("minus_large")),
+    Column("minus entropy, 95 %", _difference("minus_entropy")),
+    Column("by\nlarge", lambda row: row["share_of_large"], "{:.0%}"),
+    Column("TV", lambda row: row["distortion"], "{:.3f}"),
+    Column("calls\n/100", lambda row: row["target_calls_per_100_tokens"], "{:.0f}"),
+    Column("calls\n/right", lambda row: row["target_calls_per_right_answer"], "{:.1f}"),
+    Column("tokens", lambda row: row["mean_tokens"], "{:.0f}"),
+    Column("failed", lambda row: row["failed"], "{}"),
+)
+
+SUITE = Suite(
+    name="entropy_adaptive",
+    question="does entropy say when a small model may write: beside random turns, the first tokens, and either alone?",
+    draft_model="zoo:draft",
+    methods=("draft_model", *(f"entropy_adaptive+threshold={value}" for value in THRESHOLDS)),
+    options={"repeats": 1},
+    study=study,
+)

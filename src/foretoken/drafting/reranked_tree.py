@@ -1,0 +1,86 @@
+"""A tree that is recorded wide and proposed narrow: EAGLE-2's dynamic tree.
+
+    recorded    every frontier node's ``width`` best tokens, level by level; the ``width`` best of a level go on
+    proposed    of all that was recorded, the best nodes by the probability of their path
+
+Paper: EAGLE-2, arXiv:2406.16858, sections 4.1 (expansion) and 4.2 (reranking). A node's path is never more probable
+than its parent's, and of equal ones the elder is taken, so that what is proposed hangs together. Differs: a frontier
+node that can have no descendant among the best is not expanded, which changes nothing of what is proposed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+from foretoken.core.tree import ROOT
+from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
+from foretoken.models.language_model import Output
+
+
+@dataclass(slots=True)
+class RerankedBuilder(DraftBuilder):
+    """A draft while it is recorded; its nodes are numbered anew by :meth:`rerank`.
+
+    Attributes:
+        expanded: the frontier that the last level hangs on.
+    """
+
+    expanded: list[int] = field(default_factory=list)
+
+    def record_level(self, output: Output, first: int, *, width: int, name: str) -> None:
+        """Record the children of the frontier; the best of them become the frontier.
+
+        Args:
+            output: of a forward that ranked at least one token of every row.
+            first: the frontier's first row in it; the others follow.
+            width: children of a node, and nodes that go on.
+            name: of the drafting model, for messages.
+        Raises:
+            RequestError: the logits are NaN.
+        """
+        raw_MV, columns = output.logits_MV[first : first + len(self.frontier)], output.columns
+        top = len(output.top_ids) // len(output.best)
+        if not self.context.laws.trivial:
+            output, first = Output.of(self.process(raw_MV, columns), top=top, columns=columns), 0
+        fresh: list[int] = []
+        for row, parent in enumerate(self.frontier, first):
+            begin = row * top
+            if output.top_shares[begin] != output.top_shares[begin]:
+                check_numbers(raw_MV, name)
+                continue
+            ranked = zip(output.top_ids[begin : begin + top], output.top_shares[begin : begin + top], strict=True)
+            fresh += [self.add(token, parent, q, 0) for token, q in itertools.islice(ranked, width) if q > 0]
+        self.expanded = self.frontier
+        best = sorted(fresh, key=lambda node: (-self.reach[node], node))[:width]
+        least = self._least()
+        deeper = bool(best) and self.depths[best[0]] < self.budget.max_depth
+        self.frontier = sorted(node for node in best if deeper and self.reach[node] > least)
+
+    def rerank(self, pays: Callable[[float, float], bool] = lambda reach, q: True) -> None:
+        """Keep the best nodes, at most as many as the budget allows.
+
+        Args:
+            pays: whether a node is worth its verification, given its parent's reach and its own probability; the first
+                one that is not ends the tree.
+        """
+        order = sorted(range(len(self.tokens)), key=lambda node: (-self.reach[node], node))
+        kept: list[int] = []
+        for node in order[: self.budget.max_nodes]:
+            if not pays(self.reach_of(self.parents[node]), self.confidence[node]):
+                break
+            kept.append(node)
+        kept.sort()
+        place = {node: number for number, node in enumerate(kept)} | {ROOT: ROOT}
+        self.parents = [place[self.parents[node]] for node in kept]
+        for name in ("tokens", "depths", "reach", "confidence", "row_of"):
+            values = getattr(self, name)
+            setattr(self, name, [values[node] for node in kept])
+        self.chain = all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def _least(self) -> float:
+        """What a path has to exceed in order to be proposed; 0 while there is room."""
+        most = self.budget.max_nodes
+        return nlargest(most, self.reach)[-1] if len(self.reach) >= most else 0.0

@@ -1,0 +1,185 @@
+"""Whom to draft for: whether it is worth its time, remembered over requests, and what finding out may cost.
+
+Everything is counted in tokens that plain decoding would have emitted in the same time. A step that drafts gains the
+drafted tokens that stand, and loses the time of drafting and of the further rows. That was measured for steps of a like
+number of requests (engine/step_costs.py), so what it comes to for a request is known beforehand:
+
+    pays    gain of a step * steps to come  >  cost of reading what the drafter has not read yet
+
+A drafter reads nothing before that. Where drafting is known not to pay, or not known to pay, single requests try it for
+some steps all the same, because the text may have changed. That costs, and the costs come out of a purse:
+
+    purse   + a small share of all time, and what drafting has gained     - what it has lost
+
+A trial of something known begins when the purse holds what it will cost; the first one of its kind, as soon as nothing
+is owed. So in the long run the loss against plain decoding stays within that share, however dear the drafter and
+however long the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from foretoken.engine.forgetful import Mean
+from foretoken.engine.step_costs import Reading, StepCosts
+
+_SHARE = 1.0 / 128  # of all time goes into trials, at most
+_MOST_SAVED = 256.0  # tokens in the purse at most: what was gained long ago is no licence to lose for hours
+_TRIAL = 16  # steps of one request
+_ENOUGH = 8.0  # of them, or so many tokens lost, before the gain is believed
+_HOPED = 0.5  # gain of a step before any was measured
+_PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
+_KEEPS = 0.98
+
+
+@dataclass(slots=True)
+class Standing:
+    """How one request stands with the drafter.
+
+    Attributes:
+        num_read: tokens that the drafter had read when it was last asked.
+        asked_at: the step of the engine in which that was.
+        trial: further steps in which it is asked, to find out.
+    """
+
+    num_read: int = 0
+    asked_at: int = -1
+    trial: int = 0
+
+
+class Candidate(Protocol):
+    """What must be known of a request (engine/request.py has it)."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def room(self) -> int: ...
+
+    @property
+    def standing(self) -> Standing: ...
+
+
+class Worth:
+    """Decides before every step who is drafted for.
+
+    Args:
+        reading: what a drafter's reading costs.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._purse = 0.0
+        self._gains: dict[int, Mean] = {}  # of a step of a request, by the magnitude of the number of requests
+        self._answer = Mean(_KEEPS)  # tokens of an answer
+        self._step = 0
+        self.num_asked = 0
+        self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
+
+    def choose(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts) -> list[bool]:
+        """Whether each of the requests is drafted for in this step.
+
+        Args:
+            num_requests: that decode in this step, the others included.
+            costs: of steps of so many requests.
+        """
+        self._step += 1
+        self.num_asked = self.backlog = 0
+        gain = self._gain(num_requests)
+        known = _known(gain)
+        pays = known and gain.value > 0.0
+        if not costs.known or (pays and self._step % _PLAIN_TURN == 0):
+            return [False] * len(requests)
+        plain = costs.token(num_requests)
+        per_token = self._reading.token(plain) / plain
+        costs_of = [per_token * (len(each.tokens) - each.standing.num_read) for each in requests]
+        if not pays:
+            self._begin_trials(requests, costs_of, gain, known)
+        asked = []
+        for request, cost in zip(requests, costs_of, strict=True):
+            asks = request.standing.trial > 0 or (pays and gain.value * self._to_come(request) > cost)
+            asked.append(asks)
+            if asks:
+                self._note(request)
+        return asked
+
+    def affords(self, tokens: float) -> bool:
+        """Whether so much may be lost on something that is not expected to pay."""
+        return self._purse >= tokens
+
+    def measure(
+        self,
+        num_requests: int,
+        costs: StepCosts,
+        *,
+        nodes: int,
+        accepted: int,
+        draft: float,
+        total: float,
+        typical: bool,
+    ) -> None:
+        """Account for one step.
+
+        Args:
+            nodes, accepted: drafted tokens, and those that stood.
+            draft, total: seconds of drafting, and of the step.
+            typical: whether its drafts were what they will be; a probe's are not.
+        """
+        if not costs.known:
+            return
+        plain = costs.token(num_requests)
+        gained = 0.0
+        if self.num_asked:
+            gained = accepted - (draft + nodes * costs.row(num_requests)) / plain
+        self._purse = min(_MOST_SAVED, self._purse + _SHARE * total / plain + gained)
+        if self.num_asked and not self.backlog and typical:
+            self._gain(num_requests).add(gained / self.num_asked, self.num_asked)
+
+    def ended(self, num_tokens: int) -> None:
+        """Take in the length of an answer."""
+        self._answer.add(num_tokens)
+
+    def _gain(self, num_requests: int) -> Mean:
+        return self._gains.setdefault(num_requests.bit_length(), Mean(_KEEPS))
+
+    def _to_come(self, request: Candidate) -> float:
+        """Steps that a request is expected to run for: as long as an answer is on average, however long it has been."""
+        return min(request.room, self._answer.value) if self._answer.weight else request.room
+
+    def _begin_trials(self, requests: Sequence[Candidate], costs_of: Sequence[float], gain: Mean, known: bool) -> None:
+        """Let requests try that cost little, as far as the purse goes; the first one of its kind goes on credit."""
+        if known and self._purse < 0.0:
+            for request in requests:
+                request.standing.trial = 0
+        if self._purse < 0.0 or (not known and any(each.standing.trial for each in requests)):
+            return
+        a_trial = _TRIAL * max(0.0, -gain.value) if known else 0.0
+        left = self._purse - sum(a_trial / _TRIAL * each.standing.trial for each in requests)
+        if known and left < a_trial:
+            return
+        for place in sorted(range(len(requests)), key=costs_of.__getitem__):
+            request, cost = requests[place], costs_of[place]
+            if request.standing.trial or cost > _HOPED * self._to_come(request):
+                continue
+            left -= cost + a_trial
+            if known and left < 0.0:
+                return
+            request.standing.trial = _TRIAL
+            if not known:
+                return
+
+    def _note(self, request: Candidate) -> None:
+        """It is asked: the drafter will have read all of it."""
+        standing = request.standing
+        self.num_asked += 1
+        if standing.asked_at != self._step - 1:
+            self.backlog += len(request.tokens) - standing.num_read
+        standing.num_read = len(request.tokens)
+        standing.asked_at = self._step
+        standing.trial = max(0, standing.trial - 1)
+
+
+def _known(gain: Mean) -> bool:
+    return gain.weight >= _ENOUGH or gain.weight * gain.value < -_ENOUGH

@@ -1,0 +1,102 @@
+"""``foretoken train eagle``: its options, the run, and what it says; without torch until it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from foretoken.core.errors import ConfigError
+from foretoken.train.command import Command, Judged, Loop, Option, Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Loop, Judged):
+    """Options of ``foretoken train eagle``; None: the recipe's."""
+
+    target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t")]
+    algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.")] = "eagle3"
+    draft_vocab_size: Annotated[
+        int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="K", least=1)
+    ] = None
+    mlp_width: Annotated[
+        int | None, Option("Channels of its MLP; default: a quarter of the target's.", metavar="N", least=32)
+    ] = None
+    own_head: Annotated[bool, Option("Train and store a head, which other engines need; else the target's.")] = False
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    features: Annotated[
+        Path | None, Option("Train from what foretoken train features stored instead.", metavar="DIR")
+    ] = None
+    own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
+
+    def __post_init__(self) -> None:
+        if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
+            raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
+
+
+def run(config: Config, session: Session) -> dict[str, Any]:
+    """Train a head, and let it draft for the held-out prompts, as many tokens a step as training unrolled."""
+    from foretoken.methods.eagle import train as training
+    from foretoken.train import acceptance
+    from foretoken.train.recipe import add_to_record
+
+    shape = training.Shape(
+        algorithm=config.algorithm,
+        draft_vocab_size=config.draft_vocab_size,
+        mlp_width=config.mlp_width,
+        own_head=config.own_head,
+        steps=config.steps,
+    )
+    share = training.OWN_WORDS if config.own_words is None else config.own_words
+    recipe = training.recipe(config.target, shape, share)
+    prompts = session.prompts(config.prompts)
+    text = config.sources(recipe.sources) if config.features is None else []
+    with session.training("training an EAGLE head") as report:
+        training.run(
+            config.target,
+            shape,
+            text,
+            config.out,
+            prompts=prompts,
+            own_words=share,
+            features=config.features,
+            **config.loop(recipe.bounds, report, session),
+        )
+    chain = {"method": "eagle", "head": str(config.out), "num_speculative_tokens": config.steps}
+    return add_to_record(config.out, {"acceptance": acceptance.measure(config.target, chain, prompts)})
+
+
+def say(record: dict[str, Any], out: Path) -> list[str]:
+    """What it became, what stands of its drafts, and whether training foretold that."""
+    target = record["target"]
+    lines = [
+        f"{out}: {record['algorithm']} head of {record['parameters'] / 1e6:.2f} M parameters for {target}, "
+        f"{record['draft_vocab_size']} tokens scored, {record['tokens'] / 1e6:.2f} M tokens read in "
+        f"{record['minutes']} minutes"
+    ]
+    if not record["replies_only"]:
+        lines.append("the tokenizer has none of the zoo's chat markers: prompts were learnt from like replies")
+    for mode, each in record["acceptance"].items():
+        walked = record["walked"][mode]
+        positions = ", ".join(f"{share:.2f}" for share in each["acceptance_by_position"])
+        lines.append(
+            f"{mode}: {each['tokens_per_step']:.2f} tokens per step (training expected {walked['after']:.2f}; "
+            f"untrained {walked['before']:.2f}); accepted by position: {positions}"
+        )
+    return [*lines, f"try: foretoken generate PROMPT --model {target} --method eagle --set head={out}"]
+
+
+COMMAND = Command(
+    name="eagle",
+    help="""\
+    Train EAGLE's head: one decoder layer that drafts from a target's hidden states.
+
+    The target stays as it is. While it trains, the head walks over what the target answers to held-out prompts, which
+    tells the tokens per step that serving will reach. Then the real engine drafts for these prompts, and tells the
+    same number as it was.
+    """,
+    example="foretoken train eagle --target zoo:base --data DATA --out my-head",
+    config=Config,
+    run=run,
+    say=say,
+)

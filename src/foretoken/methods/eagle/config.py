@@ -1,0 +1,259 @@
+"""What an EAGLE head is, and how the speculators format says it.
+
+    config.json  {"speculators_model_type": "eagle3",               or "eagle": EAGLE-1/2, as before version 0.5
+                  "speculators_config": {"algorithm": ..., "proposal_methods": [...], "verifier": {...}},
+                  "transformer_layer_config": {...},                of the block, and the target's vocab_size
+                  "draft_vocab_size": 2048, "eagle_aux_hidden_state_layer_ids": [1, 4, 7], ...}
+
+A folder that was made elsewhere has no fingerprint: its shapes are compared with the target's instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.drafting.learned_part import LearnedConfig
+
+EAGLE2, EAGLE3 = "eagle", "eagle3"
+UNKNOWN = ""  # the fingerprint of a folder that has none
+SPECULATIVE_TOKENS = 5  # what a folder of ours proposes to other engines
+_ARCHITECTURES = {EAGLE2: ["EagleSpeculator", "LlamaDecoderLayer"], EAGLE3: ["Eagle3Speculator"]}
+_BLOCKS = ("llama", "qwen3")
+_SIZES = ("width", "target_width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab_size", "draft_vocab_size")
+_FLAGS = (
+    "norm_heads",
+    "attention_bias",
+    "fusion_bias",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(LearnedConfig):
+    """What a head is, and whose.
+
+    Attributes:
+        algorithm: "eagle3", or "eagle" for EAGLE-1/2.
+        width, target_width: of the block, and of the target's residual stream.
+        heads, kv_heads, head_dim, mlp_width, rope_theta, norm_eps: of the block.
+        vocab_size, draft_vocab_size: V of the target, K that the head scores.
+        depths: of the target's residual stream that are fused, in the order in which they are; empty: the published
+            (2, L // 2, L - 3). EAGLE-2 reads what the final norm gives instead.
+        norm_heads: norms over each head's query and key (Qwen3).
+        attention_bias: of the four projections of attention.
+        fusion_bias: of EAGLE-2's fusion.
+        norm_before_residual: the block's residual begins with the normed feature.
+        norm_before_fc, fc_norm: a norm over all fused depths together, or one for each.
+        norm_output: the next feature is taken behind the final norm.
+        max_length: positions that it was made for.
+    """
+
+    algorithm: str = EAGLE3
+    width: int
+    target_width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    rope_theta: float
+    norm_eps: float
+    vocab_size: int
+    draft_vocab_size: int
+    depths: tuple[int, ...] = ()
+    norm_heads: bool = False
+    attention_bias: bool = False
+    fusion_bias: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    max_length: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (*_SIZES, "max_length"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r}")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r}")
+        for name in _FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name}={getattr(self, name)!r}")
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size={self.draft_vocab_size} is above the target's vocab_size={self.vocab_size}"
+            )
+        if any(type(each) is not int or each < 1 for each in self.depths):
+            raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(self.depths)!r}: depths count from 1")
+
+    @property
+    def num_features(self) -> int:
+        """Hidden states of the target that make one feature."""
+        return 1 if self.algorithm == EAGLE2 else len(self.depths) or 3
+
+    def depths_of(self, num_layers: int) -> tuple[int, ...]:
+        """The depths of a target of so many layers, in the order in which they are fused."""
+        if self.algorithm == EAGLE2:
+            return (num_layers,)
+        return self.depths or (2, num_layers // 2, num_layers - 3)
+
+
+def to_settings(config: EagleConfig) -> dict[str, Any]:
+    """What ``config.json`` holds."""
+    block = {
+        "model_type": "qwen3" if config.norm_heads else "llama",
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp_width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "attention_bias": config.attention_bias,
+        "mlp_bias": False,
+        "max_position_embeddings": config.max_length,
+        "vocab_size": config.vocab_size,
+    }
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": SPECULATIVE_TOKENS,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    settings: dict[str, Any] = {
+        "architectures": _ARCHITECTURES[config.algorithm],
+        "speculators_model_type": config.algorithm,
+        "speculators_config": {
+            "algorithm": config.algorithm,
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {
+                "name_or_path": config.target,
+                "architectures": [],
+                "fingerprint": config.target_fingerprint,
+            },
+        },
+        "transformer_layer_config": block,
+    }
+    if config.algorithm == EAGLE2:
+        return {
+            **settings,
+            "transformer_layer_architecture": "LlamaDecoderLayer",
+            "layernorms": False,
+            "fusion_bias": config.fusion_bias,
+        }
+    return {
+        **settings,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_width,
+        "eagle_aux_hidden_state_layer_ids": list(config.depths) or None,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+    }
+
+
+def from_settings(settings: Any) -> dict[str, Any]:
+    """The fields of an :class:`EagleConfig` that a ``config.json`` says.
+
+    Raises:
+        ValueError: it describes something else, or something that is not computed here; the field is named.
+    """
+    if not isinstance(settings, dict):
+        raise ValueError("config.json is not an object")
+    algorithm = settings.get("speculators_model_type")
+    if algorithm not in (EAGLE2, EAGLE3):
+        raise ValueError(f"speculators_model_type={algorithm!r}: an EAGLE head has '{EAGLE3}' or '{EAGLE2}'")
+    owner = _object(settings, "speculators_config")
+    if owner.get("algorithm") != algorithm:
+        raise ValueError(
+            f"speculators_config.algorithm={owner.get('algorithm')!r}, but speculators_model_type is '{algorithm}'"
+        )
+    verifier = _object(owner, "verifier", "speculators_config.")
+    found = {
+        "target": str(verifier.get("name_or_path") or "an unnamed target"),
+        "target_fingerprint": verifier.get("fingerprint", UNKNOWN),
+        "algorithm": algorithm,
+        **_block(_object(settings, "transformer_layer_config")),
+    }
+    if algorithm == EAGLE2:
+        if settings.get("layernorms"):
+            raise ValueError("layernorms=true: heads with norms around the fusion are not computed here; use EAGLE-3")
+        return {
+            **found,
+            "target_width": found["width"],
+            "draft_vocab_size": found["vocab_size"],
+            "fusion_bias": settings.get("fusion_bias", False),
+        }
+    ids = settings.get("eagle_aux_hidden_state_layer_ids") or []
+    if not isinstance(ids, list):
+        raise ValueError(f"eagle_aux_hidden_state_layer_ids={ids!r}: a list of depths")
+    if "draft_vocab_size" not in settings:
+        raise ValueError("draft_vocab_size is missing")
+    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return {
+        **found,
+        "target_width": settings.get("target_hidden_size") or found["width"],
+        "draft_vocab_size": settings["draft_vocab_size"],
+        "depths": tuple(ids),
+        **{name: settings.get(name, False) for name in flags},
+    }
+
+
+def _block(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that ``transformer_layer_config`` says."""
+    where = "transformer_layer_config."
+    for name, known in (("model_type", _BLOCKS), ("hidden_act", ("silu",)), ("num_hidden_layers", (1,))):
+        if block.get(name, known[0]) not in known:
+            raise ValueError(f"{where}{name}={block[name]!r}: known is {' or '.join(map(str, known))}")
+    if block.get("mlp_bias"):
+        raise ValueError(f"{where}mlp_bias=true: an MLP with biases is not computed here")
+    rope = block.get("rope_parameters") or block.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"{where}rope_parameters.rope_type={kind!r}: known is default")
+    names = {
+        "width": "hidden_size",
+        "mlp_width": "intermediate_size",
+        "heads": "num_attention_heads",
+        "norm_eps": "rms_norm_eps",
+        "vocab_size": "vocab_size",
+    }
+    for name in names.values():
+        if name not in block:
+            raise ValueError(f"{where}{name} is missing")
+    found = {ours: block[theirs] for ours, theirs in names.items()}
+    heads = found["heads"]
+    if type(heads) is not int or heads < 1:
+        raise ValueError(f"{where}num_attention_heads={heads!r}")
+    return {
+        **found,
+        "kv_heads": block.get("num_key_value_heads") or heads,
+        "head_dim": block.get("head_dim") or found["width"] // heads,
+        "rope_theta": block.get("rope_theta") or rope.get("rope_theta") or 10000.0,
+        "norm_heads": block.get("model_type") == "qwen3",
+        "attention_bias": block.get("attention_bias", False),
+        "max_length": block.get("max_position_embeddings") or 4096,
+    }
+
+
+def _object(settings: Mapping[str, Any], name: str, where: str = "") -> dict[str, Any]:
+    found = settings.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}{name}={found!r}: an object")
+    return found

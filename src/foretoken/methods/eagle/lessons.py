@@ -1,0 +1,114 @@
+"""What an EAGLE head is trained on: the target's states and laws, made while it trains or read from a feature store.
+
+Letters: B sequences, T positions, N used positions, F width of the fused depths, K draft vocabulary, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from foretoken.methods.eagle.config import EAGLE2, EagleConfig
+from foretoken.models.hidden_states import FINAL, Depth
+from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.replies import Replies
+from foretoken.train.stored_blocks import StoredBlocks
+from foretoken.train.trainer import Blocks
+
+_COUNTED = 1 << 15  # tokens that the draft vocabulary is chosen from
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one micro-batch teaches.
+
+    Attributes:
+        tokens_BT: x; padding is 0, and never used.
+        states_BTF: the target's states, the depths side by side.
+        used_BT: bool, positions whose law counts.
+        target_NV: the target's logits at the used positions.
+    """
+
+    tokens_BT: Tensor
+    states_BTF: Tensor
+    used_BT: Tensor
+    target_NV: Tensor
+
+
+Lessons = Callable[[Tensor], Lesson]
+
+
+def depths_read(config: EagleConfig, num_layers: int) -> tuple[Depth, ...]:
+    """What a head reads of the target, in the order in which it is fused."""
+    return (FINAL,) if config.algorithm == EAGLE2 else config.depths_of(num_layers)
+
+
+class FromTokens:
+    """Lessons from tokens: the target is run on them.
+
+    Args:
+        depths: see :func:`depths_read`.
+    """
+
+    def __init__(self, target: FrozenTarget, replies: Replies, depths: tuple[Depth, ...]) -> None:
+        self._target, self._replies, self._depths = target, replies, depths
+
+    @torch.no_grad()
+    def __call__(self, tokens_BT: Tensor) -> Lesson:
+        states = self._target.states(tokens_BT)
+        used_BT = self._replies.used(tokens_BT)
+        states_BTF = torch.cat([states[depth] for depth in self._depths], dim=-1)
+        return Lesson(tokens_BT, states_BTF, used_BT, laws(self._target, states[FINAL][used_BT]))
+
+
+class FromFeatures:
+    """Lessons from a feature store: only the target's head is run, and not even that on all logits."""
+
+    def __init__(self, target: FrozenTarget, replies: Replies, stored: StoredBlocks, depths: tuple[Depth, ...]) -> None:
+        self._target, self._replies, self._stored, self._depths = target, replies, stored, depths
+
+    @torch.no_grad()
+    def __call__(self, numbers_B1: Tensor) -> Lesson:
+        device = self._target.device
+        found = self._stored.sequences(numbers_B1.flatten().tolist())
+        states = [torch.cat([each.hidden[depth].float() for depth in self._depths], dim=-1) for each in found]
+        tokens_BT = pad_sequence([each.tokens_N.long() for each in found], batch_first=True)
+        used_BT = torch.zeros(tokens_BT.shape, dtype=torch.bool)
+        for used_T, each in zip(used_BT, found, strict=True):  # sequence by sequence: padding is nobody's reply
+            used_T[: len(each)] = self._replies.used(each.tokens_N[None])[0]
+        rows = [used_T[: len(each)] for used_T, each in zip(used_BT, found, strict=True)]
+        if FINAL in found[0].hidden:
+            final_ND = torch.cat([each.hidden[FINAL][taken] for each, taken in zip(found, rows, strict=True)])
+            target_NV = laws(self._target, final_ND.float().to(device))
+        else:
+            stored = [(each.logits_NV, taken) for each, taken in zip(found, rows, strict=True)]
+            target_NV = torch.cat([logits[taken] for logits, taken in stored if logits is not None]).float().to(device)
+        states_BTF = pad_sequence(states, batch_first=True).to(device)
+        return Lesson(tokens_BT.to(device), states_BTF, used_BT.to(device), target_NV)
+
+
+def laws(target: FrozenTarget, rows_ND: Tensor) -> Tensor:
+    """The head's logits; [0, V] for no rows."""
+    return target.logits(rows_ND) if len(rows_ND) else rows_ND.new_zeros(0, target.vocabulary)
+
+
+def frequent(blocks: Blocks, tokens_of: Callable[[Tensor], Tensor], count: int, vocabulary: int) -> list[int]:
+    """The tokens that are met most often at the beginning of what a run reads, increasing; blocks stay where they are.
+
+    Args:
+        tokens_of: what a run reads -> its tokens, int64 [N].
+        count: K.
+        vocabulary: V; below K tokens that are met, the lowest ids make up the number.
+    """
+    state = blocks.state()
+    seen: Counter[int] = Counter()
+    for _ in range(max(1, _COUNTED // blocks.block)):
+        seen.update(tokens_of(blocks.next(1)).tolist())
+    blocks.resume(state)
+    order = sorted(range(vocabulary), key=lambda token: (-seen[token], token))
+    return sorted(order[:count])

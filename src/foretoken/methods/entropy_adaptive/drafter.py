@@ -1,0 +1,213 @@
+"""Entropy-adaptive decoding, the small model's side: it writes for as long as its mean entropy stays below a threshold.
+
+    the small model's turn    read x ── H: still mine? ── draw y ── read y ── H … alarm: the target's turn
+    the target's turn         an empty draft; the small model reads what it has missed when its turn comes
+
+A whole turn of the small model goes to the target as one chain, which reads it in one forward: that is how its cache
+catches up, and how the meter gets p at every token.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, GreedyLaws, Law, PointMass
+from foretoken.core.errors import ConfigError, RequestError
+from foretoken.core.needs import Declared, Offers
+from foretoken.core.protocols import Budget, Context, Outcome
+from foretoken.core.randomness import gumbel
+from foretoken.core.tree import TokenTree
+from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
+from foretoken.methods.entropy_adaptive.turns import EntropyTurn, LargeTurn, Rule, Turn, Turns, entropy
+from foretoken.models.language_model import LanguageModel
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request's turns.
+
+    Attributes:
+        asked: tokens that it had when it was last asked for.
+        turns: number of tokens -> whose turn it is behind them: at ``asked``, and as far as is known beyond.
+        yields: whether the last draft ends in the target's turn.
+    """
+
+    asked: int = 0
+    turns: dict[int, Turn] = field(default_factory=dict)
+    yields: bool = False
+
+
+class EntropyAdaptiveDrafter(DraftRunner):
+    """Writes with a small model while its rolling mean entropy is below a threshold, else leaves it to the target.
+
+    Paper:   Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833. No code was published.
+    Exact:   tokens are drawn with the noise of (seed, position), and where a turn ends is decided before a token is
+             drawn: under `match` and `greedy` this is a draft model with an entropy stop (each draft begins with a
+             fresh mean), and lossless. Its own verifier, `entropy_adaptive`, is not.
+    Limits:  with its own verifier ``threshold`` = 0 is the target, an infinite one the small model, token for token
+             and seed for seed (tests/unit/methods/entropy_adaptive/test_limits.py).
+    Differs: the small model writes where the mean is *below* the threshold (printed: at most), so that 0 is exactly the
+             target: a one-hot row has entropy 0. The rule chooses the first writer, too. The paper leaves open which
+             position a switch holds for: from small to large it is the one that raised the alarm (``redo``), from large
+             to small the next, as the target has computed this one. The target reads the small model's tokens, at most
+             ``max_draft`` late, for the meter: target calls fall, its rows do not.
+    """
+
+    name = "entropy_adaptive"
+    laws: tuple[type[Law], ...] = (Coupled,)
+    declared = Declared(draft_model=True, own_verifier="entropy_adaptive")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of entropy-adaptive decoding.
+
+        Attributes:
+            model: the small checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
+            threshold: bits; the small model writes where the mean entropy is below it. 0 is the target alone, infinity
+                the small model.
+            window: entropies that the mean is of.
+            dwell: tokens that a model writes at least before the turn changes.
+            redo: the target writes the position that raised the alarm; False: the one behind it.
+            max_draft: tokens that the target reads at once, at most; a longer turn goes on in the next step. The share
+                of a request in a step's rows bounds it, too.
+        """
+
+        model: str
+        threshold: float = 0.5
+        window: int = 5
+        dwell: int = 10
+        redo: bool = True
+        max_draft: int = 64
+
+        def __post_init__(self) -> None:
+            if not isinstance(self.model, str) or not self.model:
+                raise ConfigError(f"model={self.model!r} must name the small checkpoint: zoo:NAME, folder or hub id")
+            level = self.threshold
+            if not isinstance(level, int | float) or isinstance(level, bool) or math.isnan(level) or level < 0:
+                raise ConfigError(
+                    f"threshold={level!r} must be a number of bits, 0 (the target alone) or more; "
+                    "an entropy is at most the logarithm of the vocabulary"
+                )
+            for name, most in (("window", 10_000), ("dwell", 10**9), ("max_draft", 256)):
+                value = getattr(self, name)
+                if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                    raise ConfigError(f"{name}={value!r} must be an integer between 1 and {most}")
+            if not isinstance(self.redo, bool):
+                raise ConfigError(f"redo={self.redo!r} must be true or false")
+
+    def __init__(self, config: Config, target: LanguageModel, small: LanguageModel | None = None) -> None:
+        super().__init__(config.model if small is None else small, target)
+        self.config = config
+        self._target = target
+        self.offers = Offers(evidence=(Turns, GreedyLaws), length=config.max_draft)
+        self._rule = Rule(threshold=config.threshold, window=config.window, dwell=config.dwell, redo=config.redo)
+        self._requests: dict[int, _Request] = {}
+
+    def with_options(self, **options: Any) -> EntropyAdaptiveDrafter:
+        """Another drafter with some options changed, over the same loaded model if that stays.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        config = replace(self.config, **options)
+        return type(self)(config, self._target, self.model if config.model == self.config.model else None)
+
+    def first_turn(self, context: Context) -> Turn:
+        """Whose turn it is at the end of a prompt."""
+        return EntropyTurn.first(self._rule)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """One turn of the small model's for each request whose turn it is; an empty draft for the others.
+
+        Nothing is forgotten here: asked again about the same tokens it proposes the same.
+        """
+        most = self.config.max_draft
+        bounded = [replace(each, max_nodes=min(each.max_nodes, most)) for each in budgets]
+        for context, budget in zip(contexts, budgets, strict=True):
+            request = self._requests.setdefault(context.request_id, _Request())
+            request.asked, request.yields = len(context.tokens), False
+            known = request.turns.get(request.asked)
+            if known is None or budget.evidence is not Turns:  # under another rule every draft is a turn of its own
+                known = self.first_turn(context)
+            request.turns = {request.asked: known}
+        return super().propose(contexts, bounded)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        super().observe(outcomes)
+        for outcome in outcomes:
+            request = self._requests[outcome.request_id]
+            position = request.asked + len(outcome.verdict.path)
+            if isinstance(outcome.verdict, LargeTurn) and position + 1 not in request.turns:
+                turn = request.turns[position]
+                # the small model's own turn comes here where it has no room left: the target writes, and it stays
+                request.turns[position + 1] = turn.read_by_large(outcome.verdict.entropy) if turn.large else turn
+
+    def release(self, request_id: int) -> None:
+        self._requests.pop(request_id, None)
+        super().release(request_id)
+
+    # ------------------------------------------------------------------ growing
+
+    def _wants_first(self, draft: RunnerBuilder) -> bool:
+        request = self._requests[draft.context.request_id]
+        return not request.turns[request.asked].large
+
+    def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
+        return [draft for draft, its in zip(drafts, rows, strict=True) if self._write(draft, its)]
+
+    def _write(self, draft: RunnerBuilder, its: Rows) -> bool:
+        """Write the next token, if it is still the small model's turn; whether the draft goes on."""
+        context, parent = draft.context, draft.frontier[0]
+        request = self._requests[context.request_id]
+        position = request.asked + len(draft.tokens)
+        # 1. the entropy of the raw law, and what it says of the turn
+        found = entropy(its.output.logits_MV[its.start])
+        if math.isnan(found):
+            raise RequestError(f"draft model '{self.config.model}' has no entropy: its logits are NaN or infinite")
+        writes, following = request.turns[position].read_by_small(found)
+        request.turns[position + 1] = following
+        if not writes:
+            request.yields, draft.frontier = True, []
+            return False
+        # 2. the token, by the request's own params
+        logits_V = draft.process(its.output.logits_MV[its.start : its.start + 1], its.output.columns)[0]
+        if not math.isfinite(float(logits_V.max())):
+            raise RequestError(
+                f"draft model '{self.config.model}' may write no token: logit_bias and min_tokens forbid all of them"
+            )
+        q_V = torch.softmax(logits_V.float(), dim=-1)
+        if context.params.greedy:
+            token = int(logits_V.argmax()) if not context.laws.trivial else its.output.best[its.start]
+            if draft.budget.evidence is GreedyLaws:
+                draft.greedy_rows.append(q_V)
+        else:
+            noise_V = gumbel(context.streams.seed, (position,), self.vocab_size, logits_V.device)[0]
+            token = int(noise_V.add_(logits_V).argmax())
+            draft.q_rows.append(q_V)
+        node = draft.add(token, parent, float(q_V[token]), len(draft.tokens))
+        # 3. whose turn is next
+        request.yields = following.large
+        goes_on = draft.has_room(node) and not following.large and token not in context.stop_ids
+        draft.frontier = [node] if goes_on else []
+        return goes_on
+
+    def _finish(self, draft: RunnerBuilder) -> Draft:
+        if not draft.tokens:
+            return NO_DRAFT
+        draft.state.awaiting = True
+        request = self._requests[draft.context.request_id]
+        greedy = draft.context.params.greedy
+        confidence = tuple(min(1.0, max(1e-6, each)) for each in draft.confidence)
+        evidence: Turns | GreedyLaws | None = None
+        if draft.budget.evidence is Turns:
+            evidence = Turns(None if greedy else torch.stack(draft.q_rows), request.yields)
+        elif draft.greedy_rows:
+            evidence = GreedyLaws(torch.stack(draft.greedy_rows))
+        return Draft(TokenTree(draft.tokens), PointMass() if greedy else Coupled(), confidence, evidence=evidence)

@@ -1,0 +1,110 @@
+"""Entropy-adaptive decoding, the large model's side: what the small one wrote stands, metered; then perhaps its turn.
+
+    small goes on       n0 n1 n2            path n0 n1, extra n2: no token of the target's
+    small yields        n0 n1 n2 │ L        path n0 n1 n2, extra from row 3
+    large's turn        │ L                 extra from row 0
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretoken.core.distortion import Account, Spent, divergence, total_variation
+from foretoken.core.draft import Coupled, Draft, Law
+from foretoken.core.laws import Laws
+from foretoken.core.needs import Declared, Knob, Needs, Offers
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams
+from foretoken.core.verdict import Choices, Verdict
+from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns, entropy
+from foretoken.verifiers.lossy import LossyConfig, check_fit
+from foretoken.verifiers.match import Samples
+
+
+class EntropyAdaptiveVerifier(Verifier):
+    """Let the small model's turn stand as it is; draw with the noise of (seed, position) where it is the target's turn.
+
+    Paper:   Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833.
+    Exact:   no. A token of the small model has its law q, at TV(q, p) and KL(q, p) from p, both computed from the two
+             rows; one of the target has p. Whose turn it is follows from entropies of earlier rows and this one, never
+             from the token that is drawn here, so these are the laws given the prefix. At temperature 0 a token costs 1
+             where it is not the target's argmax. Checked by enumeration in
+             tests/unit/methods/entropy_adaptive/test_verifier.py.
+    Differs: there is a meter and a budget. A token that the budget does not allow is the target's own: where both agree
+             the turn goes on, else the step ends there. There is no guard, as other rules have it: a token with p = 0
+             (the target's filters drop it) stands, at an infinite divergence, else ``threshold``=inf were not the small
+             model.
+    """
+
+    name = "entropy_adaptive"
+    promise = "approximate"
+    laws: tuple[type[Law], ...] = (Coupled,)
+    trees = False
+    needs = Needs(evidence=Turns)
+    offers = Offers(takes_turns=True)
+    declared = Declared(knob=Knob(option="threshold", values=(0.1, 0.5, 3.0), drafter="entropy_adaptive"))
+    Config = LossyConfig
+
+    def __init__(self, config: Any = None) -> None:
+        self.config: LossyConfig = self.Config() if config is None else config
+
+    @property
+    def budget(self) -> float | None:
+        return self.config.max_distortion
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Take one turn within what is left of the request's budget.
+
+        Args:
+            draft: chain of N nodes with :class:`Turns`; empty where it is the target's turn.
+            target: N + 1 rows. All of them are looked at, for the meter.
+            rng: only its seed is read.
+            spent: what the request has emitted and spent.
+        Returns:
+            Verdict with the distortion and divergence of every emitted token; a :class:`LargeTurn` where the last one
+            is written in the target's turn.
+        Raises:
+            ValueError: the draft branches, is of another kind, or does not say whose turn is next.
+        """
+        own: Choices = target.best if target.greedy else Samples(target, rng.seed)
+        if not len(draft):
+            return LargeTurn((), own[0], (0.0,), (0.0,), entropy(target.raw_MV[0]))
+        if not isinstance(draft.evidence, Turns):
+            raise ValueError(
+                f"verifier '{self.name}' was given a draft without turns: use method='{self.name}', or another verifier"
+            )
+        check_fit(self, draft, target)
+        account = Account(spent, self.config.max_distortion)
+        for node, token in enumerate(draft.tree.tokens):
+            cost = self._cost(draft.evidence, target, node, token)
+            if account.allows(cost[0]):
+                account.add(*cost)
+                continue
+            account.add(0.0, 0.0)
+            if own[node] != token:
+                return _verdict(node, own[node], account)
+        if not draft.evidence.yields:
+            return _verdict(len(draft) - 1, draft.tree.tokens[-1], account)
+        account.add(0.0, 0.0)
+        found = _verdict(len(draft), own[len(draft)], account)
+        return LargeTurn(
+            found.path, found.extra, found.distortions, found.divergences, entropy(target.raw_MV[len(draft)])
+        )
+
+    def _cost(self, turns: Turns, target: Laws, row: int, token: int) -> tuple[float, float]:
+        """Distortion and divergence of a token of the small model's."""
+        if target.greedy:
+            return (0.0, 0.0) if token == target.best[row] else (1.0, float("inf"))
+        assert turns.q_NV is not None
+        q_V, p_V = turns.q_NV[row], target.p_at(row)
+        return total_variation(q_V, p_V), divergence(q_V, p_V)
+
+
+def _verdict(num_nodes: int, extra: int, account: Account) -> Verdict:
+    return Verdict(tuple(range(num_nodes)), extra, tuple(account.distortions), tuple(account.divergences))

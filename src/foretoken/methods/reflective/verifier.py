@@ -1,0 +1,276 @@
+"""Reflective verification: the target reads the draft twice in one forward, and a mix of both readings is verified.
+
+Letters: M rows, P probe rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from foretoken import catalog
+from foretoken.core.distortion import Account, Spent, divergence, total_variation
+from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
+from foretoken.core.errors import ConfigError, RequestError, nearest
+from foretoken.core.laws import Laws
+from foretoken.core.needs import Declared, Knob, Needs, Offers
+from foretoken.core.protocols import Context, Verifier
+from foretoken.core.randomness import Streams
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.core.verdict import Verdict
+from foretoken.methods.reflective.given_draft import law_given
+from foretoken.methods.reflective.probe import reflected, with_copies
+from foretoken.verifiers.lossy import LossyConfig, check_fit
+from foretoken.verifiers.recursive import RecursiveVerifier
+
+PROMPT = " [BACK] "  # the paper's own, of its trees; its longer one is not known
+RULES = (
+    "recursive",
+    "ratio",
+    "match",
+    "typical",
+    "topk_relaxed",
+    "mixture",
+    "tolerance",
+    "p_threshold",
+    "kl_threshold",
+)
+_EXACT = RecursiveVerifier()
+_KINDS: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
+Cost = tuple[float, float]  # distortion and divergence
+
+
+class ReflectiveVerifier(Verifier):
+    """Verify against (1 - alpha) Z0 + alpha Zr: the target's logits, and its logits in a second copy of the draft.
+
+    Paper:   "Think Before You Accept", arXiv:2505.18629; withdrawn from ICLR 2026, known to us by its abstract and its
+             reviews. Layout in methods/reflective/probe.py.
+    Exact:   no, and there is no law that the output follows: Zr of the row that judges d_i has read d_i. At every node
+             the law e that the rule emits by and the law e* of exact verification, *both given the draft*, are known;
+             the meter charges TV(e, e*) and KL(e, e*). Their mean over drafts is at least TV(E e, p), as E e* = p. At
+             temperature 0 a token costs 1 where it is not the argmax of Z0. Checked by enumeration in
+             tests/unit/methods/reflective/test_verifier.py. With ``alpha=0`` nothing is probed, and the rule is
+             ``rule``, bit for bit.
+    Differs: the bonus is verified by Z0, unless ``mix_bonus``. A drafted token that ends the request is judged by Z0,
+             unless it is its argmax; so is a mixed argmax that would end it. There is a budget; a step without room for
+             the probe is decided by Z0. The prompt is that of the paper's trees; its wording for chains is not known.
+    """
+
+    name = "reflective"
+    promise = "approximate"
+    laws = _KINDS
+    trees = True
+    needs = Needs(dense=True)
+    offers = Offers(probes=True)
+    declared = Declared(knob=Knob(option="alpha", values=(0.1, 0.3, 0.6)))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LossyConfig):
+        """Options of reflective verification.
+
+        Attributes:
+            alpha: weight of the second reading's logits, in [0, 1]; 0 is the plain rule.
+            rule: what verifies by the mixed laws: any rule of the catalogue that decides node by node.
+            prompt: what stands between draft and copy; "": nothing. Tokenised apart from both.
+            prefix: tokens of the answer that are repeated before the copy, at most.
+            mix_bonus: mix the law of the token behind a draft that stands, too.
+            max_distortion: budget: mean charge per token at most, of every prefix of a request's output; None: no
+                bound, 0: exact. Only with a lossless ``rule``.
+        """
+
+        alpha: float = 0.3
+        rule: str = "recursive"
+        prompt: str | tuple[int, ...] = PROMPT
+        prefix: int = 8
+        mix_bonus: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.check_share("alpha", "0 is the plain rule, 1 the second reading alone")
+            if self.rule not in RULES:
+                reason = "it looks ahead, so its tokens have no law of their own; " if self.rule == "block" else ""
+                raise ConfigError(f"rule={self.rule!r}: {reason}{nearest(str(self.rule), RULES)}")
+            ids = isinstance(self.prompt, tuple) and all(isinstance(each, int) for each in self.prompt)
+            if not isinstance(self.prompt, str) and not ids:
+                raise ConfigError(f"prompt={self.prompt!r} must be a text or token ids")
+            if not isinstance(self.prefix, int) or isinstance(self.prefix, bool) or not 0 <= self.prefix <= 256:
+                raise ConfigError(f"prefix={self.prefix!r} must be an integer between 0 and 256")
+            if not isinstance(self.mix_bonus, bool):
+                raise ConfigError(f"mix_bonus={self.mix_bonus!r} must be true or false")
+            if not self.prompt and not self.prefix:
+                raise ConfigError("prompt='' with prefix=0: something must stand before the copy; use prefix=1")
+            if self.max_distortion is not None and catalog.find(self.rule, "verifier").promise == "approximate":
+                raise ConfigError(
+                    f"max_distortion={self.max_distortion:g} cannot be kept with rule='{self.rule}', which is lossy "
+                    "itself: use rule='recursive'"
+                )
+
+    @classmethod
+    def settle(cls, config: Any, target: Any) -> Any:
+        """The prompt in the target's tokens.
+
+        Raises:
+            ConfigError: it holds one of the target's special tokens, which might begin a new turn.
+        """
+        if not isinstance(config.prompt, str):
+            return config
+        found = tuple(target.tokenizer.encode(config.prompt, add_special_tokens=False)) if config.prompt else ()
+        if special := [each for each in found if each in target.special_ids]:
+            raise ConfigError(f"prompt={config.prompt!r} holds the special tokens {special}: leave them out")
+        return replace(config, prompt=found)
+
+    def __init__(self, config: Any = None) -> None:
+        self.config: ReflectiveVerifier.Config = self.Config(prompt="") if config is None else config
+        self._rule: Verifier = catalog.find(self.config.rule, "verifier").load()()
+        self.laws = tuple(kind for kind in _KINDS if kind in self._rule.laws)
+        self.trees = self._rule.trees
+        self.offers = Offers(probes=self.config.alpha > 0.0)
+
+    @property
+    def budget(self) -> float | None:
+        return self.config.max_distortion
+
+    def probe(self, draft: Draft, context: Context) -> TokenTree | None:
+        """Prompt, prefix and copy behind every path of the draft.
+
+        Raises:
+            RequestError: the draft goes on from inside of the target, where the copy was not begun.
+        """
+        config = self.config
+        if config.alpha == 0.0:
+            return None
+        if draft.resume is not None:
+            raise RequestError(
+                "verifier='reflective' cannot judge drafts that the target's own layers have begun: the copy was not; "
+                "use method='draft_model', 'ngram' or 'suffix'"
+            )
+        assert not isinstance(config.prompt, str) or not config.prompt, "settle turns the prompt into tokens"
+        count = len(context.tokens)
+        begin = max(count - config.prefix, min(context.num_prompt, count - 1))
+        prefix = context.tokens[begin:] if config.prefix else ()
+        return with_copies(draft.tree, tuple(config.prompt), prefix, bonus=config.mix_bonus)  # type: ignore[arg-type]
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+    def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Decide one draft by the mixed laws, within what is left of the request's budget.
+
+        A node whose charge the budget does not allow is verified by Z0. Charges are known before anything is drawn.
+
+        Args:
+            draft: chain or tree of N nodes, of a kind that ``rule`` takes.
+            target: N + 1 rows with ``probe_logits_PV``; without them the plain rule decides.
+            rng: as the rule uses it.
+            spent: what the request has emitted and spent.
+        Returns:
+            Verdict with the distortion and divergence of every emitted token.
+        Raises:
+            ValueError: the draft branches, or is of another kind.
+        """
+        check_fit(self, draft, target)
+        if target.probe_logits_PV is None or not len(draft):
+            return self._rule.verify_within(draft, target, rng, spent)
+        mixed = self.mixed(draft, target)
+        if self.config.max_distortion is not None:
+            mixed = self._affordable(draft, target, mixed, spent)
+        laws = _over(target, mixed)
+        verdict = self._rule.verify(draft, laws, rng)
+        account = Account(spent, None)
+        path = [ROOT, *verdict.path]
+        tokens = [*(draft.tree.tokens[node] for node in verdict.path), verdict.extra]
+        for node, token in zip(path, tokens, strict=True):
+            account.add(*self._cost(draft, target, laws, mixed, node, token))
+        return Verdict(verdict.path, verdict.extra, tuple(account.distortions), tuple(account.divergences))
+
+    def mixed(self, draft: Draft, target: Laws) -> dict[int, torch.Tensor]:
+        """The rows that are judged by another law than Z0's: row -> float32 [V], raw."""
+        assert target.probe_logits_PV is not None
+        config = self.config
+        second = reflected(draft.tree, target.probe_logits_PV, len(config.prompt), bonus=config.mix_bonus)
+        found = {
+            row: (1.0 - config.alpha) * target.raw_MV[row].float() + config.alpha * zr_V for row, zr_V in second.items()
+        }
+        if target.stop_ids:
+            laws = _over(target, found)
+            for row in list(found):
+                ends = {draft.tree.tokens[child] for child in draft.tree.children.get(row - 1, ())}
+                if target.greedy:
+                    ends.add(laws.best[row])
+                if (ends & target.stop_ids) - {_best(target, row)}:
+                    del found[row]
+        return found
+
+    def _affordable(
+        self, draft: Draft, target: Laws, mixed: dict[int, torch.Tensor], spent: Spent | None
+    ) -> dict[int, torch.Tensor]:
+        """The mixed rows that the budget allows; which they are follows from the laws above them alone."""
+        laws, tree = _over(target, mixed), draft.tree
+        kept: dict[int, torch.Tensor] = {}
+        behind: dict[int, _Spent] = {}
+        for node in (ROOT, *range(len(tree))):
+            before = _Spent.of(spent) if node == ROOT else behind[tree.parents[node]]
+            row, cost = node + 1, 0.0
+            if row in mixed:
+                if target.greedy:
+                    cost = float(laws.best[row] != target.best[row])
+                else:
+                    cost = self._cost(draft, target, laws, mixed, node, -1)[0]
+                if cost == 0.0 or Account(before, self.config.max_distortion).allows(cost):
+                    kept[row] = mixed[row]
+                else:
+                    cost = 0.0
+            behind[node] = _Spent(before.num_tokens + 1, before.distortion_sum + cost)
+        return kept
+
+    def _cost(
+        self, draft: Draft, target: Laws, laws: Laws, mixed: dict[int, torch.Tensor], node: int, token: int
+    ) -> Cost:
+        """What the token costs that is emitted behind a node; above temperature 0 any token there costs the same."""
+        row, children = node + 1, draft.tree.children.get(node, ())
+        if target.greedy:
+            return (0.0, 0.0) if token == target.best[row] else (1.0, float("inf"))
+        if row not in mixed and self._rule.promise != "approximate":
+            return 0.0, 0.0
+        if not children:  # the bonus
+            e_V, exact_V = laws.p_at(row), target.p_at(row)
+        else:
+            here = _siblings(draft, children)
+            e_V = law_given(self._rule, here, laws.logits_at(row))
+            same_stream = self._rule.promise == "same stream"
+            exact_V = target.p_at(row) if same_stream else law_given(_EXACT, here, target.logits_at(row))
+        return total_variation(e_V, exact_V), divergence(e_V, exact_V)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What was emitted up to a node."""
+
+    num_tokens: int
+    distortion_sum: float
+
+    @classmethod
+    def of(cls, spent: Spent | None) -> _Spent:
+        return cls(0, 0.0) if spent is None else cls(spent.num_tokens, spent.distortion_sum)
+
+
+def _over(target: Laws, mixed: dict[int, torch.Tensor]) -> Laws:
+    raw_MV = target.raw_MV.float().clone()
+    for row, logits_V in mixed.items():
+        raw_MV[row] = logits_V
+    return target.over(raw_MV)
+
+
+def _best(target: Laws, row: int) -> int:
+    return target.best[row] if target.greedy else int(target.logits_at(row).argmax())
+
+
+def _siblings(draft: Draft, children: tuple[int, ...]) -> Draft:
+    """The children of a node as a draft of their own."""
+    tree = TokenTree([draft.tree.tokens[child] for child in children], [ROOT] * len(children))
+    if isinstance(draft.law, PointMass):
+        return Draft(tree, draft.law)
+    return Draft(tree, type(draft.law)(draft.law.q_at(children[0])[None], (0,) * len(children)))

@@ -1,0 +1,169 @@
+"""Some rows of a model's head in memory of their own, which a forward scores in place of all of them.
+
+    head         [V, D]   stays as it is: the target needs it
+    base rows    [K, D]   copied once                               columns 0 .. K-1
+    tail         [m, D]   other rows behind them, few, changed at any time     K .. K+m-1
+
+In the fused decoder these are a packed head of another length, so that nothing native is new. A row of either kind
+gives the very logit that the whole head gives.
+
+Letters: M rows of hidden states, D width, V vocabulary, C columns: K base rows and m of the tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foretoken.core.columns import Columns
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.models import anatomy, trial
+from foretoken.models.fused.layout import Head
+from foretoken.models.plain import own_ways
+
+if TYPE_CHECKING:
+    from foretoken.models.language_model import LanguageModel
+
+_TRIAL_ROWS = 4
+_SPARE = 256  # rows by which the tail's memory grows
+
+
+class HeadRows:
+    """Rows of a model's head, copied; nothing is trained.
+
+    Args:
+        model: whose head it is.
+        ids: tokens of the base rows, each once.
+        vocab_size: V of the columns, where that is a target's whose table is padded otherwise; None: the model's.
+    Attributes:
+        columns: the tokens that its columns stand for.
+        packed: for the fused decoder; None where the model has none.
+    Raises:
+        ValueError: ids that are none, twice there, or not of the vocabulary.
+        UnsupportedArchitecture: the model does more to hidden states than a linear head.
+    """
+
+    def __init__(self, model: LanguageModel, ids: Sequence[int], vocab_size: int | None = None) -> None:
+        self._device, self._vocab_size = model.device, vocab_size or model.vocab_size
+        self._base = torch.tensor(list(ids), dtype=torch.int64, device=model.device)
+        self.columns = Columns(self._base, self._vocab_size)
+        self._tail: list[int] = []
+        self._pack: _Pack = _Tiles(model.fused.head) if model.fused is not None else _Plain(model)
+        self._pack.put(0, self._base)
+        self._check(model)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def num_base(self) -> int:
+        """K."""
+        return len(self._base)
+
+    @property
+    def packed(self) -> Head | None:
+        return self._pack.head(len(self))
+
+    def score(self, normed_MD: Tensor) -> Tensor:
+        """Logits float32 [M, C] of states behind the final norm; for models without a fused decoder."""
+        return self._pack.score(normed_MD, len(self))
+
+    def set_tail(self, ids: Sequence[int]) -> None:
+        """Replace the tail. What stands there already and stays first is not copied again.
+
+        Args:
+            ids: tokens that are no base rows, each once.
+        """
+        wanted = list(ids)
+        if wanted == self._tail:
+            return
+        same = len(self._tail) if wanted[: len(self._tail)] == self._tail else 0
+        self.columns = Columns(
+            torch.cat([self._base, torch.tensor(wanted, dtype=torch.int64, device=self._device)]), self._vocab_size
+        )
+        if len(wanted) > same:
+            self._pack.put(self.num_base + same, self.columns.ids_C[self.num_base + same :])
+        self._tail = wanted
+
+    def _check(self, model: LanguageModel) -> None:
+        """Compare with the whole head on a few random states."""
+        width = model.config.get_text_config(decoder=True).hidden_size
+        noise_MD = torch.randn(_TRIAL_ROWS, width, generator=torch.Generator().manual_seed(0))
+        hidden_MD = noise_MD.to(model.device, model.dtype)
+        expected_MV = model.score(hidden_MD, final_norm=False).logits_MV.float()
+        found_MV = expected_MV.clone()
+        found_MV[:, self.columns.ids_C] = model.score(hidden_MD, final_norm=False, head=self).logits_MV.float()
+        difference = trial.difference(found_MV, expected_MV, model.dtype)
+        if difference is not None:
+            raise UnsupportedArchitecture(
+                f"the head of '{model.name}' cannot be trimmed: {difference}; its logits are not only the head's"
+            )
+
+
+class _Pack(Protocol):
+    """Where the rows lie."""
+
+    def put(self, first: int, ids_N: Tensor) -> None:
+        """Copy the rows of tokens to columns ``first`` and following."""
+
+    def head(self, count: int) -> Head | None: ...
+
+    def score(self, normed_MD: Tensor, count: int) -> Tensor: ...
+
+
+class _Tiles(_Pack):
+    """Tiles of the fused decoder, [tiles, units, 16, unit], filled row by row from those of the whole head."""
+
+    def __init__(self, whole: Head) -> None:
+        self._whole = whole.packed
+        self._packed = self._whole[:0].clone()
+
+    def put(self, first: int, ids_N: Tensor) -> None:
+        columns_N = torch.arange(first, first + len(ids_N))
+        needed = -(-(first + len(ids_N)) // 16)
+        if needed > len(self._packed):
+            spare = 0 if first == 0 else _SPARE // 16
+            grown = self._whole.new_zeros(needed + spare, *self._whole.shape[1:])
+            grown[: len(self._packed)] = self._packed
+            self._packed = grown
+        self._packed[columns_N // 16, :, columns_N % 16] = self._whole[ids_N // 16, :, ids_N % 16]
+
+    def head(self, count: int) -> Head:
+        return Head(self._packed[: -(-count // 16)], count)
+
+    def score(self, normed_MD: Tensor, count: int) -> Tensor:
+        raise NotImplementedError("a packed head is scored by the fused decoder")
+
+
+class _Plain(_Pack):
+    """Rows as they are, [C, D], and their biases."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        head = anatomy.find(model.model).head
+        width = model.config.get_text_config(decoder=True).hidden_size
+        with torch.inference_mode():
+            self._bias_V = head(torch.zeros(1, width, dtype=model.dtype, device=model.device))[0]
+            if type(head) is nn.Linear and own_ways(head) is None:
+                self._whole_VD: Tensor = head.weight.detach()
+            else:
+                # what the module makes of the unit vectors are its weights, in whatever order they lie in memory
+                unit_DD = torch.eye(width, dtype=model.dtype, device=model.device)
+                self._whole_VD = (head(unit_DD) - self._bias_V).T
+        self._weight_CD = self._whole_VD[:0].clone()
+        self._bias_C = self._bias_V[:0].clone()
+
+    def put(self, first: int, ids_N: Tensor) -> None:
+        with torch.inference_mode():
+            self._weight_CD = torch.cat([self._weight_CD[:first], self._whole_VD[ids_N]])
+            self._bias_C = torch.cat([self._bias_C[:first], self._bias_V[ids_N]])
+
+    def head(self, count: int) -> None:
+        return None
+
+    def score(self, normed_MD: Tensor, count: int) -> Tensor:
+        rows_MD = normed_MD.to(self._weight_CD.dtype)
+        return F.linear(rows_MD, self._weight_CD[:count], self._bias_C[:count]).float()

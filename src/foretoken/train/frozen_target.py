@@ -1,0 +1,86 @@
+"""A target that is only read while something beside it is trained: its states at some depths, and its head.
+
+Letters: B sequences, T positions, N rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.models import anatomy
+from foretoken.models.hidden_states import FINAL, Depth, state_of, watching
+from foretoken.models.span import Span, within
+
+HEAD_ROWS = 512  # positions of one sequence that the head is given
+
+
+class FrozenTarget:
+    """A target that is only read: its states at some depths, and its head on any states, with their gradient.
+
+    Args:
+        model: a causal language model of transformers, on its device; becomes float32 and loses its gradients.
+        depths: of the residual stream that are read, beside what the final norm gives; none beyond the last layer.
+    Raises:
+        UnsupportedArchitecture: its parts cannot be found.
+    """
+
+    def __init__(self, model: Any, depths: Sequence[int]) -> None:
+        self.model = model.float().eval().requires_grad_(False)
+        self.parts = anatomy.find(model)
+        self.depths = tuple(sorted(set(depths)))
+        text = model.config.get_text_config(decoder=True)
+        self.vocabulary: int = text.vocab_size
+        self.longest: int | None = getattr(text, "max_position_embeddings", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def states(self, tokens_BT: Tensor) -> dict[Depth, Tensor]:
+        """One forward.
+
+        Returns:
+            the residual stream at the depths and what the final norm gives, [B, T, D] each.
+        """
+        kind, kept = type(self.model).__name__, dict[Depth, Tensor]()
+
+        def keep(depth: Depth, values: Any) -> None:
+            # a copy: the next layer may add to it in place
+            kept[depth] = state_of(values, tuple(tokens_BT.shape), kind, depth).clone()
+
+        with watching(self.parts, (*self.depths, FINAL), keep):
+            self.parts.body(input_ids=tokens_BT, use_cache=False)
+        if len(kept) != len(self.depths) + 1:
+            raise UnsupportedArchitecture(f"{kind}: its forward does not pass through its layers and final norm")
+        return kept
+
+    def logits(self, rows_ND: Tensor) -> Tensor:
+        """The head, with what the model does around it, on states that stand where the final norm's output does.
+
+        Returns:
+            float32 [N, V].
+        """
+        # the library's own forward with all layers idle: what scales or caps the logits is in there, and nowhere else.
+        # Rows are packed into sequences of a length that the model has positions for
+        length = min(HEAD_ROWS, self.longest or HEAD_ROWS, len(rows_ND))
+        missing = -len(rows_ND) % length
+        packed_BTD = F.pad(rows_ND, (0, 0, 0, missing)).view(-1, length, rows_ND.shape[1])
+        handle = self.parts.final_norm.register_forward_pre_hook(
+            lambda module, args, kwargs: ((packed_BTD, *args[1:]), {}), with_kwargs=True
+        )
+        ids_BT = torch.zeros(packed_BTD.shape[:2], dtype=torch.int64, device=packed_BTD.device)
+        depth = len(self.parts.layers)
+        try:
+            with within(self.parts, Span(depth, depth, final_norm=False)):
+                logits_BTV: Tensor = self.model(input_ids=ids_BT, use_cache=False).logits
+        finally:
+            handle.remove()
+        return logits_BTV.flatten(0, 1)[: len(rows_ND)].float()

@@ -1,0 +1,151 @@
+"""Drawn drafts, proved: each drafter of the catalogue that draws, enumerated with a rule in the engine, to 1e-12.
+
+Two tiny models of the same vocabulary stand for the pair: there q is far from p, and a branch takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.analysis.exactness.certify import draft_law
+from foretoken.analysis.exactness.recipe_law import Choosy, TextLaw, text_law
+from foretoken.core.draft import Tabulated
+from foretoken.core.protocols import Drafter
+from foretoken.core.siblings import draw_siblings
+from foretoken.drafters.draft_model import ModelDrafter
+from foretoken.drafting.draft_runner import Rows, RunnerBuilder
+from foretoken.engine.llm import LLM
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+from helpers.adapters import shelf
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+from helpers.variants import Case, cases
+from helpers.zoo_llms import with_config
+
+pytestmark = pytest.mark.statistical
+
+PROMPT = [5, 40]
+EXACT, CAUGHT = 1e-12, 1e-4
+DRAWING = {case.label: case for case in cases() if any(issubclass(law, Tabulated) for law in case.laws)}
+
+
+@cache
+def model(seed: int) -> LanguageModel:
+    """The target (0) and the draft (1)."""
+    return load(save_model("llama", shelf() / f"pair-{seed}", seed=seed, num_hidden_layers=4), device="cpu")
+
+
+def recipe(case: Case, rule: str | None = None) -> LLM:
+    declared, variant = case.entry.load().declared, case.variant
+    pair = str(model(1).source)
+    if declared.draft_model and variant.untrained is not None:  # what is learned for a pair must be for this one
+        case = replace(case, variant=replace(variant, untrained={**variant.untrained, "draft": pair}))
+    config = case.config(model(0), rule, "auto")
+    if declared.draft_model:
+        config["model"] = pair
+    return with_config(config, target=model(0))
+
+
+def law_of(llm: LLM, **options: Any) -> TextLaw:
+    trees = llm.recipe.drafter.branches
+    tokens, length, num_nodes = ([20, 57, 33], 3, 2) if trees else ([20, 57], 4, 3)
+    return text_law(llm, PROMPT, tokens, length=length, num_nodes=num_nodes, **options)
+
+
+@cache
+def plain(trees: bool) -> TextLaw:
+    tokens, length = ([20, 57, 33], 3) if trees else ([20, 57], 4)
+    return text_law(with_config(None, target=model(0)), PROMPT, tokens, length=length, num_nodes=0)
+
+
+def error_of(llm: LLM, **options: Any) -> float:
+    return law_of(llm, **options).distance(plain(llm.recipe.drafter.branches))
+
+
+def test_plain_sampling_is_a_law_of_many_texts() -> None:
+    for trees, count in ((False, 2**4), (True, 3**3)):
+        chances = plain(trees).chances
+        assert len(chances) == count
+        assert sum(chances.values()) == pytest.approx(1.0, abs=1e-12)
+        assert sum(chance > 1e-3 for chance in chances.values()) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [(name, stops) for name, case in DRAWING.items() for stops in ((0,) if case.variant.one_rule else (0, 1))],
+)
+def test_texts_have_the_target_s_law_wherever_drafts_stop(name: str, stops: int) -> None:
+    llm = recipe(DRAWING[name])
+    found = law_of(llm, stops=stops)
+    assert sum(found.chances.values()) == pytest.approx(1.0, abs=1e-12)
+    assert found.num_drafted
+    assert found.distance(plain(llm.recipe.drafter.branches)) <= EXACT
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_choosing_among_the_draws_is_seen_in_every_drafter(name: str) -> None:
+    assert (
+        error_of(recipe(DRAWING[name], "recursive" if DRAWING[name].fits("recursive") else None), wrap=Choosy) > CAUGHT
+    )
+
+
+class Keeping(ModelDrafter):
+    """Planted: the stop rule is asked with the drawn token's own probability, and what it does not want is dropped."""
+
+    def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
+        q_V = torch.softmax(self._law(draft, rows), dim=-1)[0]
+        (token,) = draw_siblings(self.laws[0], q_V, 1, draft.context.streams)  # type: ignore[arg-type]
+        parent = draft.frontier[0]
+        if not self._pays(draft, draft.reach_of(parent), float(q_V[token])):
+            draft.frontier = []
+            return
+        draft.q_rows.append(q_V)
+        node = draft.add(token, parent, float(q_V[token]), len(draft.q_rows) - 1)
+        draft.frontier = [node] if draft.has_room(node) else []
+
+
+def with_instance(drafter: Drafter, target: LanguageModel) -> LLM:
+    return with_config({"method": drafter, "num_speculative_tokens": "auto"}, target=target)
+
+
+def keeping() -> LLM:
+    return with_instance(Keeping(Keeping.Config(model=str(model(1).source), tree="chain"), model(0)), model(0))
+
+
+def test_a_token_dropped_by_the_stop_rule_for_its_value_is_seen() -> None:
+    assert error_of(keeping()) <= EXACT  # nobody stops it: the bug sleeps
+    assert max(error_of(keeping(), stops=stops) for stops in (0, 1)) > CAUGHT
+
+
+def test_the_certificate_fails_for_a_token_dropped_by_the_stop_rule() -> None:
+    plain_llm = with_config(None, target=model(0))
+    sound = draft_law(plain_llm, recipe(DRAWING["draft_model-chain"]), quick=True)
+    assert sound.passed, sound
+    section = draft_law(plain_llm, keeping(), quick=True)
+    assert not section.passed
+    assert section.details["errors"][0] <= EXACT < CAUGHT < max(section.details["errors"])
+
+
+def test_the_certificate_refuses_draws_that_it_cannot_replay() -> None:
+    class Raw(Keeping):
+        def _law(self, draft: RunnerBuilder, rows: Rows) -> Tensor:
+            draft.context.streams.uniform("draft", 1)
+            return super()._law(draft, rows)
+
+    raw = with_instance(Raw(Raw.Config(model=str(model(1).source), tree="chain"), model(0)), model(0))
+    section = draft_law(with_config(None, target=model(0)), raw, quick=True)
+    assert not section.passed
+    assert "use bernoulli, categorical or distinct" in section.summary
+
+
+def test_every_kind_of_drawn_draft_is_enumerated() -> None:
+    kinds: Sequence[Any] = Tabulated.__args__  # type: ignore[attr-defined]
+    assert {law for case in DRAWING.values() for law in case.laws} >= set(kinds)

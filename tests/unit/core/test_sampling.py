@@ -1,0 +1,123 @@
+"""What may be asked of a request, up to the very limits, and what is said of the rest."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from foretoken.core.errors import ConfigError
+from foretoken.core.sampling import SamplingParams
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("temperature", (0, 0.0, 1, 50.5)),
+        ("top_p", (1e-9, 1, 1.0)),
+        ("min_p", (0, 0.0, 1.0)),
+        ("repetition_penalty", (1e-9, 1.0, 7)),
+        ("presence_penalty", (-2, 2.0)),
+        ("frequency_penalty", (-2.0, 2)),
+        ("top_k", (-1, 0, 1, 10**6)),
+        ("max_tokens", (1, 10**6)),
+        ("min_tokens", (0, 128)),
+        ("n", (1, 7)),
+        ("seed", (None, 0, 2**63 - 1)),
+        ("logprobs", (None, 0, 1000)),
+        ("logit_bias", (None, {}, {0: 1}, {3: -INF, 4: -2.5})),
+        ("stop_token_ids", ((), [0], [5, 6])),
+        ("stop", (None, "a", ["a", "bc"])),
+    ],
+)
+def test_the_limits_themselves_are_allowed(name: str, good: tuple[Any, ...]) -> None:
+    for value in good:
+        found = getattr(SamplingParams(**{name: value}), name)
+        if name.startswith("stop"):  # kept as a tuple, whatever was given
+            value = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+        assert found == value
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "message"),
+    [
+        (
+            "temperature",
+            (-1e-9, INF, NAN, "1", True, None),
+            r"must be a number in \[0, inf\): use 0 for greedy decoding",
+        ),
+        ("top_p", (0, 0.0, 1.0001, NAN, False), r"must be a number in \(0, 1\]: use 1 to keep every token"),
+        ("min_p", (-1e-9, 1.0001), r"must be a number in \[0, 1\]: use 0 to keep every token"),
+        ("repetition_penalty", (0.0, -1.0, INF), r"must be a number in \(0, inf\): use 1 for none"),
+        ("presence_penalty", (-2.01, 2.01), r"must be a number in \[-2, 2\]: use 0 for none"),
+        ("frequency_penalty", (-2.01, 2.01), r"must be a number in \[-2, 2\]: use 0 for none"),
+        ("top_k", (-2, 1.0, True), "must be an integer, at least -1: use 0 to keep every token"),
+        ("max_tokens", (0, 2.0, None), "must be an integer, at least 1: ask for at least one token"),
+        ("min_tokens", (-1, False), "must be an integer, at least 0: use 0 for none"),
+        ("n", (0, "2"), "must be an integer, at least 1: ask for at least one completion"),
+        ("seed", (-1, 2**63, 0.5), "must be an integer, between 0 and 9223372036854775807: use a non-negative integer"),
+        ("logprobs", (-1, 1001, True), "must be an integer, between 0 and 1000: use None for none"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_with_name_value_and_remedy(
+    name: str, bad: tuple[Any, ...], message: str
+) -> None:
+    for value in bad:
+        with pytest.raises(ConfigError, match=message) as caught:
+            SamplingParams(**{name: value})
+        assert str(caught.value).startswith(f"{name}={value!r} ")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5 is greater than max_tokens=4: lower one or raise the other"),
+        ({"stop": ""}, "stop='' must be a non-empty string"),
+        ({"stop": ["a", 3]}, "stop=3 must be a non-empty string"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids has -1: token ids are non-negative integers"),
+        ({"stop_token_ids": [True]}, "stop_token_ids has True"),
+        ({"stop_token_ids": ["1"]}, "stop_token_ids has '1'"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias has key -1: keys are token ids"),
+        ({"logit_bias": {True: 1.0}}, "logit_bias has key True"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias has key 'a'"),
+        ({"logit_bias": {1: INF}}, r"logit_bias\[1\]=inf must be a number \(-inf forbids the token\)"),
+        ({"logit_bias": {1: NAN}}, r"logit_bias\[1\]=nan"),
+        ({"logit_bias": {1: True}}, r"logit_bias\[1\]=True"),
+        ({"logit_bias": {1: "2"}}, r"logit_bias\[1\]='2'"),
+        ({"grammar": "x"}, "grammar is not supported yet"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams(**given)
+
+
+def test_equal_lengths_are_allowed() -> None:
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
+
+
+def test_stop_is_a_tuple_whatever_was_given() -> None:
+    assert SamplingParams().stop_strings == ()
+    assert SamplingParams(stop="ab").stop == SamplingParams(stop=["ab"]).stop_strings == ("ab",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+    assert SamplingParams(stop_token_ids=None).stop_token_ids == ()
+
+
+def test_greedy_and_repeatable() -> None:
+    assert SamplingParams().greedy
+    assert not SamplingParams(temperature=0.1).greedy
+    assert SamplingParams(temperature=0.1, seed=0).repeatable
+    assert not SamplingParams(temperature=0.1).repeatable
+    assert not SamplingParams(seed=0).repeatable
+
+
+def test_from_a_mapping() -> None:
+    assert SamplingParams.from_dict({"temperature": 0.5, "n": 2}) == SamplingParams(temperature=0.5, n=2)
+    with pytest.raises(ConfigError, match="unknown sampling parameter 'temperature_': did you mean 'temperature'"):
+        SamplingParams.from_dict({"temperature_": 1.0})
+    with pytest.raises(ConfigError, match=r"unknown sampling parameter 'xyz': known: .*top_k, top_p\.$"):
+        SamplingParams.from_dict({"xyz": 1.0})

@@ -1,0 +1,380 @@
+"""EAGLE's network in its forms, and its folders: ours, those made to the published schema, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from foretoken.cli.main import main
+from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
+from foretoken.core.sampling import SamplingParams
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS
+from foretoken.engine import compose
+from foretoken.methods.eagle import runner
+from foretoken.methods.eagle.network import Eagle, unrolled
+from foretoken.methods.eagle.runner import Runner
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.hidden_states import FINAL
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load, load_as_is
+from foretoken.train.frozen_target import FrozenTarget
+from helpers.golden import tokens_of
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+from helpers.zoo_llms import PROMPTS, base, prompt_ids, target, with_config
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "eagle3": {"draft_vocab_size": 40},
+    "all tokens": {},
+    "norms": {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True},
+    "qwen3": {"norm_heads": True, "attention_bias": True, "depths": (2, 1, 2)},
+    "eagle2": {"algorithm": "eagle"},
+    "eagle2 with a bias": {"algorithm": "eagle", "fusion_bias": True},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose sizes the native decoder takes."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
+    return save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+
+
+@pytest.mark.parametrize("way", ["native", "native, multiplied", "torch"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_serving_computes_the_columns_of_training(
+    shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft pass t behind pair i, over a cache that was read in chunks, is column i of unrolled step t."""
+    model = load(str(tiny), device="cpu")
+    if way == "torch":
+        monkeypatch.setattr(model, "fused", None)
+    elif way == "native, multiplied":
+        monkeypatch.setattr(runner, "_TABLE_BYTES", 0)
+    head = Eagle.random(model, **SHAPES[shape])
+    tokens, steps = tokens_of(3, 20, 100), 4
+    depths = (FINAL,) if shape.startswith("eagle2") else head.config.depths_of(model.num_layers)
+    frozen = FrozenTarget(load_as_is(str(tiny), device="cpu").model, [each for each in depths if each != FINAL])
+    states = frozen.states(torch.tensor([tokens]))
+    states_1TF = torch.cat([states[each] for each in depths], dim=-1)
+    run = Runner(model, head)
+    assert run.native == (way != "torch" and model.fused is not None)
+    with torch.inference_mode():
+        rows, table = head.head_of(frozen.model), head.embedding_of(frozen.model)
+        columns = unrolled(head, states_1TF, torch.tensor([tokens]), table, steps)
+        expected = [rows_1TW[0] @ rows.T for rows_1TW in columns]
+        g_TW = run.features(states_1TF[0])
+        for column in (0, 6, 13):
+            cache = KVCache(1, 1, 64)
+            cache.reserve(cache.acquire(), 32)
+            for begin, end in ((0, column // 2), (column // 2, column)):
+                if begin < end:
+                    batch = PackedBatch()
+                    batch.add_chunk(0, begin, tokens[begin + 1 : end + 1], wanted=0)
+                    run.forward(batch, cache, g_TW[begin:end], top=0)
+                    cache.commit(0, range(end - begin))
+            g = g_TW[column : column + 1]
+            for step in range(steps):
+                batch = PackedBatch()
+                batch.add_chunk(0, column + step, [tokens[column + 1 + step]], wanted=1)
+                output, g = run.forward(batch, cache, g, top=3)
+                wanted = run.head.on_vocabulary(expected[step][column : column + 1])
+                assert torch.equal(output.logits_MV.isinf(), wanted.isinf())
+                kept = ~wanted.isinf()
+                torch.testing.assert_close(output.logits_MV[kept], wanted[kept], rtol=1e-4, atol=1e-4)
+                assert output.best[0] == int(wanted.argmax())
+                assert list(output.top_ids) == wanted[0].topk(3).indices.tolist()
+
+
+def test_positions_count_only_by_their_distance(tiny: Path) -> None:
+    """EAGLE's positions in other engines begin at 1: the same law. Depths moved by one: another law."""
+    model = load(str(tiny), device="cpu")
+    head = Eagle.random(model, draft_vocab_size=40)
+    run, g_TW, found = Runner(model, head), torch.randn(5, 64, generator=torch.Generator().manual_seed(1)), []
+    for places in (range(5), range(7, 12), (0, 1, 2, 3, 9)):
+        cache, batch = KVCache(1, 1, 64), PackedBatch()
+        cache.reserve(cache.acquire(), 16)
+        batch.add_chunk(0, 0, tokens_of(1, 5, 100), wanted=1)
+        batch.positions[:] = places
+        found.append(run.forward(batch, cache, g_TW, top=0)[0].logits_MV.clone())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert float((found[0] - found[2]).nan_to_num(0).abs().max()) > 1e-3
+
+
+# ------------------------------------------------------------------ folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good head of the target, with a vocabulary of its own."""
+    return Path(Eagle.untrained(target(), tmp_path / "head", draft_vocab_size=512))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_saved_is_loaded(shape: str, tiny: Path, tmp_path: Path) -> None:
+    head = Eagle.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    head.save(tmp_path)
+    again = Eagle.load(tmp_path)
+    assert again.config == head.config
+    ours, theirs = again.tensors(), head.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def published(folder: Path, model: LanguageModel, count: int, prefix: str = "layers.0.") -> dict[str, Any]:
+    """A folder as others write it: no fingerprint, a head and an embedding of its own, the library's extra fields."""
+    text = model.config.get_text_config()
+    width, inner, vocab, mlp = text.hidden_size, text.num_attention_heads * text.head_dim, text.vocab_size, 96
+    kv = text.num_key_value_heads * text.head_dim
+    settings = {
+        "architectures": ["Eagle3Speculator"],
+        "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+        "draft_vocab_size": count,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 2],
+        "embed_requires_grad": False,
+        "has_no_defaults_at_init": False,
+        "norm_before_residual": True,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "accept_tolerance": 0.0,
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "someone/their-model"},
+        },
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {
+            "attention_bias": False,
+            "head_dim": text.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": width,
+            "intermediate_size": mlp,
+            "max_position_embeddings": 2048,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": text.num_attention_heads,
+            "num_hidden_layers": 1,
+            "num_key_value_heads": text.num_key_value_heads,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "vocab_size": vocab,
+        },
+        "transformers_version": "4.56.1",
+    }
+    shapes = {
+        "fc.weight": (width, 3 * width),
+        f"{prefix}hidden_norm.weight": (width,),
+        f"{prefix}input_layernorm.weight": (width,),
+        f"{prefix}post_attention_layernorm.weight": (width,),
+        f"{prefix}self_attn.q_proj.weight": (inner, 2 * width),
+        f"{prefix}self_attn.k_proj.weight": (kv, 2 * width),
+        f"{prefix}self_attn.v_proj.weight": (kv, 2 * width),
+        f"{prefix}self_attn.o_proj.weight": (width, inner),
+        f"{prefix}mlp.gate_proj.weight": (mlp, width),
+        f"{prefix}mlp.up_proj.weight": (mlp, width),
+        f"{prefix}mlp.down_proj.weight": (width, mlp),
+        "norm.weight": (width,),
+        "lm_head.weight": (count, width),
+        "embed_tokens.weight": (vocab, width),
+    }
+    generator = torch.Generator().manual_seed(5)
+    tensors = {name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    ids_K = torch.arange(count) * (vocab // count)
+    tensors["d2t"] = ids_K - torch.arange(count)
+    tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids_K, True)
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(settings))
+    save_file(tensors, folder / WEIGHTS)
+    return settings
+
+
+@pytest.mark.parametrize("prefix", ["layers.0.", "midlayer."])
+def test_a_folder_of_the_published_schema_drafts(prefix: str, tmp_path: Path) -> None:
+    published(tmp_path / "theirs", target(), 512, prefix)
+    llm = with_config({"method": "eagle", "head": str(tmp_path / "theirs"), "num_speculative_tokens": 3})
+    drafter = compose.build({"method": "eagle", "head": str(tmp_path / "theirs")}, target()).drafter
+    assert "no fingerprint" in drafter.explanation
+    assert "someone/their-model" in drafter.explanation
+    assert drafter.needs.hidden_layers is not None
+    assert drafter.needs.hidden_layers.depths == (1, 2)
+    params = SamplingParams(max_tokens=12)
+    prompts = [{"prompt_token_ids": prompt_ids(text)} for text in PROMPTS[:2]]
+    expected, found = base().generate(prompts, params), llm.generate(prompts, params)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    assert sum(each.metrics.num_draft_tokens for each in found) > 3
+
+
+def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
+    settings, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+    assert settings["speculators_model_type"] == settings["speculators_config"]["algorithm"] == "eagle3"
+    assert settings["architectures"] == ["Eagle3Speculator"]
+    owner = settings["speculators_config"]
+    assert owner["default_proposal_method"] == owner["proposal_methods"][0]["proposal_type"]
+    assert owner["verifier"]["name_or_path"] == "zoo:base"
+    block = settings["transformer_layer_config"]
+    assert (block["model_type"], block["num_hidden_layers"], block["vocab_size"]) == ("llama", 1, 8192)
+    assert settings["draft_vocab_size"] == 512
+    assert torch.equal(torch.arange(512) + tensors["d2t"], tensors["t2d"].nonzero().flatten())
+    assert tensors["layers.0.self_attn.q_proj.weight"].shape == (384, 768)
+    assert tensors["fc.weight"].shape == (384, 3 * 384)
+
+
+# ------------------------------------------------------------------ what is refused
+
+Change = Callable[[Path], None]
+
+
+def edit(**changes: Any) -> Change:
+    def change(folder: Path) -> None:
+        settings = {**json.loads((folder / CONFIG).read_text()), **changes}
+        (folder / CONFIG).write_text(json.dumps({key: value for key, value in settings.items() if value is not ...}))
+
+    return change
+
+
+def edit_block(**changes: Any) -> Change:
+    def change(folder: Path) -> None:
+        block = json.loads((folder / CONFIG).read_text())["transformer_layer_config"]
+        changed = {key: value for key, value in {**block, **changes}.items() if value is not ...}
+        edit(transformer_layer_config=changed)(folder)
+
+    return change
+
+
+def retensor(**changes: Callable[[torch.Tensor], torch.Tensor | None]) -> Change:
+    """Change, or with None remove, tensors; two underscores stand for a dot."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        for name, made in changes.items():
+            found = made(tensors.pop(name.replace("__", "."), torch.zeros(1)))
+            if found is not None:
+                tensors[name.replace("__", ".")] = found.contiguous()
+        save_file(tensors, folder / WEIGHTS)
+
+    return change
+
+
+def owner(**verifier: Any) -> dict[str, Any]:
+    return {"algorithm": "eagle3", "verifier": {"name_or_path": "zoo:base", **verifier}}
+
+
+def gone(values: torch.Tensor) -> None:
+    return None
+
+
+DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
+    "no config": (lambda folder: (folder / CONFIG).unlink(), ModelError, "no EAGLE head for"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ModelError, "has no EAGLE head"),
+    "half the weights": (
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000]) and None,
+        ModelError,
+        "cannot be read",
+    ),
+    "no JSON": (lambda folder: (folder / CONFIG).write_text("{") and None, ModelError, "cannot be read"),
+    "another algorithm": (edit(speculators_model_type="dflash"), ModelError, "speculators_model_type='dflash'"),
+    "two algorithms": (
+        edit(speculators_config={**owner(), "algorithm": "mtp"}),
+        ModelError,
+        "speculators_config.algorithm='mtp'",
+    ),
+    "no verifier": (edit(speculators_config={"algorithm": "eagle3"}), ModelError, "speculators_config.verifier"),
+    "no block": (edit(transformer_layer_config=...), ModelError, "transformer_layer_config=None"),
+    "no vocabulary size": (edit(draft_vocab_size=...), ModelError, "draft_vocab_size is missing"),
+    "a vocabulary in words": (edit(draft_vocab_size="many"), ModelError, "draft_vocab_size='many'"),
+    "a larger vocabulary": (edit(draft_vocab_size=9000), ModelError, "draft_vocab_size=9000 is above"),
+    "another vocabulary size": (edit(draft_vocab_size=500), ModelError, "d2t is [512] of torch.int64: integers, [500]"),
+    "two layers": (edit_block(num_hidden_layers=2), ModelError, "transformer_layer_config.num_hidden_layers=2"),
+    "another block": (edit_block(model_type="mamba"), ModelError, "transformer_layer_config.model_type='mamba'"),
+    "another activation": (edit_block(hidden_act="gelu"), ModelError, "hidden_act='gelu'"),
+    "other positions": (edit_block(rope_parameters={"rope_type": "yarn"}), ModelError, "rope_type='yarn'"),
+    "no width": (edit_block(hidden_size=...), ModelError, "transformer_layer_config.hidden_size is missing"),
+    "no heads": (edit_block(num_attention_heads=0), ModelError, "num_attention_heads=0"),
+    "other heads": (edit_block(num_attention_heads=4), ModelError, "o_proj.weight is [384, 384], but [384, 256]"),
+    "depths in words": (edit(eagle_aux_hidden_state_layer_ids="all"), ModelError, "eagle_aux_hidden_state_layer_ids"),
+    "depth 0": (edit(eagle_aux_hidden_state_layer_ids=[0, 4, 7]), ModelError, "eagle_aux_hidden_state_layer_ids"),
+    "two depths": (edit(eagle_aux_hidden_state_layer_ids=[1, 4]), ModelError, "fc.weight is [384, 1152]"),
+    "too deep": (
+        edit(eagle_aux_hidden_state_layer_ids=[1, 4, 9]),
+        MismatchError,
+        "[1, 4, 9], but 'zoo:base' has 8",
+    ),
+    "another width": (edit(target_hidden_size=512), ModelError, "fc.weight is [384, 1152], but [384, 1536]"),
+    "another target": (
+        edit(speculators_config=owner(fingerprint="0" * 64)),
+        MismatchError,
+        "(fingerprint 000000000000), not for 'zoo:base'",
+    ),
+    "a fingerprint of nothing": (edit(speculators_config=owner(fingerprint=None)), ModelError, "target_fingerprint"),
+    "a missing tensor": (retensor(norm__weight=gone), ModelError, "the tensor norm.weight is missing"),
+    "one tensor more": (retensor(extra=lambda each: torch.zeros(3)), ModelError, "the tensor extra is not of such"),
+    "one map only": (retensor(t2d=gone), ModelError, "t2d is missing beside the other map"),
+    "no maps": (retensor(d2t=gone, t2d=gone), ModelError, "d2t and t2d are missing"),
+    "a map of floats": (retensor(d2t=lambda each: each.float()), ModelError, "d2t is [512] of torch.float32"),
+    "a short map": (retensor(t2d=lambda each: each[:100]), ModelError, "t2d is [100]"),
+    "a map that leads away": (retensor(d2t=lambda each: each + 9000), ModelError, "d2t leads to tokens 9000"),
+    "a map that falls": (retensor(d2t=lambda each: each.flip(0)), ModelError, "do not increase"),
+    "maps that differ": (retensor(t2d=lambda each: each.roll(1)), ModelError, "t2d marks other tokens"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_heads(kind: str, folder: Path) -> None:
+    damage, error, message = DAMAGE[kind]
+    damage(folder)
+    with pytest.raises(error) as caught:
+        compose.build({"method": "eagle", "head": str(folder)}, target())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_published_folder_of_another_width_or_vocabulary(tmp_path: Path) -> None:
+    other = load(save_model("llama", tmp_path / "other"), device="cpu")
+    published(tmp_path / "theirs", other, 40)
+    with pytest.raises(MismatchError, match=r"target_hidden_size is .* but that of 'zoo:base' is 384"):
+        compose.build({"method": "eagle", "head": str(tmp_path / "theirs")}, target())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_depth": 0}, "max_depth=0"),
+        ({"max_depth": 65}, "max_depth=65"),
+        ({"width": 2.5}, "width=2.5"),
+        ({"tree": "yes"}, "tree='yes'"),
+        ({"head": 3}, "head=3"),
+        ({"depth": 2}, "unknown option 'depth'"),
+        ({"tree": True, "verifier": "ratio"}, "verifier='ratio' verifies chains"),
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose.build({"method": "eagle", "head": str(folder), **options}, target())
+    assert message in str(caught.value)
+
+
+def test_the_command_line_says_it_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    retensor(d2t=lambda each: each + 9000)(folder)
+    command = ["generate", "x", "--method", "eagle", "--dtype", "float32", "--set", f"head={folder}"]
+    assert main(command) == 1
+    _, err = capsys.readouterr()
+    assert err.startswith("error: ")
+    assert "d2t leads to tokens" in err
+    assert len(err.strip().splitlines()) == 1

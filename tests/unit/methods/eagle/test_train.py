@@ -1,0 +1,298 @@
+"""Training of an EAGLE head: the loss by hand, stops, stores, and a walk that foretells what serving measures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+from foretoken.methods.eagle import train as eagle
+from foretoken.methods.eagle.lessons import FromFeatures, FromTokens, frequent
+from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.train import Shape, Unrolled, texts
+from foretoken.methods.eagle.walk import Walk, expected_steps
+from foretoken.models.load import load_as_is
+from foretoken.train import acceptance
+from foretoken.train.features import extract
+from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.sources import parse
+from foretoken.train.stored_blocks import StoredBlocks
+from foretoken.train.taps import Wanted
+from foretoken.train.trainer import Bounds
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+
+BLOCK, BATCH, STEPS = 24, 4, 3
+STEP = BATCH * BLOCK
+DEPTHS = (1, 3)
+PROMPTS = ["What is 3 + 1?", "Who was there?", "It is late.", "one two three", "abc abc abc", "Tell me more."]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target and a text."""
+    place = tmp_path_factory.mktemp("eagle")
+    save_model("llama", place / "target", hidden_size=64, head_dim=32, intermediate_size=128)
+    lines = [{"prompt": f"What is {n} + 1?", "response": f"It is {n + 1}."} for n in range(300)]
+    (place / "my.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    made = eagle.recipe
+
+    def small(*arguments):
+        recipe = made(*arguments)
+        schedule = eagle.replace(recipe.schedule, batch=BATCH, micro_batch=2)
+        return eagle.replace(recipe, block=BLOCK, schedule=schedule)
+
+    monkeypatch.setattr(eagle, "recipe", small)
+
+
+class Replies:
+    """Every third position."""
+
+    def used(self, tokens_BT):
+        return (torch.arange(tokens_BT.shape[1]) % 3 == 1).expand_as(tokens_BT)
+
+
+def parts_of(folder, shape=None, ids=None):
+    loaded = load_as_is(str(folder / "target"), device="cpu")
+    target = FrozenTarget(loaded.model, DEPTHS)
+    torch.manual_seed(0)
+    shape = shape or Shape(steps=STEPS)
+    head = eagle.build(loaded.model.config, shape, target, "it", loaded.fingerprint, ids)
+    return loaded, target, head
+
+
+def train(folder, out, steps, shape=None, **options):
+    settings = {"own_words": 0.0, "bounds": Bounds(tokens=steps * STEP), **options}
+    sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
+    shape = shape or Shape(steps=STEPS, draft_vocab_size=60)
+    return eagle.run(str(folder / "target"), shape, sources, folder / out, **settings)
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_the_loss_by_hand(own_head, folder):
+    """Column by column, token by token, with the pieces that serving uses."""
+    ids = list(range(3, 101, 2))
+    loaded, target, head = parts_of(folder, Shape(steps=STEPS, own_head=own_head), ids)
+    tokens_BT = torch.randint(4, 101, (2, 11), generator=torch.Generator().manual_seed(1))
+    depths = head.config.depths_of(3)
+    lessons = FromTokens(target, Replies(), depths)
+    table = head.embedding_of(target.model)
+    loss = Unrolled(lessons, table, lambda: head.head_of(target.model), STEPS)(head, tokens_BT, torch.Generator())
+    with torch.no_grad():
+        p_BTK = loaded.model(input_ids=tokens_BT).logits.softmax(-1)[..., ids]
+        found = target.states(tokens_BT)
+    assert depths == (1, 1, 3)
+    states = torch.cat([found[depth] for depth in depths], dim=-1)
+    total = weights = 0.0
+    for step in range(STEPS):
+        losses = []
+        for b in range(2):
+            for i in range(11 - 1 - step):
+                row = i + 1 + step
+                if row % 3 != 1:
+                    continue
+                cos, sin = head.rotary_at(torch.arange(20))
+                g, keys, values = head.fuse(states[b]), [], []
+                follows = g[0]
+                for pair in range(i + step + 1):
+                    feature = g[pair] if pair <= i else follows
+                    read, residual = head.open(feature[None], table[tokens_BT[b, pair + 1]][None])
+                    q, k, v = head.project(read, cos[pair : pair + 1], sin[pair : pair + 1])
+                    keys.append(k)
+                    values.append(v)
+                    groups = head.config.heads // head.config.kv_heads
+                    k_all = torch.cat(keys, 1).repeat_interleave(groups, 0)
+                    v_all = torch.cat(values, 1).repeat_interleave(groups, 0)
+                    weight = (q @ k_all.transpose(1, 2) * head.config.head_dim**-0.5).softmax(-1)
+                    h = head.close(residual, (weight @ v_all).transpose(0, 1).flatten(1))
+                    follows = head.following(h)[0]
+                log_q = (head.read_out(h)[0] @ head.head_of(target.model).T).log_softmax(-1)
+                losses.append(-(p_BTK[b, row] * log_q).sum())
+        total = total + 0.8**step * torch.stack(losses).mean()
+        weights += 0.8**step
+    torch.testing.assert_close(loss, total / weights, rtol=1e-4, atol=1e-5)
+    loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
+    assert all(parameter.grad is None for parameter in loaded.model.parameters())
+
+
+def test_no_reply_in_a_micro_batch_moves_nothing(folder):
+    _, target, head = parts_of(folder)
+
+    class Nothing:
+        def used(self, tokens_BT):
+            return torch.zeros_like(tokens_BT, dtype=torch.bool)
+
+    lessons = FromTokens(target, Nothing(), head.config.depths_of(3))
+    table, rows = head.embedding_of(target.model), head.head_of(target.model)
+    loss = Unrolled(lessons, table, lambda: rows, STEPS)(head, torch.full((2, 9), 5), torch.Generator())
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not any(parameter.grad.any() for parameter in head.parameters() if parameter.grad is not None)
+
+
+def test_a_run_learns_stops_and_goes_on(folder):
+    whole = train(folder, "whole", 30)
+    losses = [loss for _, _, loss in whole["curve"]]
+    assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
+
+    def stop(progress):
+        if progress.step == 13:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, "parts", 30, report=stop, checkpoint_every=1e-9)
+    parts = train(folder, "parts", 30)
+    assert [point[::2] for point in parts["curve"]] == [point[::2] for point in whole["curve"]]
+    ours, theirs = Eagle.load(folder / "parts"), Eagle.load(folder / "whole")
+    assert all(torch.equal(a, b) for a, b in zip(ours.tensors().values(), theirs.tensors().values(), strict=True))
+    assert ours.ids_K is not None
+    assert len(ours.ids_K) == whole["draft_vocab_size"] == 60
+    with pytest.raises(ForetokenError, match="holds a run with another shape"):
+        train(folder, "parts", 30, Shape(steps=STEPS, draft_vocab_size=50))
+
+
+@pytest.mark.parametrize(("layers", "top_logits"), [((*DEPTHS, "final"), 0), (DEPTHS, "all")])
+def test_stored_features_teach_the_same(folder, layers, top_logits):
+    loaded, target, head = parts_of(folder)
+    generator = torch.Generator().manual_seed(2)
+    blocks = [torch.randint(4, 101, (BLOCK - number % 3,), generator=generator) for number in range(40)]
+    store = folder / f"store-{top_logits}"
+    extract(loaded.model, blocks, store, Wanted(layers, top_logits, "float32"), target=loaded.fingerprint)
+    stored, depths = StoredBlocks(store, DEPTHS, seed=0), head.config.depths_of(3)
+    table, rows = head.embedding_of(target.model), head.head_of(target.model)
+    numbers = torch.tensor([[0], [3]])
+    sequences = [each.tokens_N for each in stored.sequences([0, 3])]
+    assert len(sequences[0]) == len(sequences[1])
+    expected = Unrolled(FromTokens(target, Replies(), depths), table, lambda: rows, STEPS)
+    found = Unrolled(FromFeatures(target, Replies(), stored, depths), table, lambda: rows, STEPS)
+    wanted = expected(head, torch.stack(sequences).long(), torch.Generator())
+    torch.testing.assert_close(found(head, numbers, torch.Generator()), wanted, rtol=1e-5, atol=1e-5)
+    if top_logits == 0:
+        record = train(folder, "from-store", 4, features=store)
+        assert (record["own_words"], record["mixture"][0]["name"]) == (0, "features")
+        with pytest.raises(InputError, match="needed are 1, 2, 3 and final"):
+            StoredBlocks(store, (1, 2, 3), seed=0)
+
+
+def test_the_most_frequent_tokens_are_kept_and_the_stream_stays_where_it_was():
+    class Stream:
+        block, place = 1 << 14, 0
+
+        def next(self, count):
+            self.place += 1
+            return torch.tensor([[9, 9, 9, 4, 4, 7]])
+
+        def state(self):
+            return {"place": self.place}
+
+        def resume(self, state):
+            self.place = state["place"]
+
+    stream = Stream()
+    assert frequent(stream, torch.Tensor.flatten, 2, 12) == [4, 9]
+    assert frequent(stream, torch.Tensor.flatten, 5, 12) == [0, 1, 4, 7, 9]
+    assert stream.place == 0
+
+
+# ------------------------------------------------------------------ the walk
+
+
+def plain_steps(stands, column=0):
+    """The same expectation by going through every walk."""
+    count = stands.shape[1]
+    if column >= count:
+        return 0.0
+    longest, reach, total = min(len(stands), count - column - 1), 1.0, 1.0
+    for step in range(longest):
+        total += reach * (1 - float(stands[step, column])) * plain_steps(stands, column + step + 1)
+        reach *= float(stands[step, column])
+    return total + reach * plain_steps(stands, column + longest + 1)
+
+
+def test_expected_steps():
+    assert expected_steps(torch.zeros(3, 5)) == 5  # nothing stands: plain decoding
+    assert expected_steps(torch.ones(3, 8)) == 2  # three drafted and one more a step
+    assert expected_steps(torch.ones(3, 5)) == 2
+    assert expected_steps(torch.ones(3, 1)) == 1
+    chances = torch.rand(3, 7, generator=torch.Generator().manual_seed(0))
+    assert expected_steps(chances) == pytest.approx(plain_steps(chances))
+
+
+@pytest.fixture(scope="module")
+def learned(folder):
+    """A head that learnt by heart what the target says, so that some of its drafts stand."""
+    made = pytest.MonkeyPatch()
+    made.setattr(acceptance, "MAX_TOKENS", 40)
+    encode = load_as_is(str(folder / "target"), device="cpu").tokenizer
+    said = [each for temperature in (0.0, 1.0) for each in texts(str(folder / "target"), PROMPTS, temperature)]
+    lines = [{"text": encode.decode(each.tokens)} for each in said]
+    (folder / "said.jsonl").write_text("".join(json.dumps(line) + "\n" for line in 20 * lines))
+    shape = Shape(steps=STEPS, draft_vocab_size=80)
+    sources = [parse(str(folder / "said.jsonl"))]
+    name, bounds = str(folder / "target"), Bounds(tokens=150 * STEP)
+    yield eagle.run(name, shape, sources, folder / "learned", own_words=0, bounds=bounds, prompts=PROMPTS, rate=4.0)
+    made.undo()
+
+
+def test_training_says_what_serving_then_measures(folder, learned, monkeypatch):
+    """At temperature 0 there is no chance in it: step for step the same. Above it, within the error of the mean."""
+    monkeypatch.setattr(acceptance, "MAX_TOKENS", 40)
+    name = str(folder / "target")
+    config = {"method": "eagle", "head": str(folder / "learned"), "num_speculative_tokens": STEPS}
+    served = acceptance.measure(name, config, PROMPTS)
+    assert served["greedy"]["tokens_per_step"] > 1.08
+    assert learned["walked"]["greedy"]["after"] == pytest.approx(served["greedy"]["tokens_per_step"], rel=0.01)
+    assert learned["walked"]["greedy"]["after"] > learned["walked"]["greedy"]["before"]
+    # 240 tokens in about 190 steps: the mean accepted length has an error of about 0.4 / sqrt(190)
+    assert learned["walked"]["T=1"]["after"] == pytest.approx(served["T=1"]["tokens_per_step"], abs=0.09)
+
+
+def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
+    """The teeth of the test above: without the jumps the number is off."""
+    head = Eagle.load(folder / "learned")
+    loaded = load_as_is(str(folder / "target"), device="cpu")
+    target, depths = FrozenTarget(loaded.model, DEPTHS), head.config.depths_of(3)
+    walk = Walk(target, texts(str(folder / "target"), PROMPTS, 0.0), depths, STEPS)
+    table, rows = head.embedding_of(target.model), head.head_of(target.model)
+    lengths = []
+    for text, states, chances in walk._read:
+        stands = walk._stands(head, text, states, chances, table, rows)
+        lengths += (1 + stands.cumprod(0).sum(0)).tolist()
+    mean = sum(lengths) / len(lengths)
+    found = walk.tokens_per_step(head, table, rows)
+    assert found == pytest.approx(learned["walked"]["greedy"]["after"], abs=0.02)  # stored in bf16
+    assert abs(mean - found) > 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "eagle4"}, "--algorithm eagle4"),
+        ({"mlp_width": 50}, "--mlp-width 50: a multiple of 32"),
+        ({"algorithm": "eagle", "own_head": True}, "has the target's head"),
+        ({"algorithm": "eagle", "draft_vocab_size": 60}, "has the target's head"),
+    ],
+    ids=str,
+)
+def test_shapes_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Shape(**options)
+
+
+def test_runs_that_cannot_be(folder):
+    with pytest.raises(ConfigError, match=r"--own-words 1\.5"):
+        train(folder, "bad", 1, own_words=1.5)
+    with pytest.raises(ConfigError, match="--draft-vocab-size 500"):
+        train(folder, "bad", 1, Shape(steps=STEPS, draft_vocab_size=500))
+    with pytest.raises(ConfigError, match="another model lies there"):
+        train(folder, "target", 1)
+    assert not Path(folder, "bad").exists()

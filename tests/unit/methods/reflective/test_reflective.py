@@ -1,0 +1,227 @@
+"""`reflective` on the real pair: probe rows, the cache, alpha 0, trees, seeds, batches, faults, what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from foretoken.core.errors import ConfigError
+from foretoken.core.sampling import SamplingParams
+from foretoken.methods.reflective.verifier import PROMPT, ReflectiveVerifier
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.load import load
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+from helpers.zoo_llms import PROMPTS as ALL_PROMPTS
+from helpers.zoo_llms import assert_idle, ids, prompt_ids, target, with_config
+
+LENGTH = 20
+PROMPTS = ALL_PROMPTS[:3]
+DRAFTS = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}
+SHORT = {"prompt": " [BACK]", "prefix": 2}
+GREEDY = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=3, ignore_eos=True)
+
+
+def reflective(alpha=0.5, *, settings=None, **options):
+    return with_config({**DRAFTS, "verifier": "reflective", "alpha": alpha, **SHORT, **options}, **(settings or {}))
+
+
+def noted(llm, monkeypatch):
+    """Every draft that is verified with a probe: tokens before, draft, laws."""
+    rule, found = llm.recipe.verifier, []
+    probe, verify = rule.probe, rule.verify_within
+    asked = {}
+
+    def probing(draft, context):
+        asked[id(draft)] = (list(context.tokens), probe(draft, context))
+        return asked[id(draft)][1]
+
+    def verifying(draft, laws, rng, spent):
+        if laws.probe_logits_PV is not None:
+            found.append((*asked[id(draft)], draft, laws))
+        return verify(draft, laws, rng, spent)
+
+    monkeypatch.setattr(rule, "probe", probing)
+    monkeypatch.setattr(rule, "verify_within", verifying)
+    return found
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("rule", "forced"), [("recursive", False), ("recursive", True), ("match", True), ("typical", True)]
+)
+def test_alpha_0_is_the_plain_rule_bit_for_bit_also_with_the_probe_forced_in(params, rule, forced, monkeypatch):
+    plain = with_config({**DRAFTS, "verifier": rule}).generate(PROMPTS, params)
+    llm = reflective(0.0, rule=rule)
+    if forced:
+        monkeypatch.setattr(type(llm.recipe.verifier), "probe", _probe_whatever_alpha)
+        seen = noted(llm, monkeypatch)
+    ours = llm.generate(PROMPTS, params)
+    assert ids(ours) == ids(plain)
+    assert [each.metrics.num_steps for each in ours] == [each.metrics.num_steps for each in plain]
+    assert [each.metrics.num_draft_tokens for each in ours] == [each.metrics.num_draft_tokens for each in plain]
+    assert not forced or len(seen) > 5
+
+
+def _probe_whatever_alpha(self, draft, context):
+    other = ReflectiveVerifier(ReflectiveVerifier.Config(prompt=self.config.prompt, prefix=self.config.prefix))
+    return _PROBE(other, draft, context)
+
+
+_PROBE = ReflectiveVerifier.probe
+
+
+def read(tokens, wanted):
+    """Raw logits of the last rows of a text, read from scratch."""
+    model = target()
+    cache, batch = model.new_cache(1), PackedBatch()
+    slot = cache.acquire()
+    cache.reserve(slot, len(tokens))
+    batch.add_chunk(slot, 0, tokens, wanted=wanted)
+    return model.forward(batch, DensePlan(cache, batch)).logits_MV
+
+
+def test_both_readings_are_a_plain_forward_over_the_same_tokens(monkeypatch):
+    """Z0 as without a suffix and Zr as over the concatenated text: to the bit, on the fused decoder."""
+    llm = reflective(0.5)
+    found = noted(llm, monkeypatch)
+    llm.generate(PROMPTS[0], GREEDY)
+    assert len(found) > 3
+    for tokens, probed, draft, laws in found[:6]:
+        k = len(draft)
+        whole = read([*tokens, *probed.tokens], 1 + len(probed))
+        alone = read([*tokens, *draft.tree.tokens], 1 + k)
+        same = torch.equal if target().fused is not None else lambda a, b: torch.allclose(a, b, atol=1e-3)
+        assert same(laws.raw_MV, alone)
+        assert same(laws.raw_MV, whole[: 1 + k])
+        assert same(laws.probe_logits_PV, whole[1 + k :])
+
+
+def test_an_off_by_one_would_agree_with_everything(monkeypatch):
+    """The row of the copied d_i has read d_i twice. On drafts that are not the target's own, agreement with the row
+    before the copy stays far below one, and below what copying alone would give at the next row."""
+    llm = reflective(0.5)
+    found = noted(llm, monkeypatch)
+    llm.generate(PROMPTS, SAMPLED)
+    before = [
+        int(laws.probe_logits_PV[len(probed) - len(draft) - len(draft) + node].argmax()) == token
+        for _, probed, draft, laws in found
+        for node, token in enumerate(draft.tree.tokens)
+    ]
+    assert 0.05 < sum(before) / len(before) < 0.95
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": "topk", "num_drafts": 2}, {"mix_bonus": True}], ids=str)
+def test_the_cache_after_every_step_is_one_that_was_never_probed(options, monkeypatch):
+    """Whatever stands, what is committed equals a fresh read of the request's tokens, and no probe token is in them."""
+    llm = reflective(0.5, **options)
+    engine, checked = llm.engine, []
+    commit = engine.commit
+
+    def checking(current):
+        touched = commit(current)
+        for job in current.jobs:
+            if job.request.slot >= 0:
+                assert engine.cache.lengths[job.request.slot] == len(job.request.tokens) - 1
+                checked.append(list(job.request.tokens))
+        return touched
+
+    monkeypatch.setattr(engine, "commit", checking)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert len(checked) > 10
+    for output, prompt in zip(outputs, PROMPTS, strict=True):
+        # greedy continuation of what was emitted, through this engine's own cache, equals a fresh one
+        assert output.error is None
+        assert len(output.token_ids) == LENGTH
+        begin = prompt_ids(prompt)
+        final = read([*begin, *output.token_ids], LENGTH + 1)
+        if options:
+            continue
+        off = [
+            token for token, logits_V in zip(output.token_ids, final, strict=False) if token != int(logits_V.argmax())
+        ]
+        assert len(off) == round(output.metrics.distortion * LENGTH)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_company_changes_nothing(params):
+    expected = [ids(reflective().generate(prompt, params))[0] for prompt in PROMPTS]
+    assert ids(reflective().generate(PROMPTS, params)) == expected
+    if params is SAMPLED:  # a seed holds beside prompts that take every row
+        long = (prompt_ids(PROMPTS[1]) * 40)[:300]
+        crowd = reflective().generate([*PROMPTS, long], [*[params] * len(PROMPTS), GREEDY])
+        assert ids(crowd)[: len(PROMPTS)] == expected
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_budget_of_nothing_is_the_exact_rule(params):
+    plain = with_config({**DRAFTS, "verifier": "recursive"}).generate(PROMPTS, params)
+    assert ids(reflective(0.6, max_distortion=0.0).generate(PROMPTS, params)) == ids(plain)
+    bounded = reflective(0.6, max_distortion=0.05).generate(PROMPTS, params)
+    assert all(each.metrics.distortion <= 0.05 + 1e-9 for each in bounded)
+
+
+def test_penalties_and_min_tokens_hold_under_mixing():
+    params = SamplingParams(max_tokens=LENGTH, min_tokens=LENGTH, repetition_penalty=1.3, logit_bias={11: -math.inf})
+    for output in reflective(0.8).generate(PROMPTS, params):
+        assert len(output.token_ids) == LENGTH
+        assert 11 not in output.token_ids
+
+
+def test_near_the_end_of_the_context_the_plain_rule_decides(tmp_path):
+    """128 positions; the draft is the target itself, so that without a probe its own greedy text comes out."""
+    model = load(str(save_model("llama", tmp_path)), dtype="float32", device="cpu")
+    begin, params = [*range(4, 101), *range(4, 25)], SamplingParams(max_tokens=20, ignore_eos=True)
+    config = {**DRAFTS, "model": str(tmp_path), "verifier": "reflective", "alpha": 1.0, "prompt": "back"}
+    (output,) = with_config(config, target=model).generate([begin], params)
+    assert [output.token_ids] == ids(with_config(None, target=model).generate([begin], params))
+    assert len(output.token_ids) == 10
+    assert output.metrics.distortion == 0.0
+    (free,) = with_config(config, target=model).generate([begin[:60]], params)
+    assert free.metrics.distortion > 0.0
+
+
+def test_a_probe_without_numbers_ends_its_own_request_only(monkeypatch):
+    llm = reflective(0.5)
+    engine, forward = llm.engine, llm.engine.forward
+    marked = prompt_ids(PROMPTS[2])
+
+    def broken(current):
+        forward(current)
+        row = 0
+        for job in current.jobs:
+            if job.wanted > 1 + len(job.draft) and job.request.tokens[: len(marked)] == marked:
+                current.output.peaks[row + job.wanted - 1] = math.nan
+            row += job.wanted
+
+    monkeypatch.setattr(engine, "forward", broken)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [each.error is not None for each in outputs] == [False, False, True]
+    assert [each.token_ids for each in outputs if not each.error] == [
+        ids(reflective(0.5).generate(PROMPTS[k], GREEDY))[0] for k in (0, 1)
+    ]
+    assert_idle(llm)
+
+
+def test_what_cannot_be_reflected_on_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="holds the special tokens"):
+        reflective(prompt="<|user|> check")
+    with pytest.raises(ConfigError, match="the target reads more than the draft"):
+        reflective(**{"verification.ffn": 0.05})
+    with pytest.raises(ConfigError, match=r"alpha=1\.5"):
+        reflective(1.5)
+    llm = with_config({"method": "kangaroo", "adapter": "random:2", "threshold": 0.1, "verifier": "reflective"})
+    (output,) = llm.generate(PROMPTS[0], GREEDY)
+    assert output.error is not None
+    assert "the target's own layers have begun" in output.error
+
+
+def test_the_prompt_is_the_targets_tokens():
+    llm = with_config({**DRAFTS, "verifier": "reflective"})
+    found = llm.recipe.verifier.config.prompt
+    assert target().tokenizer.decode(found) == PROMPT
