@@ -35,7 +35,7 @@ class CausalAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, query_NLD: Tensor, key_NTD: Tensor, value_NTD: Tensor, scaling: float) -> Tensor:
         """Attend; N = B G, and L = T R: the queries that share keys stand beside each other, by position.
 
@@ -59,7 +59,7 @@ class CausalAttention(torch.autograd.Function):
         return out_NLD
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_NLD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """The gradients of query, key and value."""
         scaled_NLD, key_NTD, value_NTD, *kept = ctx.saved_tensors
