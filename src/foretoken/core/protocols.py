@@ -111,7 +111,7 @@ class Features:
     """Hidden states of one request's rows in one forward of the target, as a drafter has asked for them.
 
     Attributes:
-        context: the request; its tokens are still those from before the step.
+        context: the request; its tokens are those from before the step, and later ones where plain steps are shown late.
         begin: position of the first row.
         draft: what these rows were, behind the root; NO_DRAFT for a prompt's chunk and for plain decoding.
         hidden: depth -> [rows, D]. A draft with a resume point brings only the depths beyond that.
@@ -135,7 +135,7 @@ class Drafter(Protocol):
         laws: kinds of q this drafter proposes with at temperatures above 0, as configured (at 0 every lossless rule
             is the walk along the argmax, and the kind does not matter).
         branches: whether its trees may branch.
-        needs: what it must be given; with ``hidden_layers`` :meth:`on_forward` is called after every forward.
+        needs: what it must be given; with ``hidden_layers`` it is shown every forward by :meth:`on_forward`.
         offers: what its drafts can carry, and whether it decides itself when to stop.
         declared: what others need to know of its class.
         explanation: what it has measured and chosen by itself, for the user, in one line; "" where it has not.
@@ -192,7 +192,9 @@ class Drafter(Protocol):
         ...
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Called after every forward of the target, before any verdict, if ``needs.hidden_layers`` asks for it."""
+        """Called if ``needs.hidden_layers`` asks for it: after every forward that read a prompt or a draft, before any
+        verdict, and with what other forwards gave of requests that go on, before the next draft is asked for.
+        """
         return
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

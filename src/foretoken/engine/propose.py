@@ -13,6 +13,7 @@ from foretoken.engine.faults import Faults
 from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
+from foretoken.engine.unseen import Unseen
 
 
 class Proposer:
@@ -28,6 +29,7 @@ class Proposer:
         own_rows: rows behind the root that are such a request's own: its nodes, and what is probed behind them.
         node_cost: of one drafted and verified token, in plain steps.
         faults: ends requests whose drafts fail.
+        unseen: what the drafter is shown before it is asked.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Proposer:
         max_length: int,
         controller: Controller,
         faults: Faults,
+        unseen: Unseen,
         *,
         own_nodes: int,
         own_rows: int,
@@ -47,13 +50,14 @@ class Proposer:
         self._max_length = max_length
         self._controller = controller
         self._faults = faults
+        self._unseen = unseen
         self._own_nodes = own_nodes
         self._own_rows = own_rows
         self._node_cost = node_cost
 
     def kept(self, request: Request) -> int:
         """Rows for drafts that are a request's own, whoever else runs."""
-        return self._own_rows if self._recipe.own_past(request.params) else 0
+        return self._own_rows if request.own_past else 0
 
     def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
@@ -69,10 +73,15 @@ class Proposer:
         """
         if self._recipe.num_nodes == 0 or not decoding:
             return [NO_DRAFT] * len(decoding)
-        budgets = self._budgets(decoding, spare_rows)
-        sees = self._recipe.drafter.needs.hidden_layers is not None  # it wants to know that nobody is drafted for
-        if not sees and not any(budget.max_nodes for budget in budgets):
+        rules: dict[int, StopRule] = {}
+        if self._recipe.weighed:
+            rules = self._chosen([request for request in decoding if not request.own_past], len(decoding))
+            if not rules and not any(request.own_past for request in decoding):
+                return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay
+        budgets = self._budgets(decoding, spare_rows, rules)
+        if not any(budget.max_nodes for budget in budgets):
             return [NO_DRAFT] * len(decoding)
+        self._unseen.show()
         marks = [(request, request.streams.mark()) for request in decoding if request.params.repeatable]
         try:
             return self._ask(decoding, budgets)
@@ -95,20 +104,21 @@ class Proposer:
         depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
         return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
 
-    def _budgets(self, decoding: Sequence[Request], spare_rows: int) -> list[Budget]:
+    def _chosen(self, shared: Sequence[Request], num_requests: int) -> dict[int, StopRule]:
+        """The controller's rules for those whom it drafts for, by request."""
+        if not shared:
+            return {}
+        chosen = zip(shared, self._controller.choose(shared, num_requests), strict=True)
+        return {request.request_id: rule for request, rule in chosen if rule is not None}
+
+    def _budgets(self, decoding: Sequence[Request], spare_rows: int, rules: dict[int, StopRule]) -> list[Budget]:
         recipe = self._recipe
-        shared = [request for request in decoding if not recipe.own_past(request.params)]
-        spare_rows -= self._own_rows * (len(decoding) - len(shared))
-        rules: dict[int, StopRule | None] = {}
-        if recipe.weighed and shared:
-            chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
-            rules = {request.request_id: rule for request, rule in chosen if rule is not None}
-            shared_nodes = min(recipe.num_nodes, spare_rows // max(1, len(rules)))
-        else:
-            shared_nodes = min(recipe.num_nodes, spare_rows // max(1, len(shared)))
+        num_own = sum(request.own_past for request in decoding)
+        sharing = len(rules) if recipe.weighed else len(decoding) - num_own
+        shared_nodes = min(recipe.num_nodes, (spare_rows - self._own_rows * num_own) // max(1, sharing))
         budgets = []
         for request in decoding:
-            own = recipe.own_past(request.params)
+            own = request.own_past
             if own:
                 nodes = self._own_nodes
             elif recipe.weighed and request.request_id not in rules:

@@ -44,6 +44,7 @@ class Request:
         max_total: longest allowed sequence, prompt included.
         text: incremental text of the output; None until somebody reads it.
         slot: its place in the target's cache, -1 while waiting.
+        own_past: whether its drafts may follow from its own past only (``Recipe.own_past``).
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
@@ -63,6 +64,7 @@ class Request:
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    own_past: bool = False
     own_rule: OwnPastRule | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0

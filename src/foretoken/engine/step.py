@@ -38,9 +38,11 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.resumed_forward import resumed_forward
 from foretoken.engine.round import Job, Round
 from foretoken.engine.scheduler import Scheduler, Work
+from foretoken.engine.unseen import Unseen
 from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
+from foretoken.models.span import Span
 
 _NOTHING = HiddenLayers((), 0)  # drafts have resume points, but their drafter wants to see nothing
 
@@ -75,12 +77,14 @@ class Engine:
                 f"max_rows_per_step={max_rows} with max_num_seqs={max_slots}: method '{recipe.method}' needs at least "
                 "two rows for every request; raise one or lower the other"
             )
+        self._unseen = Unseen(recipe.drafter, self._faults)
         self._proposer = Proposer(
             recipe,
             target.vocab_size,
             self.cache.max_length,
             self.controller,
             self._faults,
+            self._unseen,
             own_nodes=own_nodes,
             own_rows=share if self._probes else own_nodes,
             node_cost=ROW_COST + reading,
@@ -92,6 +96,7 @@ class Engine:
         """Queue a request; it joins at the next step that has a slot for it."""
         request.started = perf_counter()
         request.metrics.sparse = not self.recipe.plan.exact
+        request.own_past = self.recipe.own_past(request.params)
         with self.lock:
             self.scheduler.add(request)
 
@@ -163,6 +168,15 @@ class Engine:
         plan = self.recipe.plan(self.cache, batch)
         drafter = self.recipe.drafter
         asked = drafter.needs.hidden_layers
+        plain = not any(job.prompt or len(job.draft) for job in jobs)
+        if plain:
+            depths = () if asked is None else asked.depths
+            current.output = self.target.forward(batch, plan, span=self._tapping(depths))
+            if depths:
+                rows = batch.positions, current.output.best, current.output.hidden
+                self._unseen.keep([job.request for job in jobs], *rows)
+            self._count_what_was_read(current, plan)
+            return
         if asked is None and any(job.draft.resume is not None for job in jobs):
             asked = _NOTHING
         last = self._last if any(len(job.draft) for job in jobs) else None
@@ -170,6 +184,7 @@ class Engine:
             span = None if last is None else replace(last.span, tap_rows=batch.wanted)
             current.output = self.target.forward(batch, plan, span=span)
         else:
+            self._unseen.show()
             drafts = [job.draft for job in jobs]
             current.output, pieces = resumed_forward(
                 self.target, self.cache, batch, drafts, plan, asked, last=last is not None
@@ -179,7 +194,7 @@ class Engine:
                 for job, piece in zip(jobs, pieces, strict=True)
             ]
             self._faults.tell([job.request for job in jobs], features, drafter.on_forward)
-        _count_what_was_read(current, plan)
+        self._count_what_was_read(current, plan)
 
     def verify(self, current: Round) -> None:
         """Let the recipe's rule decide every draft of the round; a fault ends its own request only."""
@@ -237,7 +252,7 @@ class Engine:
             metrics.verify_seconds += verify * share
             metrics.other_seconds += other
         decoding = [job.request for job in current.jobs if not job.prompt]
-        if self.recipe.weighed and decoding and not any(self.recipe.own_past(each.params) for each in decoding):
+        if self.recipe.weighed and decoding and not any(each.own_past for each in decoding):
             self.controller.measure(
                 num_requests=len(decoding),
                 nodes=current.num_nodes,
@@ -251,6 +266,9 @@ class Engine:
 
     def _kept(self, request: Request) -> int:
         return self._proposer.kept(request)
+
+    def _tapping(self, depths: tuple[int, ...]) -> Span | None:
+        return Span(0, self.target.num_layers, taps=depths) if depths else None
 
     def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
         """The draft's tree, and behind it what its verifier wants to see beside, where there is room for all of it.
@@ -268,6 +286,21 @@ class Engine:
         fits = self.cache.lengths[request.slot] + 1 + len(probed) <= self.cache.max_length
         room = fits and len(probed) - len(draft) <= spare and draft.resume is None
         return probed if room else draft.tree
+
+    def _count_what_was_read(self, current: Round, plan: Plan) -> None:
+        """Note how much of its prefix a sparse verification read, and how many different experts."""
+        if self.recipe.plan.exact:
+            return
+        experts, shares = plan.num_experts, plan.prefix_read
+        for index, (job, segment) in enumerate(zip(current.jobs, current.batch.segments, strict=True)):
+            if job.prompt:
+                continue
+            metrics = job.request.metrics
+            metrics.prefix_rows += segment.prefix
+            metrics.prefix_rows_read += segment.prefix * (1.0 if shares is None else shares[index])
+            if experts is not None:
+                metrics.experts_sum += experts
+                metrics.experts_steps += 1
 
     def _commit_one(self, job: Job, tokens: list[int], path: Sequence[int]) -> int:
         """Keep one request's rows and append its tokens; how many of them were taken."""
@@ -296,20 +329,6 @@ def check_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: i
         raise RequestError(
             f"verifier '{verifier}' probes tokens from {min(behind)} to {max(behind)}: they must be below {vocab_size}"
         )
-
-
-def _count_what_was_read(current: Round, plan: Plan) -> None:
-    """Note how much of its prefix a sparse verification read, and how many different experts."""
-    experts, shares = plan.num_experts, plan.prefix_read
-    for index, (job, segment) in enumerate(zip(current.jobs, current.batch.segments, strict=True)):
-        metrics = job.request.metrics
-        if job.prompt or not metrics.sparse:
-            continue
-        metrics.prefix_rows += segment.prefix
-        metrics.prefix_rows_read += segment.prefix * (1.0 if shares is None else shares[index])
-        if experts is not None:
-            metrics.experts_sum += experts
-            metrics.experts_steps += 1
 
 
 def _logprobs(logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -32,6 +32,7 @@ _ENOUGH = 8.0  # of them, or so many tokens lost, before the gain is believed
 _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
 _KEEPS = 0.98
+_LONGEST_REST = 3  # steps of which nothing is asked or measured, where drafting is known not to pay
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class Worth:
         self._answer = Mean(_KEEPS)  # tokens of an answer
         self._step = 0
         self.num_asked = 0
+        self.rest = 0  # steps to come in which nobody would be asked either, if as many requests decode
         self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
 
     def choose(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts) -> list[bool]:
@@ -86,11 +88,15 @@ class Worth:
             costs: of steps of so many requests.
         """
         self._step += 1
-        self.num_asked = self.backlog = 0
+        self.num_asked = self.backlog = self.rest = 0
         gain = self._gain(num_requests)
         known = _known(gain)
         pays = known and gain.value > 0.0
         if not costs.known or (pays and self._step % _PLAIN_TURN == 0):
+            return [False] * len(requests)
+        missing = _TRIAL * max(0.0, -gain.value) - self._purse  # for a trial
+        if known and not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
+            self.rest = min(_LONGEST_REST, int(missing / (_SHARE * num_requests)))
             return [False] * len(requests)
         plain = costs.token(num_requests)
         per_token = self._reading.token(plain) / plain
@@ -136,6 +142,10 @@ class Worth:
         self._purse = min(_MOST_SAVED, self._purse + _SHARE * total / plain + gained)
         if self.num_asked and not self.backlog and typical:
             self._gain(num_requests).add(gained / self.num_asked, self.num_asked)
+
+    def rested(self, steps: int, num_requests: int) -> None:
+        """Account for steps of plain decoding that were not measured."""
+        self._purse = min(_MOST_SAVED, self._purse + _SHARE * num_requests * steps)
 
     def ended(self, num_tokens: int) -> None:
         """Take in the length of an answer."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from foretoken.core.draft import NO_DRAFT
+from foretoken.core.needs import HiddenLayers, Needs
+from foretoken.core.protocols import Features
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_runner
-from foretoken.engine.llm import LLM
+from foretoken.engine import unseen
 from foretoken.methods.kangaroo import drafter as kangaroo
-from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, with_config
+from foretoken.testing import Stub
+from helpers.asking import Always, asked_when
+from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, with_config, with_drafter
 
 LENGTH = 24
 RECIPES = {
@@ -19,25 +25,6 @@ RECIPES = {
     "kangaroo": {"method": "kangaroo", "adapter": "random:2"},
     "del": {"method": "del", "exit_layer": 4, "cost": "layers"},
 }
-
-
-class Always:
-    """Drafts four nodes, whatever they promise."""
-
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        return num_nodes < 4
-
-
-def asked_when(llm: LLM, asks) -> list[int]:
-    """Have the engine ask for a request where ``asks`` says so, by the tokens that it has emitted; counts the steps."""
-    steps: list[int] = []
-
-    def choose(requests, num_requests):
-        steps.append(num_requests)
-        return [Always() if asks(each.num_output) else None for each in requests]
-
-    llm.engine.controller.choose = choose
-    return steps
 
 
 def params(**more: object) -> SamplingParams:
@@ -144,3 +131,65 @@ def test_seeded_requests_whose_tokens_depend_on_the_draft_are_asked_whatever_was
 def test_what_is_weighed_against_plain_decoding(config, weighed):
     """What was asked for in numbers is done, and a lossy rule's text must not depend on times."""
     assert with_config(config).recipe.weighed is weighed
+
+
+# ------------------------------------------------------------------ what it is shown
+
+
+class Watching(Stub):
+    """Asks for hidden states, drafts nothing unless told to, and keeps all that it is shown."""
+
+    name = "watching"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs = Needs(hidden_layers=HiddenLayers((2, 5)))
+        self.calls = 0
+        self.shown: dict[int, list[Features]] = {}
+
+    def on_forward(self, features):
+        self.calls += 1
+        for each in features:
+            self.shown.setdefault(each.context.request_id, []).append(each)
+
+    def propose(self, contexts, budgets):
+        return [NO_DRAFT] * len(contexts)
+
+
+def seen_by(asks) -> tuple[Watching, list[list[int]]]:
+    watching = Watching()
+    llm = with_drafter(watching, adaptive=True)
+    asked_when(llm, asks)
+    outputs = llm.generate(PROMPTS[:3], [SamplingParams(max_tokens=n, ignore_eos=True) for n in (24, 9, 24)])
+    assert_idle(llm)
+    return watching, [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
+
+
+def test_what_was_kept_is_shown_in_order_and_is_what_was_computed(monkeypatch):
+    monkeypatch.setattr(unseen, "_MOST", 7)
+    late, texts = seen_by(lambda done: done == 17)
+    always, same = seen_by(lambda done: True)
+    assert texts == same
+    assert late.calls < always.calls  # else nothing was kept
+    for number in (0, 2):  # the other ended before it was asked again
+        at = 0
+        for each in late.shown[number]:
+            rows = len(each.hidden[2])
+            assert each.begin == at
+            assert rows == len(each.hidden[5])
+            at += rows
+            if each.begin >= each.context.num_prompt:
+                assert list(each.best) == texts[number][each.begin + 1 : at + 1]
+        assert at > len(texts[number]) - 10
+        for depth in (2, 5):
+            found, expected = (
+                torch.cat([each.hidden[depth] for each in watching.shown[number]]) for watching in (late, always)
+            )
+            both = min(len(found), len(expected))
+            torch.testing.assert_close(found[:both], expected[:both])
+
+
+def test_what_was_computed_for_a_request_that_has_ended_is_not_shown():
+    watching, texts = seen_by(lambda done: done >= 12)
+    (prompt,) = watching.shown[1]  # its prompt, and none of its nine tokens
+    assert len(prompt.hidden[2]) == len(texts[1]) - 9

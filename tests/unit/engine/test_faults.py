@@ -11,13 +11,14 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers.naive import NaiveVerifier
+from helpers.asking import asked_when
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, target, truth, with_config, with_drafter
 
 CULPRIT = 2
 LENGTH = 16
 KANGAROO = {"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 4}
 DEL = {"method": "del", "exit_layer": 3, "draft_length": 3}
-DEL_THAT_LEARNS = {"method": "del", "exit_layer": 3, "reread_every": 1, "cost": "layers"}
+DEL_THAT_LEARNS = {"method": "del", "draft_length": 3, "reread_every": 1, "cost": "layers"}
 
 
 def plan(max_tokens: int = LENGTH, **params: object) -> SamplingParams:
@@ -47,6 +48,7 @@ def only_the_culprit_ended(outputs, message: str) -> None:
 def test_a_self_drafter_that_fails_to_see_a_forward_ends_one_request_only(config, after, caplog):
     """The released slot must not be written to: a neighbour would go on from rows that are not its own."""
     llm = with_config(config)
+    asked_when(llm, lambda done: True)
     drafter = llm.recipe.drafter
     watched, seen = drafter.on_forward, 0
 

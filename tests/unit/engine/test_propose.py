@@ -16,6 +16,7 @@ from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
+from foretoken.engine.unseen import Unseen
 from foretoken.models.dense import DensePlans
 from foretoken.testing import Stub
 from foretoken.verifiers.ratio import RatioVerifier
@@ -39,7 +40,10 @@ def budgets(
     drafter = Noting()
     recipe = Recipe("noting", drafter, RatioVerifier(), num_nodes, adaptive, False, DensePlans())
     faults = cast(Faults, None)  # nobody fails
-    proposer = Proposer(recipe, 100, max_length, Controller(), faults, own_nodes=2, own_rows=2, node_cost=0.1)
+    unseen = Unseen(drafter, faults)
+    proposer = Proposer(recipe, 100, max_length, Controller(), faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
+    for request in requests:
+        request.own_past = recipe.own_past(request.params)
     failed: list[Any] = []
     drafts = proposer.propose(requests, spare, failed)
     assert not failed

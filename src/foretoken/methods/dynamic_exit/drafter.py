@@ -193,6 +193,7 @@ class DynamicExitDrafter(Drafter):
         """Keep the hidden states of this step's rows; a prompt's last rows are learnt from at once."""
         if self._fixed:
             return
+        reading = False
         for each in features:
             state = self._states.get(each.context.request_id)
             if state is None:
@@ -202,11 +203,14 @@ class DynamicExitDrafter(Drafter):
                 continue
             rows = len(each.hidden[self._layers])
             at_end = each.begin + rows == len(each.context.tokens)  # not the middle of a prompt
+            reading |= each.begin + rows < each.context.num_prompt
             if state.learnt == each.begin + rows:
                 continue
             if at_end and not (state.informed and each.begin + rows == each.context.num_prompt):
                 self._reread(each.context.request_id, state, range(rows))
                 state.learnt = each.begin + rows
+        if not reading:  # until it is asked again
+            self.needs = self._blind
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
@@ -236,7 +240,7 @@ class DynamicExitDrafter(Drafter):
             plan = self._plan([draft.context for draft in shared])
             plans = [(draft, *plan) for draft in shared]
         elif not self._fixed:
-            self.needs = self._blind  # nobody drafts, or only those that say themselves whether they look
+            self.needs = self._blind  # only those draft that say themselves whether they look
         plans += [(draft, *self._plan_own(draft.context)) for draft in own]
         if any(self._states[draft.context.request_id].looks for draft in own):
             self.needs = self._all

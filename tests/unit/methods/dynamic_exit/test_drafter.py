@@ -408,7 +408,7 @@ def test_plain_steps_are_learnt_from() -> None:
     """All layers are computed there, too. Costs are counted, so that no clock says which exits are worth a look."""
     drafter = drafter_of(cost="layers")
     drafter._round = 1
-    context: Any = SimpleNamespace(request_id=7, tokens=[1, 2, 3])
+    context: Any = SimpleNamespace(request_id=7, tokens=[1, 2, 3], num_prompt=2)
     _, rows = fresh_rows(target(), [1, 2, 3])
     hidden = dict.fromkeys(range(1, 9), rows[2:])
     (best,) = target().score(rows[2:]).best

@@ -1,0 +1,26 @@
+"""Who is drafted for, said by the test and not by what the machine measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foretoken.engine.llm import LLM
+
+
+class Always:
+    """Drafts four nodes, whatever they promise."""
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        return num_nodes < 4
+
+
+def asked_when(llm: LLM, asks: Callable[[int], bool]) -> list[int]:
+    """Have the engine ask for a request where ``asks`` says so, by the tokens that it has emitted; counts the steps."""
+    steps: list[int] = []
+
+    def choose(requests, num_requests):
+        steps.append(num_requests)
+        return [Always() if asks(each.num_output) else None for each in requests]
+
+    llm.engine.controller.choose = choose
+    return steps
