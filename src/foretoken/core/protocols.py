@@ -111,7 +111,7 @@ class Features:
     """Hidden states of one request's rows in one forward of the target, as a drafter has asked for them.
 
     Attributes:
-        context: the request; its tokens are those from before the step, and later ones where plain steps are shown late.
+        context: the request; its tokens are those from before the step, or later ones where a plain step is shown late.
         begin: position of the first row.
         draft: what these rows were, behind the root; NO_DRAFT for a prompt's chunk and for plain decoding.
         hidden: depth -> [rows, D]. A draft with a resume point brings only the depths beyond that.

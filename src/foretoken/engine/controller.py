@@ -54,14 +54,28 @@ class Controller:
         self._probing = False
         self._next_gain = self._first_gain = 0.0  # what the first node must promise, and each later one
 
+    @property
+    def resting(self) -> bool:
+        """Whether nobody is asked in this step, and nothing need be measured."""
+        return self._rest.resting
+
+    def rests(self, num_requests: int) -> bool:
+        """Called once before a step of so many requests: whether nobody need be chosen in it."""
+        rest = self._rest
+        rest.resting = rest.done < rest.steps and rest.num_requests == num_requests
+        if rest.resting:
+            rest.done += 1
+        elif rest.done:
+            self._worth.rested(rest.done, rest.num_requests)
+            rest.done = rest.steps = 0
+        return rest.resting
+
     def choose(self, requests: Sequence[Candidate], num_requests: int) -> list[StopRule | None]:
-        """Called once before drafting: the rule that each of the requests drafts by; None: nothing is drafted for it.
+        """Called once before drafting, unless it rests: the rules that requests draft by; None: nothing is drafted.
 
         Args:
             num_requests: that decode in this step, the others included.
         """
-        if self._rests(num_requests):
-            return [None] * len(requests)
         regime = self._regime(num_requests)
         asked = self._worth.choose(requests, num_requests, regime.costs)
         self._probing = False
@@ -98,8 +112,6 @@ class Controller:
             draft, total: seconds of drafting, and of the whole step.
             prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
-        if self._rest.resting:
-            return
         regime, worth = self._regime(num_requests), self._worth
         costs = regime.costs
         if costs.known:
@@ -131,7 +143,7 @@ class Controller:
             accepted=accepted,
             draft=draft,
             total=total,
-            typical=not self._probing,
+            typical=not (self._probing and nodes),  # to decline is typical of who declines
         )
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
@@ -141,19 +153,6 @@ class Controller:
     def ended(self, num_tokens: int) -> None:
         """Take in the length of an answer."""
         self._worth.ended(num_tokens)
-
-    def _rests(self, num_requests: int) -> bool:
-        """Whether nothing need be asked or measured in this step; else the steps that rested are accounted for."""
-        rest = self._rest
-        if rest.done < rest.steps and rest.num_requests == num_requests:
-            rest.done += 1
-            rest.resting = True
-            return True
-        if rest.done:
-            self._worth.rested(rest.done, rest.num_requests)
-        rest.done = rest.steps = 0
-        rest.resting = False
-        return False
 
     def _regime(self, num_requests: int) -> _Regime:
         return self._regimes.setdefault(num_requests.bit_length(), _Regime())

@@ -75,7 +75,8 @@ class Proposer:
             return [NO_DRAFT] * len(decoding)
         rules: dict[int, StopRule] = {}
         if self._recipe.weighed:
-            rules = self._chosen([request for request in decoding if not request.own_past], len(decoding))
+            if not self._controller.rests(len(decoding)):
+                rules = self._chosen(decoding)
             if not rules and not any(request.own_past for request in decoding):
                 return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay
         budgets = self._budgets(decoding, spare_rows, rules)
@@ -104,11 +105,12 @@ class Proposer:
         depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
         return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
 
-    def _chosen(self, shared: Sequence[Request], num_requests: int) -> dict[int, StopRule]:
+    def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
+        shared = [request for request in decoding if not request.own_past]
         if not shared:
             return {}
-        chosen = zip(shared, self._controller.choose(shared, num_requests), strict=True)
+        chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
         return {request.request_id: rule for request, rule in chosen if rule is not None}
 
     def _budgets(self, decoding: Sequence[Request], spare_rows: int, rules: dict[int, StopRule]) -> list[Budget]:

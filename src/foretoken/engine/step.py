@@ -168,9 +168,8 @@ class Engine:
         plan = self.recipe.plan(self.cache, batch)
         drafter = self.recipe.drafter
         asked = drafter.needs.hidden_layers
-        plain = not any(job.prompt or len(job.draft) for job in jobs)
-        if plain:
-            depths = () if asked is None else asked.depths
+        depths = () if asked is None else asked.depths
+        if not any(len(job.draft) or (job.prompt and depths) for job in jobs):
             current.output = self.target.forward(batch, plan, span=self._tapping(depths))
             if depths:
                 rows = batch.positions, current.output.best, current.output.hidden
@@ -252,7 +251,8 @@ class Engine:
             metrics.verify_seconds += verify * share
             metrics.other_seconds += other
         decoding = [job.request for job in current.jobs if not job.prompt]
-        if self.recipe.weighed and decoding and not any(each.own_past for each in decoding):
+        weighed = self.recipe.weighed and not self.controller.resting
+        if weighed and decoding and not any(each.own_past for each in decoding):
             self.controller.measure(
                 num_requests=len(decoding),
                 nodes=current.num_nodes,

@@ -32,7 +32,8 @@ _ENOUGH = 8.0  # of them, or so many tokens lost, before the gain is believed
 _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
 _KEEPS = 0.98
-_LONGEST_REST = 3  # steps of which nothing is asked or measured, where drafting is known not to pay
+_RESTED = 1.0 / 32  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
+_LONGEST_REST = 15
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class Worth:
             return [False] * len(requests)
         missing = _TRIAL * max(0.0, -gain.value) - self._purse  # for a trial
         if known and not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
-            self.rest = min(_LONGEST_REST, int(missing / (_SHARE * num_requests)))
+            self.rest = min(_LONGEST_REST, int(_RESTED * missing / (_SHARE * num_requests)))
             return [False] * len(requests)
         plain = costs.token(num_requests)
         per_token = self._reading.token(plain) / plain

@@ -75,7 +75,8 @@ class Run:
         controller, rng = self.controller, self.rng
         tokens = seconds = nodes = 0.0
         for step in range(steps):
-            (rule,) = controller.choose([self.request], 1)
+            resting = controller.rests(1)
+            (rule,) = [None] if resting else controller.choose([self.request], 1)
             stands = rng.choice(world.stands)
             asked = rule is not None
             length = 0
@@ -95,13 +96,14 @@ class Run:
                 tree = TokenTree(list(range(length)))
                 controller.learn(Draft(tree, confidence=(stands,) * length), Verdict(tuple(range(accepted)), 0))
             self.request.tokens += [0] * (accepted + 1)
-            controller.measure(
-                num_requests=1,
-                nodes=length,
-                accepted=accepted,
-                draft=draft * stretch,
-                total=(draft + verify) * stretch,
-            )
+            if not resting:
+                controller.measure(
+                    num_requests=1,
+                    nodes=length,
+                    accepted=accepted,
+                    draft=draft * stretch,
+                    total=(draft + verify) * stretch,
+                )
         return tokens / seconds, nodes / steps
 
 

@@ -64,7 +64,8 @@ def test_a_self_drafter_that_fails_to_see_a_forward_ends_one_request_only(config
     drafter.on_forward = on_forward
     outputs = llm.generate(PROMPTS, plan())
     only_the_culprit_ended(outputs, "the drafter could not look")
-    assert bool(outputs[CULPRIT].token_ids) is bool(after)
+    blind = config is DEL  # of prompts it wants to see nothing
+    assert bool(outputs[CULPRIT].token_ids) is bool(after or blind)
     assert "the drafter could not look" in caplog.text
     assert_idle(llm)
 

@@ -71,7 +71,7 @@ class Batches:
         self.drafts = drafts
         self.rng = random.Random(seed)
         self.controller = Controller(drafts.reading / (machine.base + machine.row))
-        self.num_read = 0
+        self.num_read = self.num_rested = self.num_steps = 0
 
     def serve(self, size: int, count: int = 1, *, prompt: int = 60, answer: int = 100, late: float = 0.0) -> float:
         """Plain decoding's time over ours, prompts included; ``late``: share of steps that take ten times as long."""
@@ -98,7 +98,10 @@ class Batches:
 
     def _step(self, running: list[Answer], late: float) -> float:
         drafts, rng = self.drafts, self.rng
-        rules = self.controller.choose(running, len(running))
+        resting = self.controller.rests(len(running))
+        self.num_rested += resting
+        self.num_steps += 1
+        rules = [None] * len(running) if resting else self.controller.choose(running, len(running))
         draft = drafts.asking * any(rules)
         nodes = accepted = 0
         for each, rule in zip(running, rules, strict=True):
@@ -125,9 +128,10 @@ class Batches:
         verify = self.machine.base + self.machine.row * (len(running) + nodes)
         total = (draft + verify) * rng.uniform(0.93, 1.07)
         seen = total * 10 if rng.random() < late else total
-        self.controller.measure(
-            num_requests=len(running), nodes=nodes, accepted=accepted, draft=draft * seen / total, total=seen
-        )
+        if not resting:
+            self.controller.measure(
+                num_requests=len(running), nodes=nodes, accepted=accepted, draft=draft * seen / total, total=seen
+            )
         return total
 
 
@@ -209,3 +213,25 @@ def test_nobody_is_asked_before_it_is_known_what_plain_steps_take():
         assert controller.choose([request], 1) == [None]
         controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.0, total=1.0)
     assert controller.choose([request], 1) != [None]
+
+
+@pytest.mark.parametrize(("drafts", "least", "most"), [(BAD_MODEL, 0.7, 1.0), (MODEL, 0.0, 0.05)], ids=["bad", "good"])
+def test_the_controller_rests_where_drafting_does_not_pay_and_only_there(drafts, least, most):
+    """Alone, where rows are cheap: the good model pays there, and the bad one does not."""
+    batches = Batches(CHEAP_ROWS, drafts)
+    batches.serve(1, 20)
+    before = batches.num_rested, batches.num_steps
+    batches.serve(1, 20)
+    share = (batches.num_rested - before[0]) / (batches.num_steps - before[1])
+    assert least <= share <= most
+
+
+def test_a_rest_ends_when_the_batch_changes():
+    batches = Batches(CHEAP_ROWS, BAD_MODEL)
+    batches.serve(1, 20)
+    controller = batches.controller
+    while not controller.rests(1):
+        controller.choose([Answer([1], 50, 1)], 1)
+        controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.0, total=5.0)
+    assert controller.rests(1)
+    assert not controller.rests(2)

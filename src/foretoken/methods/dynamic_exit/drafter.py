@@ -293,8 +293,8 @@ class DynamicExitDrafter(Drafter):
         state = self._states.pop(request_id, None)
         if state is not None and state.rounds:
             self._prior = state.statistics.handed_on()
-        if not self._states and not self._fixed:
-            self.needs = self._all  # the next forward may be a prompt's
+        if not self._states and not self._fixed and self._prior is None:
+            self.needs = self._all  # the next forward may be a prompt's, to be learnt from
 
     def _begin(self, context: Context) -> _State:
         """Start a request, from what earlier ones ended with if there are any."""
@@ -310,15 +310,12 @@ class DynamicExitDrafter(Drafter):
     def _plan(self, contexts: Sequence[Context]) -> tuple[int, int]:
         """Exit and longest draft of this step."""
         config = self.config
-        states = [self._states.get(context.request_id) for context in contexts]
-        for context, state in zip(contexts, states, strict=True):
-            if state is None:
-                self._begin(context)
+        states = [self._states.get(context.request_id) or self._begin(context) for context in contexts]
         if self._fixed:
             assert config.exit_layer is not None
             assert isinstance(config.draft_length, int)
             return config.exit_layer, config.draft_length
-        started = [state.statistics for state in states if state is not None and (state.rounds or state.informed)]
+        started = [state.statistics for state in states if state.rounds or state.informed]
         exits = (self._hopeful or self._exits) if config.exit_layer is None else [config.exit_layer]
         self.needs = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
         if not started:  # the first round: the shallowest exit, one token
