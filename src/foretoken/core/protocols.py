@@ -193,7 +193,8 @@ class Drafter(Protocol):
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Called if ``needs.hidden_layers`` asks for it: after every forward that read a prompt or a draft, before any
-        verdict, and with what other forwards gave of requests that go on, before the next draft is asked for.
+        verdict, and with what other forwards gave of requests that go on, before the next draft is asked for. A request
+        for which nothing will be drafted may not be shown at all.
         """
         return
 

@@ -70,6 +70,10 @@ class Controller:
             rest.done = rest.steps = 0
         return rest.resting
 
+    def hopeless(self, request: Candidate, num_requests: int) -> bool:
+        """Whether nothing will be drafted for a request that begins now, among so many."""
+        return self._worth.hopeless(request, num_requests)
+
     def choose(self, requests: Sequence[Candidate], num_requests: int) -> list[StopRule | None]:
         """Called once before drafting, unless it rests: the rules that requests draft by; None: nothing is drafted.
 

@@ -107,9 +107,7 @@ class Proposer:
 
     def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
-        shared = [request for request in decoding if not request.own_past]
-        if not shared:
-            return {}
+        shared = [request for request in decoding if request.shown and not request.own_past]
         chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
         return {request.request_id: rule for request, rule in chosen if rule is not None}
 

@@ -45,6 +45,7 @@ class Request:
         text: incremental text of the output; None until somebody reads it.
         slot: its place in the target's cache, -1 while waiting.
         own_past: whether its drafts may follow from its own past only (``Recipe.own_past``).
+        shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
@@ -65,6 +66,7 @@ class Request:
     logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)
     own_past: bool = False
+    shown: bool = True
     own_rule: OwnPastRule | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0

@@ -153,6 +153,8 @@ class Engine:
             current.jobs.append(Job(request, draft, rows, rows))
         for request, count in work.prefill:
             begin = cache.lengths[request.slot]
+            if not begin and self.recipe.weighed and not request.own_past:
+                request.shown = not self.controller.hopeless(request, len(self.scheduler.running))
             last = begin + count == len(request.tokens)
             cache.reserve(request.slot, count)
             batch.add_chunk(request.slot, begin, request.tokens[begin : begin + count], wanted=int(last))
@@ -167,7 +169,7 @@ class Engine:
         jobs, batch = current.jobs, current.batch
         plan = self.recipe.plan(self.cache, batch)
         drafter = self.recipe.drafter
-        asked = drafter.needs.hidden_layers
+        asked = drafter.needs.hidden_layers if any(job.request.shown for job in jobs) else None
         depths = () if asked is None else asked.depths
         if not any(len(job.draft) or (job.prompt and depths) for job in jobs):
             current.output = self.target.forward(batch, plan, span=self._tapping(depths))
@@ -191,8 +193,10 @@ class Engine:
             features = [
                 Features(job.request, piece.begin, job.draft, piece.hidden, piece.best)
                 for job, piece in zip(jobs, pieces, strict=True)
+                if job.request.shown
             ]
-            self._faults.tell([job.request for job in jobs], features, drafter.on_forward)
+            if features:
+                self._faults.tell([job.request for job in jobs if job.request.shown], features, drafter.on_forward)
         self._count_what_was_read(current, plan)
 
     def verify(self, current: Round) -> None:

@@ -3,6 +3,8 @@
 Where drafting does not pay, nearly every step is one row for each request. Cutting such forwards into requests and
 showing them one by one costs a small model's step five to ten percent; keeping a step's tensors costs next to nothing.
 What belongs to a request that ends before the drafter is asked is never looked at.
+
+A request that begins where another trial is out of reach (engine/worth.py) is not shown at all.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Unseen:
             self.show()
 
     def show(self) -> None:
-        """Show what was kept of the requests that go on, the rows of each together."""
+        """Show what was kept of the requests that go on and are shown at all, the rows of each together."""
         if not self._steps:
             return
         steps, self._steps = self._steps, []
@@ -63,7 +65,7 @@ class Unseen:
         row = 0
         for step in steps:
             for request, position in zip(step.requests, step.positions, strict=True):
-                if not request.finished:
+                if request.shown and not request.finished:
                     rows.setdefault(request.request_id, []).append(row)
                     begun.setdefault(request.request_id, (request, position))
                 row += 1

@@ -33,7 +33,7 @@ _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
 _KEEPS = 0.98
 _RESTED = 1.0 / 32  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
-_LONGEST_REST = 15
+_LONGEST_REST = 7
 
 
 @dataclass(slots=True)
@@ -95,8 +95,8 @@ class Worth:
         pays = known and gain.value > 0.0
         if not costs.known or (pays and self._step % _PLAIN_TURN == 0):
             return [False] * len(requests)
-        missing = _TRIAL * max(0.0, -gain.value) - self._purse  # for a trial
-        if known and not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
+        missing = (_TRIAL * -gain.value if known else 0.0) - self._purse  # for a trial
+        if not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
             self.rest = min(_LONGEST_REST, int(_RESTED * missing / (_SHARE * num_requests)))
             return [False] * len(requests)
         plain = costs.token(num_requests)
@@ -110,7 +110,16 @@ class Worth:
             asked.append(asks)
             if asks:
                 self._note(request)
+        if not pays and not self.num_asked:  # all have so much to be read first that they are not tried
+            self.rest = _LONGEST_REST
         return asked
+
+    def hopeless(self, request: Candidate, num_requests: int) -> bool:
+        """Whether a request that begins now will be over before another trial can be paid for."""
+        gain = self._gain(num_requests)
+        if not _known(gain) or gain.value > 0.0:
+            return False
+        return _TRIAL * -gain.value - self._purse > _SHARE * num_requests * self._to_come(request)
 
     def affords(self, tokens: float) -> bool:
         """Whether so much may be lost on something that is not expected to pay."""
