@@ -38,6 +38,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.eagle import train as training
     from foretoken.train import acceptance
+    from foretoken.train.feature_heads.run import OWN_WORDS
     from foretoken.train.recipe import add_to_record
 
     shape = training.Shape(
@@ -47,7 +48,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         own_head=config.own_head,
         steps=config.steps,
     )
-    share = training.OWN_WORDS if config.own_words is None else config.own_words
+    share = OWN_WORDS if config.own_words is None else config.own_words
     recipe = training.recipe(config.target, shape, share)
     prompts = session.prompts(config.prompts)
     text = config.sources(recipe.sources) if config.features is None else []
