@@ -16,6 +16,7 @@ K draft vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -211,7 +212,24 @@ class FeatureHead(LearnedPart, nn.Module):
         if not normed and self.norm is not None and isinstance(gain, Tensor) and gain.shape == self.norm.weight.shape:
             self.norm.weight.copy_(gain)
 
-    # ------------------------------------------------------------------ whose it is
+    # ------------------------------------------------------------------ files, and whose it is
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take saved weights, as float32.
+
+        Raises:
+            ValueError: one is missing, of another shape, or not of such a head; it is named.
+        """
+        expected = self.state_dict()
+        for name in sorted(expected.keys() | tensors.keys()):
+            if name not in tensors:
+                raise ValueError(f"the tensor {name} is missing")
+            if name not in expected:
+                raise ValueError(f"the tensor {name} is not of such a head")
+            found, described = list(tensors[name].shape), list(expected[name].shape)
+            if found != described:
+                raise ValueError(f"{name} is {found}, but {described} is described")
+        self.load_state_dict({name: value.float() for name, value in tensors.items()})
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width or vocabulary.

@@ -106,15 +106,7 @@ class Eagle(FeatureHead):
         found = {_renamed(name, _OLD_NAMES): value for name, value in tensors.items()}
         ids_K = _ids_of(config, found.pop("d2t", None), found.pop("t2d", None))
         head = cls(config, ids_K=ids_K, own_head=_HEAD in found, own_embedding=_EMBEDDING in found)
-        expected = head.state_dict()
-        for name in sorted(expected.keys() | found.keys()):
-            if name not in found:
-                raise ValueError(f"the tensor {name} is missing")
-            if name not in expected:
-                raise ValueError(f"the tensor {name} is not of such a head")
-            if found[name].shape != expected[name].shape:
-                raise ValueError(f"{name} is {list(found[name].shape)}, but {list(expected[name].shape)} is described")
-        head.load_state_dict({name: value.float() for name, value in found.items()})
+        head.take(found)
         return head.eval()
 
     @classmethod
