@@ -129,6 +129,17 @@ _TABLE = (
         training="foretoken.methods.eagle.command:COMMAND",
     ),
     Entry(
+        name="scylla",
+        kind="drafter",
+        target="foretoken.methods.scylla.drafter:ScyllaDrafter",
+        summary="decoder layers over the target's last state propose a tree, its size by the number of requests",
+        paper="arXiv:2505.07858",
+        promise="lossless",
+        needs="a target that is a plain stack of layers",
+        weights="a head for the target (foretoken train scylla)",
+        training="foretoken.methods.scylla.command:COMMAND",
+    ),
+    Entry(
         name="sprinter",
         kind="drafter",
         target="foretoken.methods.sprinter.drafter:SprinterDrafter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def small_steps(monkeypatch):
 
     def small(*arguments):
         recipe = made(*arguments)
-        return eagle.replace(recipe, block=BLOCK, schedule=eagle.replace(recipe.schedule, batch=BATCH))
+        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
 
     monkeypatch.setattr(eagle, "recipe", small)
     monkeypatch.setattr(outputs, "BATCH", 16)

@@ -1,4 +1,4 @@
-"""Kangaroo, DEL and EAGLE at temperature 1: the law of six tokens is the target's, by chi-square against enumeration.
+"""Drafters over the target's own states at temperature 1: the law of six tokens is the target's, by chi-square.
 
 All but two tokens of a tiny model are made impossible, so that a text is one of 64.
 """
@@ -29,6 +29,7 @@ from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
+from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.verifiers.ratio import RatioVerifier
@@ -53,6 +54,7 @@ def model() -> LanguageModel:
     found = load(folder, device="cpu")
     Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
     Eagle.untrained(found, folder / "eagle")
+    Scylla.untrained(found, folder / "scylla")
     Eagle.untrained(found, folder / "half", draft_vocab_size=50)  # every other token, so that one of the two is out
     return found
 
@@ -160,9 +162,18 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
     assert found.p_value < PLAUSIBLE / 100
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": True, "width": 2, "max_depth": 3}], ids=str)
-def test_eagle_has_the_target_s_law(options: dict[str, Any]) -> None:
-    found, stood = fit("eagle", **options)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("eagle", {}),
+        ("eagle", {"tree": True, "width": 2, "max_depth": 3}),
+        ("scylla", {"width": 2, "max_depth": 3}),
+        ("scylla", {"tree": False}),
+    ],
+    ids=str,
+)
+def test_heads_over_hidden_states_have_the_target_s_law(method: str, options: dict[str, Any]) -> None:
+    found, stood = fit(method, **options)
     assert found.p_value > PLAUSIBLE
     assert 0.1 < stood < 0.99
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretoken.cli import calibrate_scylla
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.options import Device, Dtype, Threads, TrustRemoteCode, Verbose, check_model_name, check_placement
 from foretoken.core.errors import ConfigError, InputError
@@ -21,13 +22,16 @@ app = typer.Typer(
     name="calibrate",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Measure on text what sparse verification and trimmed drafting have to know of a model.",
+    help="Measure what sparse verification, trimmed drafting and Scylla have to know of a model.",
 )
 
 
 @app.callback(epilog="Example: foretoken calibrate sparse --model zoo:moe --data chats.jsonl --out sparse.json")
 def root() -> None:
-    """Measure on text what sparse verification and trimmed drafting have to know of a model."""
+    """Measure what sparse verification, trimmed drafting and Scylla have to know of a model."""
+
+
+app.command("scylla")(calibrate_scylla.scylla)
 
 
 @app.command("sparse")

@@ -16,6 +16,7 @@ import typer
 
 from foretoken.cli import (
     analyze,
+    analyze_scaling,
     analyze_tradeoff,
     bench,
     bench_verify,
@@ -46,6 +47,7 @@ bench.app.command("verify")(bench_verify.verify)
 app.add_typer(bench.app, name="bench")
 app.command("eval")(eval_command)
 app.command("certify")(certify.certify)
+analyze.app.command("scaling")(analyze_scaling.scaling)
 analyze.app.command("tradeoff")(analyze_tradeoff.tradeoff)
 app.add_typer(analyze.app, name="analyze")
 app.add_typer(train.app, name="train")

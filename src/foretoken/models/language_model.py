@@ -139,7 +139,7 @@ class LanguageModel:
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         _check_layers(text, name, type(model).__name__)
-        self._sizes = sizes(model)  # before they are packed
+        self.sizes = sizes(model)  # before they are packed
         # of all forwards: layers loaded, rows times layers (drafting with the model itself must not repeat any), and
         # rows that went through the head
         self.layers_loaded = self.layer_rows = 0
@@ -153,11 +153,11 @@ class LanguageModel:
     @property
     def flops(self) -> float:
         """Of all forwards so far, counted; see models/work.py."""
-        return self._sizes.flops(self.layer_rows, self.scored_rows)
+        return self.sizes.flops(self.layer_rows, self.scored_rows)
 
     def reading_flops(self, num_tokens: int) -> float:
         """Of reading so many tokens of a prompt, the same count."""
-        return self._sizes.flops(self.num_layers * num_tokens, 0)
+        return self.sizes.flops(self.num_layers * num_tokens, 0)
 
     @property
     def special_ids(self) -> frozenset[int]:

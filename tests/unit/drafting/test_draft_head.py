@@ -14,7 +14,7 @@ from foretoken.core.draft import Sampled
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.draft_head import DraftHead
-from foretoken.methods.eagle.runner import OwnHead
+from foretoken.drafting.feature_heads.runner import OwnHead
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.load import load
 from helpers.adapters import shelf

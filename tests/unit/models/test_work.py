@@ -49,7 +49,7 @@ def test_a_model_counts_its_rows(tmp_path):
 
 
 def sizes_of(model):
-    return model._sizes
+    return model.sizes
 
 
 def figures(llm, max_tokens=24):

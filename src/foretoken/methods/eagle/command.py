@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
 from foretoken.train.command import Command, Judged, Loop, Option, Session
+from foretoken.train.feature_heads.said import served
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.eagle import train as training
     from foretoken.train import acceptance
+    from foretoken.train.feature_heads.run import OWN_WORDS
     from foretoken.train.recipe import add_to_record
 
     shape = training.Shape(
@@ -47,7 +49,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         own_head=config.own_head,
         steps=config.steps,
     )
-    share = training.OWN_WORDS if config.own_words is None else config.own_words
+    share = OWN_WORDS if config.own_words is None else config.own_words
     recipe = training.recipe(config.target, shape, share)
     prompts = session.prompts(config.prompts)
     text = config.sources(recipe.sources) if config.features is None else []
@@ -68,22 +70,10 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
 def say(record: dict[str, Any], out: Path) -> list[str]:
     """What it became, what stands of its drafts, and whether training foretold that."""
-    target = record["target"]
-    lines = [
-        f"{out}: {record['algorithm']} head of {record['parameters'] / 1e6:.2f} M parameters for {target}, "
-        f"{record['draft_vocab_size']} tokens scored, {record['tokens'] / 1e6:.2f} M tokens read in "
-        f"{record['minutes']} minutes"
+    return [
+        *served(record, out, f"{record['algorithm']} head"),
+        f"try: foretoken generate PROMPT --model {record['target']} --method eagle --set head={out}",
     ]
-    if not record["replies_only"]:
-        lines.append("the tokenizer has none of the zoo's chat markers: prompts were learnt from like replies")
-    for mode, each in record["acceptance"].items():
-        walked = record["walked"][mode]
-        positions = ", ".join(f"{share:.2f}" for share in each["acceptance_by_position"])
-        lines.append(
-            f"{mode}: {each['tokens_per_step']:.2f} tokens per step (training expected {walked['after']:.2f}; "
-            f"untrained {walked['before']:.2f}); accepted by position: {positions}"
-        )
-    return [*lines, f"try: foretoken generate PROMPT --model {target} --method eagle --set head={out}"]
 
 
 COMMAND = Command(

@@ -10,92 +10,49 @@ A folder that was made elsewhere has no fingerprint: its shapes are compared wit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.drafting.learned_part import LearnedConfig
+from foretoken.drafting.feature_heads.block import BlockConfig
 
 EAGLE2, EAGLE3 = "eagle", "eagle3"
 UNKNOWN = ""  # the fingerprint of a folder that has none
 SPECULATIVE_TOKENS = 5  # what a folder of ours proposes to other engines
 _ARCHITECTURES = {EAGLE2: ["EagleSpeculator", "LlamaDecoderLayer"], EAGLE3: ["Eagle3Speculator"]}
 _BLOCKS = ("llama", "qwen3")
-_SIZES = ("width", "target_width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab_size", "draft_vocab_size")
-_FLAGS = (
-    "norm_heads",
-    "attention_bias",
-    "fusion_bias",
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(LearnedConfig):
+class EagleConfig(BlockConfig):
     """What a head is, and whose.
 
     Attributes:
         algorithm: "eagle3", or "eagle" for EAGLE-1/2.
-        width, target_width: of the block, and of the target's residual stream.
-        heads, kv_heads, head_dim, mlp_width, rope_theta, norm_eps: of the block.
-        vocab_size, draft_vocab_size: V of the target, K that the head scores.
         depths: of the target's residual stream that are fused, in the order in which they are; empty: the published
             (2, L // 2, L - 3). EAGLE-2 reads what the final norm gives instead.
-        norm_heads: norms over each head's query and key (Qwen3).
-        attention_bias: of the four projections of attention.
         fusion_bias: of EAGLE-2's fusion.
         norm_before_residual: the block's residual begins with the normed feature.
         norm_before_fc, fc_norm: a norm over all fused depths together, or one for each.
-        norm_output: the next feature is taken behind the final norm.
-        max_length: positions that it was made for.
     """
 
+    flags = (*BlockConfig.flags, "fusion_bias", "norm_before_residual", "norm_before_fc", "fc_norm")
+
     algorithm: str = EAGLE3
-    width: int
-    target_width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    rope_theta: float
-    norm_eps: float
-    vocab_size: int
-    draft_vocab_size: int
     depths: tuple[int, ...] = ()
-    norm_heads: bool = False
-    attention_bias: bool = False
     fusion_bias: bool = False
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
-    norm_output: bool = False
-    max_length: int = 4096
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (*_SIZES, "max_length"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r}")
-        for name in ("rope_theta", "norm_eps"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value < math.inf:
-                raise ValueError(f"{name}={value!r}")
-        for name in _FLAGS:
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r}")
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
-        if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(
-                f"draft_vocab_size={self.draft_vocab_size} is above the target's vocab_size={self.vocab_size}"
-            )
         if any(type(each) is not int or each < 1 for each in self.depths):
             raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(self.depths)!r}: depths count from 1")
+
+    @property
+    def reads_final(self) -> bool:
+        return self.algorithm == EAGLE2
 
     @property
     def num_features(self) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafting.feature_heads import drafter as module
 from foretoken.engine.llm import LLM
-from foretoken.methods.eagle import drafter as module
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.models.language_model import LanguageModel

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.core.sampling import SamplingParams
+from foretoken.drafting.feature_heads import runner
+from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
-from foretoken.methods.eagle import runner
-from foretoken.methods.eagle.network import Eagle, unrolled
-from foretoken.methods.eagle.runner import Runner
+from foretoken.methods.eagle.network import Eagle
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.hidden_states import FINAL

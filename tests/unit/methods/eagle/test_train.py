@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.methods.eagle import train as eagle
-from foretoken.methods.eagle.lessons import FromFeatures, FromTokens, frequent
-from foretoken.methods.eagle.network import Eagle
-from foretoken.methods.eagle.train import Shape, Unrolled, texts
-from foretoken.methods.eagle.walk import Walk, expected_steps
+from foretoken.methods.eagle.network import Eagle, config_for
+from foretoken.methods.eagle.train import Shape
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
+from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens, frequent
+from foretoken.train.feature_heads.objective import Unrolled
+from foretoken.train.feature_heads.walk import Walk, expected_steps, texts
 from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
@@ -47,8 +49,8 @@ def small_steps(monkeypatch):
 
     def small(*arguments):
         recipe = made(*arguments)
-        schedule = eagle.replace(recipe.schedule, batch=BATCH, micro_batch=2)
-        return eagle.replace(recipe, block=BLOCK, schedule=schedule)
+        schedule = replace(recipe.schedule, batch=BATCH, micro_batch=2)
+        return replace(recipe, block=BLOCK, schedule=schedule)
 
     monkeypatch.setattr(eagle, "recipe", small)
 
@@ -65,7 +67,10 @@ def parts_of(folder, shape=None, ids=None):
     target = FrozenTarget(loaded.model, DEPTHS)
     torch.manual_seed(0)
     shape = shape or Shape(steps=STEPS)
-    head = eagle.build(loaded.model.config, shape, target, "it", loaded.fingerprint, ids)
+    config = config_for(
+        loaded.model.config, "it", loaded.fingerprint, draft_vocab_size=None if ids is None else len(ids)
+    )
+    head = eagle.build(config, shape, target, ids)
     return loaded, target, head
 
 
@@ -229,16 +234,17 @@ def test_expected_steps():
 
 @pytest.fixture(scope="module")
 def learned(folder):
-    """A head that learnt by heart what the target says, so that some of its drafts stand."""
+    """A head that learnt by heart what the target says, so that some of its drafts stand; not what is walked at T=1."""
     made = pytest.MonkeyPatch()
     made.setattr(acceptance, "MAX_TOKENS", 40)
     encode = load_as_is(str(folder / "target"), device="cpu").tokenizer
-    said = [each for temperature in (0.0, 1.0) for each in texts(str(folder / "target"), PROMPTS, temperature)]
+    name = str(folder / "target")
+    said = [*texts(name, PROMPTS, 0.0), *texts(name, [f"{prompt} And" for prompt in PROMPTS], 1.0)]
     lines = [{"text": encode.decode(each.tokens)} for each in said]
     (folder / "said.jsonl").write_text("".join(json.dumps(line) + "\n" for line in 20 * lines))
     shape = Shape(steps=STEPS, draft_vocab_size=80)
     sources = [parse(str(folder / "said.jsonl"))]
-    name, bounds = str(folder / "target"), Bounds(tokens=150 * STEP)
+    bounds = Bounds(tokens=150 * STEP)
     yield eagle.run(name, shape, sources, folder / "learned", own_words=0, bounds=bounds, prompts=PROMPTS, rate=4.0)
     made.undo()
 

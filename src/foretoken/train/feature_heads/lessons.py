@@ -1,4 +1,4 @@
-"""What an EAGLE head is trained on: the target's states and laws, made while it trains or read from a feature store.
+"""What a head over hidden states is trained on: the target's states and laws, made on the way or read from a store.
 
 Letters: B sequences, T positions, N used positions, F width of the fused depths, K draft vocabulary, V vocabulary.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.methods.eagle.config import EAGLE2, EagleConfig
+from foretoken.drafting.feature_heads.block import BlockConfig
 from foretoken.models.hidden_states import FINAL, Depth
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.replies import Replies
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks
 
@@ -43,9 +43,27 @@ class Lesson:
 Lessons = Callable[[Tensor], Lesson]
 
 
-def depths_read(config: EagleConfig, num_layers: int) -> tuple[Depth, ...]:
+class Counted(Protocol):
+    """Says which positions count; train/replies.py does."""
+
+    def used(self, tokens_BT: Tensor) -> Tensor:
+        """bool [B, T]."""
+        ...
+
+
+class AllPositions:
+    """All but the last of a block, as what follows that is not there."""
+
+    def used(self, tokens_BT: Tensor) -> Tensor:
+        """bool [B, T]."""
+        used_BT = torch.ones(tokens_BT.shape, dtype=torch.bool, device=tokens_BT.device)
+        used_BT[:, -1] = False
+        return used_BT
+
+
+def depths_read(config: BlockConfig, num_layers: int) -> tuple[Depth, ...]:
     """What a head reads of the target, in the order in which it is fused."""
-    return (FINAL,) if config.algorithm == EAGLE2 else config.depths_of(num_layers)
+    return (FINAL,) if config.reads_final else config.depths_of(num_layers)
 
 
 class FromTokens:
@@ -55,7 +73,7 @@ class FromTokens:
         depths: see :func:`depths_read`.
     """
 
-    def __init__(self, target: FrozenTarget, replies: Replies, depths: tuple[Depth, ...]) -> None:
+    def __init__(self, target: FrozenTarget, replies: Counted, depths: tuple[Depth, ...]) -> None:
         self._target, self._replies, self._depths = target, replies, depths
 
     @torch.no_grad()
@@ -69,7 +87,7 @@ class FromTokens:
 class FromFeatures:
     """Lessons from a feature store: only the target's head is run, and not even that on all logits."""
 
-    def __init__(self, target: FrozenTarget, replies: Replies, stored: StoredBlocks, depths: tuple[Depth, ...]) -> None:
+    def __init__(self, target: FrozenTarget, replies: Counted, stored: StoredBlocks, depths: tuple[Depth, ...]) -> None:
         self._target, self._replies, self._stored, self._depths = target, replies, stored, depths
 
     @torch.no_grad()

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.methods.eagle.lessons import laws
-from foretoken.methods.eagle.network import Eagle, unrolled
+from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.models.hidden_states import FINAL, Depth
+from foretoken.train import acceptance
+from foretoken.train.feature_heads.lessons import laws
 from foretoken.train.frozen_target import FrozenTarget
 
 
@@ -38,6 +40,15 @@ class Text:
     tokens: tuple[int, ...]
     num_prompt: int
     greedy: bool
+
+
+def texts(name: str, prompts: Sequence[str], temperature: float) -> list[Text]:
+    """What a target answers to prompts, as the engine writes it."""
+    outputs = acceptance.written(name, {"method": "none"}, prompts, temperature)
+    return [
+        Text((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids), not temperature)
+        for output in outputs
+    ]
 
 
 class Walk:
@@ -63,7 +74,7 @@ class Walk:
                 self._read.append((text, torch.cat([states[depth] for depth in depths], dim=-1), chance_C))
 
     @torch.no_grad()
-    def tokens_per_step(self, head: Eagle, embedding_VW: Tensor, head_KW: Tensor) -> float:
+    def tokens_per_step(self, head: FeatureHead, embedding_VW: Tensor, head_KW: Tensor) -> float:
         """Emitted tokens over target calls, as core/metrics.py counts them; NaN without texts."""
         tokens = steps = 0.0
         for text, states_1TF, chance_C in self._read:
@@ -73,7 +84,7 @@ class Walk:
         return tokens / steps if steps else float("nan")
 
     def _stands(
-        self, head: Eagle, text: Text, states_1TF: Tensor, chance_C: Tensor, embedding_VW: Tensor, head_KW: Tensor
+        self, head: FeatureHead, text: Text, states_1TF: Tensor, chance_C: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> Tensor:
         """[S, C]: the chance that what is drafted at step s from column c stands, given that all before it do."""
         tokens_1T = torch.tensor([text.tokens], device=states_1TF.device)

@@ -1,0 +1,134 @@
+"""The raw points of a sweep: one head each, what was measured of it, and the folder in which they survive a kill.
+
+    OUT/sweep.json             what the sweep is; another one in the same folder is refused
+    OUT/heads/D2-T16384/       a head, with its training's own checkpoints
+    OUT/points/D2-T16384.json  what was measured of it, written when all of it is known
+
+Letters: D decoder layers, T training tokens, b requests, k nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import write_whole
+
+SWEEP = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step of b requests with k nodes; k = 0 is plain decoding.
+
+    Attributes:
+        step_seconds, draft_seconds: medians.
+        served: tokens per step that were really emitted.
+    """
+
+    batch: int
+    nodes: int
+    step_seconds: float
+    draft_seconds: float
+    served: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.batch * self.served / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Point:
+    """One head.
+
+    Attributes:
+        layers, tokens: D, and T that were asked for.
+        trained: tokens that it really read, whole steps of both stages.
+        parameters: of the head.
+        accepted: k -> tokens per step, from one recording of the largest tree.
+        steps: of that recording.
+        timed: steps that were timed.
+    """
+
+    layers: int
+    tokens: int
+    trained: int
+    parameters: int
+    accepted: Mapping[int, float]
+    steps: int
+    timed: tuple[Timed, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its folder and file."""
+        return name_of(self.layers, self.tokens)
+
+    @property
+    def most(self) -> int:
+        """k of the recording, by which heads are compared."""
+        return max(self.accepted)
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def name_of(layers: int, tokens: int) -> str:
+    """Of a head's folder and of its point's file."""
+    return f"D{layers}-T{tokens}"
+
+
+def point_of(stored: Mapping[str, Any]) -> Point:
+    """The point that :meth:`Point.fields` wrote."""
+    return Point(
+        layers=stored["layers"],
+        tokens=stored["tokens"],
+        trained=stored["trained"],
+        parameters=stored["parameters"],
+        accepted={int(nodes): float(gain) for nodes, gain in stored["accepted"].items()},
+        steps=stored["steps"],
+        timed=tuple(Timed(**each) for each in stored["timed"]),
+    )
+
+
+def claim(out: Path, sweep: Mapping[str, Any]) -> None:
+    """Take a folder for a sweep, or find that it is this sweep's already.
+
+    Raises:
+        ForetokenError: another sweep's points lie in it.
+    """
+    path = out / SWEEP
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(key for key in {*found, *sweep} if found.get(key) != sweep.get(key))
+        if changed:
+            raise ForetokenError(f"{out}: holds a sweep with another {', '.join(changed)}; name another --out")
+        return
+    (out / "points").mkdir(parents=True, exist_ok=True)
+    (out / "heads").mkdir(exist_ok=True)
+    write_whole(path, json.dumps(dict(sweep), indent=1) + "\n")
+
+
+def read(out: Path, name: str) -> Point | None:
+    """A point that was measured already; None: it was not.
+
+    Raises:
+        ForetokenError: its file is damaged.
+    """
+    path = out / "points" / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        return point_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForetokenError(f"{path}: cannot be read ({error!r}); remove it, it is measured again then") from None
+
+
+def write(out: Path, point: Point) -> None:
+    """Keep a point."""
+    write_whole(out / "points" / f"{point.name}.json", json.dumps(point.fields(), indent=1) + "\n")

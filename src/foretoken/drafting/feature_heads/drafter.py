@@ -1,0 +1,357 @@
+"""What drafters over a target's hidden states share: pairs read as they come, drafts grown from the head's own outputs.
+
+    rows known    0 .. n-1           the target's, with their states; token n is the root
+    pairs read    0 .. n-1           pair i = (feature of row i, token i + 1); the last one gives the first law
+    drafting      pair n-1+t         (own output of the row before, drafted token): never kept
+    next step     root and accepted rows come with the target's states, and are read again from these
+
+So the cache always holds what reading the target's states from the beginning would have made of it.
+
+Letters: T rows, M wanted rows, F width of the fused depths, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import HiddenLayers, Needs, Offers
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.core.siblings import draw_siblings
+from foretoken.core.tree import ROOT
+from foretoken.drafting.draft_builder import check_numbers
+from foretoken.drafting.reranked_tree import RerankedBuilder
+from foretoken.models import anatomy
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.language_model import LanguageModel, Output
+
+_SLOTS = 1024  # requests at once, at most; buffers grow with use
+_UNREAD_ROWS = 512  # states of a prompt that wait for the head, at most
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: its slot in the head's cache, and the target's states of rows whose pairs were not read yet."""
+
+    slot: int
+    waiting: list[Tensor] = field(default_factory=list)  # [T, F] each
+    num_waiting: int = 0
+    shown: Tensor | None = None  # [1 + N, F] of a draft's rows, until observe says which of them stand
+    last_1W: Tensor | None = None  # the feature of the last pair that was read
+
+    def wait(self, states_TF: Tensor) -> None:
+        if len(states_TF):
+            self.waiting.append(states_TF)
+            self.num_waiting += len(states_TF)
+
+    def take(self, count: int) -> Tensor:
+        """The first ``count`` states that wait, which wait no longer."""
+        states_TF = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
+        self.num_waiting -= count
+        self.waiting = [states_TF[count:]] if self.num_waiting else []
+        return states_TF[:count]
+
+
+@dataclass(slots=True)
+class _Builder(RerankedBuilder):
+    """A draft while it grows.
+
+    Attributes:
+        rows: tail row of each node that was read.
+        following_MW: features behind the rows of the last forward that were this draft's.
+    """
+
+    state: _State = field(kw_only=True)
+    rows: dict[int, int] = field(default_factory=dict)
+    following_MW: Tensor | None = None
+
+    def features(self) -> Tensor:
+        """[frontier, W]: what the frontier's nodes are paired with, their parents' own outputs."""
+        assert self.following_MW is not None
+        place = {node: row for row, node in enumerate(self.expanded)}
+        return self.following_MW[[place[self.parents[node]] for node in self.frontier]]
+
+
+class HeadRunner(Protocol):
+    """Runs a head over packed rows; runner.py has one.
+
+    Attributes:
+        num_layers: of its cache.
+        scored: tokens that it scores.
+    """
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def scored(self) -> int: ...
+
+    def features(self, states_TF: Tensor) -> Tensor:
+        """[T, W] of the target's states, the depths side by side; a row's bits depend on that row only."""
+        ...
+
+    def forward(self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int) -> tuple[Output, Tensor]:
+        """Run pairs; keys and values go into the cache.
+
+        Args:
+            batch: a row for each pair, with its token.
+            g_TW: their features.
+            top: how many tokens of each wanted row to rank.
+        Returns:
+            logits of the wanted rows over the target's vocabulary with the ranked tokens, and the features that
+            follow these rows, [M, W].
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthOptions:
+    """Options of every such drafter.
+
+    Attributes:
+        tree: propose a tree of the most probable continuations instead of a chain.
+        max_depth: longest path of a draft.
+        width: of a tree: continuations recorded at a node, and nodes expanded at a level.
+    """
+
+    tree: bool = False
+    max_depth: int = 6
+    width: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tree, bool):
+            raise ConfigError(f"tree={self.tree!r} must be true or false")
+        for name in ("max_depth", "width"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
+                raise ConfigError(f"{name}={value!r} must be an integer between 1 and 64")
+
+
+class FeatureDrafter(Drafter):
+    """Drafts with a head over the target's hidden states; a subclass finds the head.
+
+    Exact: chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; a token that
+    the head does not score has q = 0. Lossless under any lossless verifier that knows the kind.
+
+    Args:
+        options: of the drafts.
+        target: whose states are read.
+        runner: of the head.
+        depths: of the target's residual stream, in the order in which the head reads them.
+        final: whether it reads the deepest one behind the target's final norm.
+    """
+
+    laws: tuple[type[Law], ...] = (Sampled,)
+    offers = Offers(evidence=(GreedyLaws,))
+
+    def __init__(
+        self, options: GrowthOptions, target: LanguageModel, runner: HeadRunner, depths: Sequence[int], *, final: bool
+    ) -> None:
+        self.options = options
+        self.branches = options.tree
+        self.laws = (PointMass,) if options.tree else (Sampled,)
+        self._depths = tuple(depths)
+        self._final_norm = anatomy.find(target.model).final_norm if final else None
+        self._dtype = target.dtype
+        self.needs = Needs(hidden_layers=HiddenLayers(tuple(sorted(set(self._depths)))))
+        self._runner = runner
+        longest = options.max_depth * (options.width if options.tree else 1)
+        self._cache = KVCache(runner.num_layers, _SLOTS, target.max_length + longest)
+        self._tail = longest
+        self._top = min(options.width, runner.scored) if options.tree else 1
+        self._states: dict[int, _State] = {}
+
+    def on_forward(self, features: Sequence[Features]) -> None:
+        """Take the target's states: of rows that are committed in any case at once, of a draft's for a while."""
+        full = []
+        for each in features:
+            state = self._states.get(each.context.request_id)
+            if state is None:
+                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
+                    continue
+                state = self._states[each.context.request_id] = _State(self._cache.acquire())
+            states_TF = self._read_off(each)
+            if len(each.draft):
+                state.shown = states_TF
+                continue
+            known = self._cache.lengths[state.slot] + state.num_waiting
+            state.wait(states_TF[max(0, known - each.begin) :])
+            if state.num_waiting >= _UNREAD_ROWS:
+                full.append((state, each.context))
+        if full:
+            self._catch_up(full)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Grow one draft per request; every level is one forward of the head."""
+        growing = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            state = self._states.get(context.request_id)
+            depth = min(budget.max_depth, self.options.max_depth)
+            if state is not None and budget.max_nodes > 0 and depth > 0 and self._begins(state, context):
+                growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
+        with torch.inference_mode():
+            active = [draft for draft in growing if self._pays(draft, 1.0, 1.0)]
+            while active:
+                output, starts = self._read(active)
+                for draft, start in zip(active, starts, strict=True):
+                    if self.options.tree:
+                        draft.record_level(output, start, width=self.options.width, name=self.name)
+                    else:
+                        self._extend_chain(draft, output, start)
+                active = [draft for draft in active if draft.frontier]
+        drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
+        return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """The root's row and those of accepted nodes wait for the next draft."""
+        for outcome in outcomes:
+            state = self._states.get(outcome.request_id)
+            if state is not None and state.shown is not None:
+                state.wait(state.shown[[0, *(1 + node for node in outcome.verdict.path)]])
+                state.shown = None
+
+    def release(self, request_id: int) -> None:
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            self._cache.release(state.slot)
+
+    # ------------------------------------------------------------------ growing
+
+    def _extend_chain(self, draft: _Builder, output: Output, row: int) -> None:
+        """One child: the argmax at temperature 0, else drawn. Whether there is one is decided from q alone."""
+        context, parent = draft.context, draft.frontier[0]
+        greedy = context.params.greedy
+        raw_1V, q_V = output.logits_MV[row : row + 1], None
+        if not greedy:
+            q_V = torch.softmax(draft.process(raw_1V, output.columns)[0].float(), dim=-1)
+            # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
+            confidence = float((q_V * q_V).sum()) ** 0.5
+        else:
+            if not context.laws.trivial:
+                output, row = Output.of(draft.process(raw_1V, output.columns), top=1), 0
+            confidence = output.top_shares[row]
+        draft.expanded, draft.frontier = draft.frontier, []
+        if confidence != confidence:  # none of the tokens that are scored may be emitted
+            check_numbers(raw_1V, self.name)
+            return
+        if not self._pays(draft, draft.reach_of(parent), confidence):
+            return
+        if q_V is None:
+            draft.keep_greedy_law(output, row)
+            node = draft.add(output.best[row], parent, confidence, 0)
+        else:
+            (token,) = draw_siblings(Sampled, q_V, 1, context.streams)
+            draft.q_rows.append(q_V)
+            node = draft.add(token, parent, confidence, len(draft.q_rows) - 1)
+        if draft.has_room(node):
+            draft.frontier = [node]
+
+    def _pays(self, draft: _Builder, reach: float, confidence: float, count: int | None = None) -> bool:
+        stop_rule = draft.budget.stop_rule
+        nodes = len(draft.tokens) if count is None else count
+        return stop_rule is None or stop_rule.worthwhile(reach, confidence, nodes)
+
+    def _finish(self, draft: _Builder) -> Draft:
+        if self.options.tree:
+            count = 0
+
+            def pays(reach: float, q: float) -> bool:
+                nonlocal count
+                count += 1
+                return self._pays(draft, reach, q, count - 1)
+
+            draft.rerank(pays)
+        return draft.finish(Sampled)
+
+    # ------------------------------------------------------------------ the head
+
+    def _read_off(self, features: Features) -> Tensor:
+        """[T, F]: the states that are fused, side by side."""
+        hidden = features.hidden
+        if self._final_norm is not None:
+            with torch.inference_mode():
+                found: Tensor = self._final_norm(hidden[self._depths[0]].to(self._dtype))
+                return found
+        return torch.cat([hidden[depth] for depth in self._depths], dim=-1)
+
+    def _begins(self, state: _State, context: Context) -> bool:
+        """Whether all rows before the root are known; forgets a draft that was never judged."""
+        state.shown = None
+        rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot]
+        if read == rows > 0 and not state.num_waiting and state.last_1W is not None:
+            # asked again about the same root: the last pair gives its law once more
+            self._cache.rollback(state.slot, rows - 1)
+            return True
+        return state.num_waiting > 0 and read + state.num_waiting == rows
+
+    def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
+        """One forward of the head over each draft's frontier, behind what waits.
+
+        Returns:
+            the output, and the row in it of each draft's first frontier node.
+        """
+        batch, features, starts = PackedBatch(), [], []
+        for draft in active:
+            starts.append(len(batch.wanted))
+            state = draft.state
+            prefix = self._cache.lengths[state.slot]
+            if draft.frontier == [ROOT]:
+                tokens = draft.context.tokens[prefix + 1 :]
+                if state.num_waiting:
+                    g_TW = self._runner.features(state.take(state.num_waiting))
+                    state.last_1W = g_TW[-1:].clone()
+                else:
+                    assert state.last_1W is not None
+                    g_TW = state.last_1W
+                features.append(g_TW)
+                self._cache.reserve(state.slot, len(tokens) + self._tail)
+                batch.add_chunk(state.slot, prefix, tokens, wanted=1)
+                continue
+            features.append(draft.features())
+            tail = len(draft.rows)
+            tokens = [draft.tokens[node] for node in draft.frontier]
+            if draft.chain:  # a chain's tail is as good as a prefix
+                batch.add_chunk(state.slot, prefix + tail, tokens, wanted=1)
+            else:
+                batch.add_level(
+                    state.slot,
+                    prefix,
+                    tokens,
+                    depths=[draft.depths[node] - 1 for node in draft.frontier],
+                    tail=tail,
+                    tail_depths=[draft.depths[node] - 1 for node in draft.rows],
+                    ancestors=[[draft.rows[each] for each in draft.ancestors(node)] for node in draft.frontier],
+                )
+            for node in draft.frontier:
+                draft.rows[node] = len(draft.rows)
+        g_TW = features[0] if len(features) == 1 else torch.cat(features)
+        output, following_MW = self._runner.forward(batch, self._cache, g_TW, top=self._top)
+        for draft, start in zip(active, starts, strict=True):
+            draft.following_MW = following_MW[start : start + len(draft.frontier)]
+            if draft.frontier == [ROOT]:
+                slot = draft.state.slot
+                self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
+        return output, starts
+
+    def _catch_up(self, waiting: Sequence[tuple[_State, Context]]) -> None:
+        """Read what waits and has its token, without the head's rows."""
+        batch, features, counts = PackedBatch(), [], []
+        for state, context in waiting:
+            begin = self._cache.lengths[state.slot]
+            count = min(state.num_waiting, len(context.tokens) - 1 - begin)
+            g_TW = self._runner.features(state.take(count))
+            state.last_1W = g_TW[-1:].clone()
+            self._cache.reserve(state.slot, count)
+            batch.add_chunk(state.slot, begin, context.tokens[begin + 1 : begin + 1 + count], wanted=0)
+            features.append(g_TW)
+            counts.append(count)
+        self._runner.forward(batch, self._cache, torch.cat(features), top=0)
+        for (state, _), count in zip(waiting, counts, strict=True):
+            self._cache.commit(state.slot, range(count))

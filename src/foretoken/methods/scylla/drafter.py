@@ -1,0 +1,96 @@
+"""Scylla: decoder layers over the target's last state draft a tree whose size depends on how many requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Offers, Variant
+from foretoken.core.protocols import Budget, Context
+from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
+from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.drafting.learned_part import find
+from foretoken.methods.scylla import width
+from foretoken.methods.scylla.network import Scylla
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel
+
+_UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
+
+
+class ScyllaDrafter(FeatureDrafter):
+    """Drafts with D decoder layers over what the target's final norm gives.
+
+    Paper:   "Scaling Laws for Speculative Decoding", arXiv:2505.07858; the tree is EAGLE-2's, arXiv:2406.16858.
+    Exact:   trees are point masses, chains carry the q they were drawn from. The width is a matter of how many
+             requests are drafted for together, never of what is drafted, so that it cannot bias what is emitted.
+    Differs: the width comes from a table that was measured (width.py), and not from a fitted formula; at batches where
+             no width beats plain decoding it is 0. Requests whose drafts must follow from their own past get that of
+             one request, whoever else runs. Chains, too. Without a table, as many nodes as any other drafter gets.
+    """
+
+    name = "scylla"
+    laws = (PointMass,)
+    branches = True
+    declared = Declared(
+        learned_part="foretoken.methods.scylla.network:Scylla",
+        variants=(
+            Variant(options={"width": 4, "max_depth": 4}, untrained=_UNTRAINED, laws=(PointMass,), branches=True),
+            Variant(
+                options={"tree": False, "max_depth": 3},
+                untrained=_UNTRAINED,
+                laws=(Sampled,),
+                branches=False,
+                one_rule=True,
+            ),
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(GrowthOptions):
+        """Options of Scylla.
+
+        Attributes:
+            head: a folder written by `foretoken train scylla`; None: ``scylla`` beside the target's weights.
+            widths: a file of `foretoken calibrate scylla`; None: ``widths.json`` in the head's folder, if it is there.
+            tree: propose a tree of the most probable continuations; else a chain.
+            max_depth: longest path of a draft.
+            width: of a tree: continuations recorded at a node, and nodes expanded at a level.
+        """
+
+        head: str | None = None
+        widths: str | None = None
+        tree: bool = True
+
+        def __post_init__(self) -> None:
+            if self.head is not None and not isinstance(self.head, str | Path):
+                raise ConfigError(f"head={self.head!r} must be a folder")
+            width.check_option(self.widths)
+            super().__post_init__()
+
+    def __init__(self, config: Config, target: LanguageModel) -> None:
+        head = find(Scylla, config.head, target)
+        depths = head.config.depths_of(target.num_layers)
+        super().__init__(config, target, Runner(target, head), depths, final=head.config.reads_final)
+        folder = Path(config.head).expanduser() if config.head else Path(target.source) / Scylla.algorithm
+        place = Path(config.widths).expanduser() if config.widths else folder / width.FILE
+        self.widths: width.Widths | None = None
+        if config.widths or place.is_file():
+            self.widths = width.Widths.load(place, fingerprint_of(target.source))
+            self.offers = Offers(evidence=(GreedyLaws,), length=self.widths.most)
+            table = ", ".join(f"{nodes} for {batch}" for batch, nodes in self.widths.table)
+            self.explanation = f"nodes by requests: {table}"
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """See :class:`FeatureDrafter`; the width of the batch bounds every budget."""
+        widths = self.widths
+        if widths is not None:
+            most, alone = widths.at(len(contexts)), widths.at(1)
+            budgets = [
+                replace(budget, max_nodes=min(budget.max_nodes, alone if budget.own_past else most))
+                for budget in budgets
+            ]
+        return super().propose(contexts, budgets)

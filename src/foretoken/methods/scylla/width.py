@@ -1,0 +1,112 @@
+"""How many nodes a request drafts, by the number of requests: ``k_opt(b)``, a table that was measured on a machine.
+
+    widths.json   {"algorithm": "scylla_widths", "unit": "verified nodes per sequence", "target_fingerprint": "...",
+                   "widths": [[1, 16], [2, 16], [4, 8], [8, 2]], and what it was made from (calibrate.py)}
+
+Between measured batches the width is interpolated, beyond the last one it is the last one's. 0: nothing is drafted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.core.errors import ConfigError, ModelError
+
+FILE = "widths.json"
+KIND = "scylla_widths"
+_REMEDY = "make one with 'foretoken calibrate scylla --model M --head DIR'"
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The table.
+
+    Attributes:
+        table: (requests, nodes), requests increasing, nodes not increasing.
+    Raises:
+        ValueError: it is no such table.
+    """
+
+    table: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.table:
+            raise ValueError("widths is empty")
+        for pair in self.table:
+            if len(pair) != 2 or any(type(each) is not int for each in pair) or pair[0] < 1 or not 0 <= pair[1] <= 256:
+                raise ValueError(f"widths has {list(pair)}: pairs of requests and nodes are wanted")
+        for (batch, nodes), (more, fewer) in zip(self.table, self.table[1:], strict=False):
+            if more <= batch:
+                raise ValueError(f"widths: {more} requests stand behind {batch}")
+            if fewer > nodes:
+                raise ValueError(f"widths: {fewer} nodes for {more} requests, but {nodes} for {batch}")
+
+    def at(self, batch: int) -> int:
+        """Nodes of each request while so many decode."""
+        before = self.table[0]
+        for pair in self.table:
+            if batch <= pair[0]:
+                if pair[0] == before[0]:
+                    return pair[1]
+                share = (batch - before[0]) / (pair[0] - before[0])
+                return int(before[1] + share * (pair[1] - before[1]))
+            before = pair
+        return before[1]
+
+    @property
+    def most(self) -> int:
+        """Of any number of requests."""
+        return self.table[0][1]
+
+    @classmethod
+    def load(cls, path: Path, fingerprint: str) -> Widths:
+        """Read a file.
+
+        Args:
+            fingerprint: of the target that it must have been measured with.
+        Raises:
+            ModelError: there is none, it is damaged, or of another target.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or found.get("algorithm") != KIND:
+                raise ValueError(f"it has no algorithm '{KIND}'")
+            table = found.get("widths")
+            if not isinstance(table, list) or not all(isinstance(pair, list) for pair in table):
+                raise ValueError(f"widths={table!r}: pairs of requests and nodes are wanted")
+            widths = cls(tuple(tuple(pair) for pair in table))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"widths={path}: {error}; {_REMEDY}") from None
+        if found.get("target_fingerprint") != fingerprint:
+            raise ModelError(f"widths={path}: was measured with another target ('{found.get('target')}'); {_REMEDY}")
+        return widths
+
+
+def check_option(given: Any) -> None:
+    """Refuse what no ``widths`` can be.
+
+    Raises:
+        ConfigError: it is not None and no name of a file.
+    """
+    if given is not None and (not isinstance(given, str | Path) or not str(given)):
+        raise ConfigError(f"widths={given!r} must be a file of 'foretoken calibrate scylla'")
+
+
+def choose(batches: Sequence[int], rates: Mapping[tuple[int, int], float]) -> Widths:
+    """For every batch the width of the highest rate, and never more than for a smaller batch.
+
+    Args:
+        batches: increasing.
+        rates: (requests, nodes) -> tokens per second; nodes 0 is plain decoding. Of equal rates the fewer nodes win.
+    """
+    table, most = [], None
+    for batch in batches:
+        known = {nodes: rate for (size, nodes), rate in rates.items() if size == batch}
+        best = min(known, key=lambda nodes: (-known[nodes], nodes))
+        most = best if most is None else min(most, best)
+        table.append((batch, most))
+    return Widths(tuple(table))

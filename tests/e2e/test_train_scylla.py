@@ -1,0 +1,97 @@
+"""``foretoken train scylla`` and ``calibrate scylla`` from the command line: a head that drafts; mistakes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretoken.cli.main import main
+from foretoken.methods.scylla import train as scylla
+from foretoken.methods.scylla.network import Scylla
+from foretoken.models.fingerprint import fingerprint
+from helpers.mistakes import assert_one_line
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+
+BLOCK, BATCH = 32, 4
+STEP = BLOCK * BATCH
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    made = scylla.recipe
+
+    def small(*arguments):
+        recipe = made(*arguments)
+        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
+
+    monkeypatch.setattr(scylla, "recipe", small)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("folder")
+    lines = [{"prompt": f"Tom has {n} marbles.", "response": f"He has {2 * n + 3}."} for n in range(200)]
+    (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (place / "ask.jsonl").write_text("".join(json.dumps({"prompt": f"Who has {n}?"}) + "\n" for n in range(2)))
+    (place / "file").write_text("")
+    save_model("llama", place / "target", hidden_size=64, head_dim=32, intermediate_size=128)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("FORETOKEN_DATA", raising=False)
+
+
+def test_a_head_is_trained_measured_and_drafts(capsys):
+    command = (
+        f"train scylla --target target --corpus mine.jsonl --tokens {4 * STEP} --draft-vocab-size 60 --steps 2 "
+        "--seed 1 --own-words 0 --prompts ask.jsonl --threads 1 --out head --json"
+    )
+    assert main(command.split()) == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert record == json.loads(Path("head/training.json").read_text())
+    assert [each["steps"] for each in record["stages"]] == [3, 1]
+    served, walked = record["acceptance"]["greedy"]["tokens_per_step"], record["walked"]["greedy"]["after"]
+    assert served == pytest.approx(walked, abs=0.05)
+    assert f"greedy: {served:.2f} tokens per step (training expected {walked:.2f}" in err
+    assert Scylla.load(Path("head")).config.target_fingerprint == fingerprint(Path("target"))
+    calibrate = (
+        "calibrate scylla --model target --head head --batches 1,2 --nodes 2,4 --suite ask.jsonl --tokens 12 "
+        "--repeats 1 --threads 1 --json"
+    )
+    assert main(calibrate.split()) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found == json.loads(Path("head/widths.json").read_text())
+    assert [batch for batch, _ in found["widths"]] == [1, 2]
+    assert "2 requests: " in err
+    generate = "generate Hi --model target --method scylla --set head=head --max-tokens 4 --threads 1 --dtype float32"
+    assert main(generate.split()) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("train scylla --target target --corpus mine.jsonl --out file", 2, "this is a file"),
+        ("train scylla --target target --corpus mine.jsonl --out new --layers 40", 2, "--layers 40"),
+        ("train scylla --target target --corpus mine.jsonl --out new --pretrain 2", 2, "--pretrain 2"),
+        ("train scylla --target target --corpus mine.jsonl --out new --features store", 2, "holds its text already"),
+        ("train scylla --target nobody --corpus mine.jsonl --out new", 1, "nobody"),
+        ("calibrate scylla --model target --head new", 2, "--head new: there is no such folder"),
+        ("calibrate scylla --model target --head target --out no/where.json", 2, "there is no folder no"),
+        ("calibrate scylla --model target --head target --nodes 0,2", 2, "--nodes 0,2: numbers from 1 to 256"),
+        ("calibrate scylla --model target --head target --batches x", 2, "--batches"),
+        ("calibrate scylla --model target --head target", 1, "is not of a Scylla head"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments, code, message, capsys):
+    assert main(arguments.split()) == code
+    assert_one_line(capsys, message)
+    assert not Path("new").exists()

@@ -1,0 +1,188 @@
+"""The tree's size by the number of requests: the table, what it is made from, and what serving makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken.core.draft import Draft, PointMass
+from foretoken.core.errors import InputError, ModelError
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
+from foretoken.engine.llm import LLM
+from foretoken.methods.scylla import calibrate
+from foretoken.methods.scylla.calibrate import accepted, by_reach, measure, roofline
+from foretoken.methods.scylla.drafter import ScyllaDrafter
+from foretoken.methods.scylla.network import Scylla
+from foretoken.methods.scylla.width import Widths, choose
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+from helpers.golden import tokens_of
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+from helpers.zoo_llms import with_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
+    return load(str(save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)), device="cpu")
+
+
+@pytest.fixture
+def head(model: LanguageModel, tmp_path: Path) -> Path:
+    return Path(Scylla.untrained(model, tmp_path / "head", layers=2))
+
+
+def write(folder: Path, model: LanguageModel, table: Any, **changes: Any) -> None:
+    record = {"algorithm": "scylla_widths", "target_fingerprint": fingerprint_of(model.source), "widths": table}
+    (folder / "widths.json").write_text(json.dumps({**record, **changes}))
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    return [{"prompt_token_ids": tokens_of(seed, 6 + seed, 100)} for seed in range(count)]
+
+
+def test_between_measured_batches_it_is_interpolated() -> None:
+    widths = Widths(((2, 16), (4, 8), (8, 0)))
+    assert [widths.at(batch) for batch in (1, 2, 3, 4, 5, 6, 7, 8, 100)] == [16, 16, 12, 8, 6, 4, 2, 0, 0]
+    found = [widths.at(batch) for batch in range(1, 20)]
+    assert found == sorted(found, reverse=True)
+    assert widths.most == 16
+    assert Widths(((3, 5),)).at(1) == Widths(((3, 5),)).at(9) == 5
+
+
+def test_the_best_rate_is_chosen_and_never_more_than_before() -> None:
+    rates = {
+        (1, 0): 10.0, (1, 4): 12.0, (1, 16): 15.0,
+        (2, 0): 20.0, (2, 4): 26.0, (2, 16): 26.0,
+        (4, 0): 40.0, (4, 4): 41.0, (4, 16): 45.0,
+        (8, 0): 80.0, (8, 4): 70.0, (8, 16): 60.0,
+    }  # fmt: skip
+    assert choose([1, 2, 4, 8], rates).table == ((1, 16), (2, 4), (4, 4), (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "message"),
+    [
+        ([], {}, "widths is empty"),
+        ([[1, 4], [2, 8]], {}, "8 nodes for 2 requests, but 4 for 1"),
+        ([[2, 4], [2, 4]], {}, "2 requests stand behind 2"),
+        ([[1, "many"]], {}, "pairs of requests and nodes"),
+        ({"1": 4}, {}, "pairs of requests and nodes"),
+        ([[1, 4]], {"algorithm": "else"}, "no algorithm 'scylla_widths'"),
+        ([[1, 4]], {"target_fingerprint": "0", "target": "zoo:base"}, "another target ('zoo:base')"),
+    ],
+    ids=str,
+)
+def test_damaged_tables(table: Any, changes: dict[str, Any], message: str, model: LanguageModel, head: Path) -> None:
+    write(head, model, table, **changes)
+    with pytest.raises(ModelError) as caught:
+        ScyllaDrafter(ScyllaDrafter.Config(head=str(head)), model)
+    assert message in str(caught.value)
+    assert "foretoken calibrate scylla" in str(caught.value)
+
+
+def test_a_table_that_is_named_must_be_there(model: LanguageModel, head: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        ScyllaDrafter(ScyllaDrafter.Config(head=str(head), widths=str(head / "nowhere.json")), model)
+
+
+class Counting(ScyllaDrafter):
+    """Notes the requests and the longest draft of every step."""
+
+    def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
+        drafts = super().propose(contexts, budgets)
+        self.seen = [*getattr(self, "seen", []), (len(contexts), max(map(len, drafts)))]
+        return drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_width_follows_the_batch_and_the_text_does_not(
+    temperature: float, model: LanguageModel, head: Path
+) -> None:
+    """Requests of different lengths, so that the batch shrinks and the width changes between rounds."""
+    params = [
+        SamplingParams(max_tokens=8 + 6 * number, ignore_eos=True, temperature=temperature, seed=5)
+        for number in range(4)
+    ]
+    plain = with_config({"method": "none"}, target=model).generate(prompts(4), params)
+    for table in ([[1, 6], [2, 4], [3, 2], [4, 0]], [[1, 1]], [[1, 16], [4, 4]], [[1, 60]]):
+        write(head, model, table)
+        drafter = Counting(Counting.Config(head=str(head), width=4), model)
+        llm = with_config({"method": drafter, "verifier": "match", "num_speculative_tokens": 60}, target=model)
+        outputs = llm.generate(prompts(4), params)
+        assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+        widths = Widths(tuple(map(tuple, table)))
+        if temperature == 0:  # drafts of seeded requests are another matter
+            assert all(nodes <= widths.at(batch) for batch, nodes in drafter.seen)
+            assert {batch for batch, _ in drafter.seen} >= {1, 4}
+            if widths.at(1) <= 16:  # near the end of a text there is no room for more
+                assert max(nodes for batch, nodes in drafter.seen if batch == 1) == widths.at(1)
+
+
+def test_a_table_decides_the_length_and_says_so(model: LanguageModel, head: Path) -> None:
+    write(head, model, [[1, 6], [4, 2]])
+    llm = with_config({"method": "scylla", "head": str(head)}, target=model)
+    assert (llm.recipe.num_nodes, llm.recipe.adaptive) == (6, False)
+    assert llm.recipe.drafter.explanation == "nodes by requests: 6 for 1, 2 for 4"
+    (head / "widths.json").unlink()
+    assert with_config({"method": "scylla", "head": str(head)}, target=model).recipe.adaptive
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def test_smaller_trees_are_nested_in_a_larger_one() -> None:
+    """The accepted path's nodes among the best k, against drafting k."""
+    tree = TokenTree([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])
+    draft = Draft(tree, PointMass(), (0.6, 0.3, 0.5, 0.9, 0.8))
+    assert by_reach(draft) == [0, 1, 2, 3, 4]  # 0.6, 0.3, 0.3, 0.27, 0.24
+    paths = [([0, 2, 3], 5), ([1, 4], 5), ([], 5)]
+    assert [accepted(paths, k) for k in (1, 2, 3, 4, 5)] == pytest.approx(
+        [1 + 1 / 3, 1 + 2 / 3, 1 + 3 / 3, 1 + 4 / 3, 1 + 5 / 3]
+    )
+
+
+def test_what_is_measured(model: LanguageModel, head: Path) -> None:
+    llm = LLM.from_target(model)
+    seen: list[int] = []
+    found = measure(
+        llm,
+        ScyllaDrafter.Config(head=str(head), width=4, max_depth=4),
+        [each["prompt_token_ids"] for each in prompts(3)],
+        batches=[1, 3],
+        nodes=[1, 4],
+        tokens=12,
+        repeats=1,
+        progress=lambda: seen.append(1),
+    )
+    assert len(seen) == 1 + 2 * 3
+    assert {(each["batch"], each["nodes"]) for each in found["measured"]} == {(b, k) for b in (1, 3) for k in (0, 1, 4)}
+    assert 1 == found["accepted"]["0"] <= found["accepted"]["1"] <= found["accepted"]["4"] <= 5
+    for each in found["measured"]:
+        gain = found["accepted"][str(each["nodes"])]
+        assert each["tokens_per_second"] == pytest.approx(each["batch"] * gain / each["step_seconds"])
+        assert 0 <= each["draft_seconds"] < each["step_seconds"]
+        assert each["served"] >= 1
+    rates = {(each["batch"], each["nodes"]): each["tokens_per_second"] for each in found["measured"]}
+    assert tuple(map(tuple, found["widths"])) == choose([1, 3], rates).table
+    with pytest.raises(InputError, match="too few steps of 1 requests"):
+        measure(llm, ScyllaDrafter.Config(head=str(head)), [[5, 6]], batches=[1], nodes=[1], tokens=3, repeats=1)
+
+
+def test_what_is_free_to_verify_shrinks_with_the_batch(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "machine_balance", lambda *given: (8.0, 1.0))
+
+    def roof(batches: Sequence[int]) -> list[int]:
+        return [nodes for _, nodes in roofline(model, batches, 1, 256)["k_roof"]]
+
+    found = roof([1, 2, 4, 8])
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1] > 0
+    assert found[0] == pytest.approx(2 * found[1], rel=0.2)  # weights are read once for all
