@@ -209,6 +209,9 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     if total.num_draft_tokens:
         share = total.num_accepted_tokens / total.num_draft_tokens
         parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
+    if total.num_accepted_tokens and total.accepted_by_source:
+        shares = sorted(total.accepted_by_source.items(), key=lambda each: -each[1])
+        parts.append("from " + ", ".join(f"{name} {n / total.num_accepted_tokens:.0%}" for name, n in shares))
     times = {"draft": total.draft_seconds, "verify": total.verify_seconds, "other": total.other_seconds}
     whole = sum(times.values())
     if whole > 0:
