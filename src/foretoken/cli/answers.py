@@ -175,13 +175,14 @@ def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
         record: the prompt as it was given.
         output: the engine's RequestOutput; one that is not finished counts as cancelled.
     """
-    fields = {"id": record.id, "prompt": record.text, **_completion_fields(output)}
+    fields = {"id": record.id, "prompt": record.text, **completion_fields(output)}
     if len(output.outputs) > 1:
-        fields["outputs"] = [_completion_fields(completion) for completion in output.outputs]
+        fields["outputs"] = [completion_fields(completion) for completion in output.outputs]
     return fields
 
 
-def _completion_fields(completion: Any) -> dict[str, Any]:
+def completion_fields(completion: Any) -> dict[str, Any]:
+    """The fields of one completion, under the names that every command uses."""
     fields = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
