@@ -96,7 +96,7 @@ def rag(
             help="Keep the passages' vectors here, for the next time.",
             rich_help_panel=_RETRIEVAL,
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_FACE)
     ] = 128,
