@@ -98,6 +98,16 @@ _TABLE = (
         needs="a datastore of the target's tokens (key 'datastore'; foretoken datastore build)",
     ),
     Entry(
+        name="rasd",
+        kind="drafter",
+        target="foretoken.methods.rasd.drafter:RasdDrafter",
+        summary="a drafter's tree fused with trees from prompt and datastore, pruned by draft probabilities",
+        paper="arXiv:2503.03434",
+        promise="lossless",
+        needs="a checkpoint with the target's vocabulary (key 'model'), or another drafter (key 'drafter')",
+        weights="any causal LM",
+    ),
+    Entry(
         name="kangaroo",
         kind="drafter",
         target="foretoken.methods.kangaroo.drafter:KangarooDrafter",

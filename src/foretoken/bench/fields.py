@@ -24,6 +24,8 @@ def metrics_fields(metrics: Metrics) -> dict[str, Any]:
         "num_draft_tokens": metrics.num_draft_tokens,
         "num_accepted_tokens": metrics.num_accepted_tokens,
         "acceptance_by_position": metrics.acceptance_by_position,
+        "drafted_by_source": metrics.drafted_by_source,
+        "accepted_by_source": metrics.accepted_by_source,
         "time": {
             "draft": metrics.draft_seconds,
             "verify": metrics.verify_seconds,

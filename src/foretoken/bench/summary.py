@@ -70,6 +70,8 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
         "tokens_per_step": _middle([total.tokens_per_step for total in repeats]),
         **{name: _whole(_middle([getattr(total, name) for total in repeats])) for name in _COUNTS},
         "acceptance_by_position": pooled["acceptance_by_position"],
+        "drafted_by_source": pooled["drafted_by_source"],
+        "accepted_by_source": pooled["accepted_by_source"],
         "time": {
             "draft": _middle([total.draft_seconds for total in repeats]),
             "verify": _middle([total.verify_seconds for total in repeats]),

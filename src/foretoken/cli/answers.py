@@ -175,13 +175,14 @@ def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
         record: the prompt as it was given.
         output: the engine's RequestOutput; one that is not finished counts as cancelled.
     """
-    fields = {"id": record.id, "prompt": record.text, **_completion_fields(output)}
+    fields = {"id": record.id, "prompt": record.text, **completion_fields(output)}
     if len(output.outputs) > 1:
-        fields["outputs"] = [_completion_fields(completion) for completion in output.outputs]
+        fields["outputs"] = [completion_fields(completion) for completion in output.outputs]
     return fields
 
 
-def _completion_fields(completion: Any) -> dict[str, Any]:
+def completion_fields(completion: Any) -> dict[str, Any]:
+    """The fields of one completion, under the names that every command uses."""
     fields = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
@@ -209,6 +210,9 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     if total.num_draft_tokens:
         share = total.num_accepted_tokens / total.num_draft_tokens
         parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
+    if total.num_accepted_tokens and total.accepted_by_source:
+        shares = sorted(total.accepted_by_source.items(), key=lambda each: -each[1])
+        parts.append("from " + ", ".join(f"{name} {n / total.num_accepted_tokens:.0%}" for name, n in shares))
     times = {"draft": total.draft_seconds, "verify": total.verify_seconds, "other": total.other_seconds}
     whole = sum(times.values())
     if whole > 0:

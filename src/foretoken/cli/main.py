@@ -25,6 +25,7 @@ from foretoken.cli import (
     datastore,
     generate,
     methods,
+    rag,
     train,
     zoo,
 )
@@ -53,6 +54,7 @@ app.add_typer(analyze.app, name="analyze")
 app.add_typer(train.app, name="train")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")
+app.command("rag")(rag.rag)
 app.add_typer(zoo.app, name="zoo")
 
 

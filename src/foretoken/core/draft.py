@@ -169,6 +169,7 @@ class Draft:
             the drafter has none. Used by the draft-length controller only, never by a verifier.
         resume: the target's own work on these rows, from which verification goes on; None: they are only tokens.
         evidence: what the recipe's verifier decides by, of the kind that the budget asked for; None: nothing was asked.
+        sources: what proposed each node, in words that are counted as they are; empty where there is one source.
     """
 
     tree: TokenTree
@@ -176,6 +177,7 @@ class Draft:
     confidence: tuple[float, ...] = ()
     resume: ResumePoint | None = None
     evidence: Evidence | None = None
+    sources: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tree)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it brings torch, and the command line shows its help without
+    from collections.abc import Sequence
+
     from foretoken.core.verdict import Verdict
 
 
@@ -26,6 +28,7 @@ class Metrics:
     ``sparse`` says that the target verified sparsely; ``experts_sum`` adds up, over ``experts_steps`` verifications,
     the different experts that were read per layer, for all requests of the step together. ``prefix_rows`` adds up the
     rows that lay before a sparse target's verifications, ``prefix_rows_read`` those of them that a head read.
+    ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
     """
 
     num_tokens: int = 0
@@ -45,6 +48,8 @@ class Metrics:
     experts_steps: int = 0
     prefix_rows: int = 0
     prefix_rows_read: float = 0.0
+    drafted_by_source: dict[str, int] = field(default_factory=dict)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens_per_step(self) -> float:
@@ -110,6 +115,13 @@ class Metrics:
         for depth in range(accepted):
             self.accepted_at[depth] += 1
 
+    def count_sources(self, sources: tuple[str, ...], accepted: Sequence[int]) -> None:
+        """Count one draft by what proposed it: the source of every node, and the nodes that were accepted."""
+        for source in sources:
+            self.drafted_by_source[source] = self.drafted_by_source.get(source, 0) + 1
+        for node in accepted if sources else ():
+            self.accepted_by_source[sources[node]] = self.accepted_by_source.get(sources[node], 0) + 1
+
     def add(self, other: Metrics) -> None:
         """Add another request's counters to these."""
         self.sparse = self.sparse or other.sparse
@@ -128,6 +140,12 @@ class Metrics:
             "prefix_rows_read",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.drafted_by_source, other.drafted_by_source),
+            (self.accepted_by_source, other.accepted_by_source),
+        ):
+            for source, count in theirs.items():
+                mine[source] = mine.get(source, 0) + count
         while len(self.drafted_at) < len(other.drafted_at):
             self.drafted_at.append(0)
             self.accepted_at.append(0)

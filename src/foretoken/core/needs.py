@@ -73,6 +73,7 @@ class Offers:
             token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
             steps without a draft.
         probes: whether a verifier asks for rows behind drafts (``Verifier.probe``) by which it decides.
+        resumes: whether a drafter's drafts may have resume points, so that nothing can be hung on them.
     """
 
     evidence: tuple[type[Evidence], ...] = ()
@@ -81,6 +82,7 @@ class Offers:
     batches: bool = False
     takes_turns: bool = False
     probes: bool = False
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

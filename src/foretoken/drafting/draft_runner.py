@@ -13,7 +13,7 @@ Letters: B requests, N draft nodes, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,6 +23,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
 from foretoken.core.errors import MismatchError
 from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.drafting.draft_columns import DraftColumns
@@ -51,11 +52,19 @@ class Rows:
 
 @dataclass(slots=True)
 class State:
-    """One request: its slot in the draft's cache, and which tail row each node of the last draft was read into."""
+    """One request: its slot in the draft's cache, and which tail row each node of the last draft was read into.
+
+    Attributes:
+        slot: in the draft's cache.
+        row_of: node -> row of the tail.
+        laws: node -> the output and the row in it that its children's law is read from, where they are kept.
+        awaiting: rows of a draft lie in the tail until observe says what became of them.
+    """
 
     slot: int
     row_of: dict[int, int] = field(default_factory=dict)
-    awaiting: bool = False  # rows of a draft lie in the tail until observe says what became of them
+    laws: dict[int, tuple[Output, int]] = field(default_factory=dict)
+    awaiting: bool = False
 
 
 @dataclass(slots=True)
@@ -81,6 +90,7 @@ class DraftRunner(Drafter, ABC):
     declared = Declared(draft_model=True)
     offers = Offers(evidence=(GreedyLaws,))
     span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
+    keeps_laws = False  # set by whoever will call :meth:`score`
 
     def __init__(
         self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1, draft_vocab: str | None = None
@@ -145,6 +155,64 @@ class DraftRunner(Drafter, ABC):
                 self.cache.commit(state.slot, rows)
                 state.awaiting = False
 
+    def score(
+        self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]
+    ) -> list[list[float] | None]:
+        """What the model gives the tokens of larger trees, each given its parent, at temperature 1.
+
+        One forward reads what has children and was not read for the draft, whoever proposed it; its rows stay in the
+        tail, so :meth:`observe` must be told in the numbers of these trees.
+
+        Args:
+            contexts: as :meth:`propose` was just asked, with ``keeps_laws`` set.
+            budgets: theirs.
+            trees: one each; their first nodes are the draft's.
+        Returns:
+            a probability for each node of a tree; None where the model was not run for the request, or has no room.
+        """
+        found: list[list[float] | None] = []
+        with torch.inference_mode():
+            self._read_inner(contexts, budgets, trees)
+            for context, tree in zip(contexts, trees, strict=True):
+                state = self._states.get(context.request_id)
+                known = state is not None and all(node in state.laws for node in tree.children)
+                found.append(_probabilities(state.laws, tree) if state is not None and known else None)
+        return found
+
+    def _read_inner(self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]) -> None:
+        """Read the nodes that have children, of every tree whose root was read, behind what lies in the tail."""
+        batch = PackedBatch()
+        reading = []
+        for context, budget, tree in zip(contexts, budgets, trees, strict=True):
+            state = self._states.get(context.request_id)
+            if state is None or ROOT not in state.laws:
+                continue
+            read, slot = state.row_of, state.slot
+            fresh = sorted(node for node in tree.children if node != ROOT and node not in read)
+            if not fresh or self.cache.lengths[slot] + len(read) + len(fresh) > self.cache.max_length:
+                continue
+            self.cache.reserve(slot, len(read) + len(fresh))
+            tail, tail_depths = len(read), [tree.depths[node] - 1 for node in read]
+            read.update({node: tail + row for row, node in enumerate(fresh)})
+            reading.append((context, budget, state, fresh, len(batch.wanted)))
+            batch.add_level(
+                slot,
+                self.cache.lengths[slot],
+                [tree.tokens[node] for node in fresh],
+                depths=[tree.depths[node] - 1 for node in fresh],
+                tail=tail,
+                tail_depths=tail_depths,
+                ancestors=[[read[each] for each in tree.path_to(node)[:-1]] for node in fresh],
+            )
+            state.awaiting = True
+        if not reading:
+            return
+        output = self._forward(batch)
+        for context, budget, state, fresh, start in reading:
+            stop = start + len(fresh)
+            view, first = self.columns.view(output, start, stop, context, top=self._top, own=budget.own_past)
+            state.laws.update({node: (view, row) for row, node in enumerate(fresh, first)})
+
     def release(self, request_id: int) -> None:
         self.columns.release(request_id)
         state = self._states.pop(request_id, None)
@@ -161,6 +229,7 @@ class DraftRunner(Drafter, ABC):
         if state is None:
             state = self._states[context.request_id] = State(self.cache.acquire())
         state.row_of.clear()
+        state.laws.clear()
         state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
         if self.cache.lengths[state.slot] >= len(context.tokens):
             # asked again about the same root, after another request's draft failed: the root is read again
@@ -219,6 +288,8 @@ class DraftRunner(Drafter, ABC):
     def _rows(self, draft: RunnerBuilder, output: Output, start: int, stop: int) -> Rows:
         """A draft's rows of a forward, in the columns that it is made of."""
         view, first = self.columns.view(output, start, stop, draft.context, top=self._top, own=draft.budget.own_past)
+        if self.keeps_laws:
+            draft.state.laws.update({node: (view, row) for row, node in enumerate(draft.frontier, first)})
         return Rows(view, first, first + stop - start)
 
     def _seen(self, draft: RunnerBuilder, node: int) -> list[int]:
@@ -254,3 +325,15 @@ class DraftRunner(Drafter, ABC):
     @abstractmethod
     def _finish(self, draft: RunnerBuilder) -> Draft:
         """What is proposed; drafters add the law."""
+
+
+def _probabilities(laws: Mapping[int, tuple[Output, int]], tree: TokenTree) -> list[float]:
+    """Of each node's token in its parent's law."""
+    found = [0.0] * len(tree)
+    for parent, nodes in tree.children.items():
+        output, row = laws[parent]
+        q_C = torch.softmax(output.logits_MV[row].float(), dim=-1)
+        for node in nodes:
+            column = tree.tokens[node] if output.columns is None else output.columns.of(tree.tokens[node])
+            found[node] = float(q_C[column]) if column >= 0 else 0.0
+    return found

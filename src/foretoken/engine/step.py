@@ -228,6 +228,7 @@ class Engine:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
                 job.request.metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
+                job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
                 if self.recipe.adaptive and job.request.own_rule is None:
                     self.controller.learn(draft, verdict)
             if len(draft) or self.recipe.takes_turns:

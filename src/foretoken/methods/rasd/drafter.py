@@ -1,0 +1,324 @@
+"""RASD: a drafter's tree and retrieved ones, pruned by the draft's probabilities, fused, verified in one forward.
+
+a thread    text's own past ──► tree        datastore ──► tree
+meanwhile   drafter (a draft model, an EAGLE head, …) ──► chain or tree
+then        union by longest prefix ──► the draft model reads the retrieved nodes: q at each ──► the best part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from foretoken import catalog
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Needs, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
+from foretoken.core.tree import ROOT
+from foretoken.core.verdict import Verdict
+from foretoken.drafting.draft_runner import DraftRunner
+from foretoken.methods.rasd.estimate import Estimates
+from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
+
+_SOURCES = {PROMPT: "suffix", DATASTORE: "rest"}  # what looks up is a method of its own
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is known of one request.
+
+    Attributes:
+        estimates: of all requests, or of this one alone where its past is all that counts.
+        num_tokens: of its text when the union was made.
+        union: of the last step.
+        selection: what was proposed of it.
+        draft: the drafter's own.
+        scored: whether the drafter has rows of the whole union.
+        features: the target's states of the last draft, until it is known which of them stand.
+    """
+
+    estimates: Estimates
+    num_tokens: int = 0
+    union: Union | None = None
+    selection: Selection | None = None
+    draft: Draft = NO_DRAFT
+    scored: bool = False
+    features: Features | None = None
+
+
+class RasdDrafter(Drafter):
+    """Fuses what a drafter proposes with what followed the end of the text in the prompt and in a datastore.
+
+    Paper:   Quan et al. 2025, RASD: Retrieval-Augmented Speculative Decoding, arXiv:2503.03434 (retrieval tree from
+             input and datastore, pruned by draft probabilities, fused with EAGLE-2's tree by longest prefix).
+    Exact:   drafts are point masses, or coupled to the noise of ``match``: a function of the past, of stores that do
+             not change, and of that noise. Children of a node differ. Lossless under any lossless verifier that knows
+             the kind. A store of answers that this very seed has had before is for ``match`` and greedy decoding only.
+    Differs: how the paper prunes is not published. Here one more forward of the draft model gives its probability of
+             every retrieved node, and each node gets one estimate from that and from how often the places went on so,
+             by logistic units that learn from emitted tokens; the best part of the union goes to the target. A drafter
+             that is no model run by us (an EAGLE head) leaves retrieved nodes without its probability. The prompt's
+             source is ``suffix``, the datastore's ``rest``. Chains by default, where the paper has 60 nodes.
+    """
+
+    name = "rasd"
+    declared = Declared(
+        draft_model=True,
+        datastore=True,
+        variants=(
+            Variant(options={"coupled": True}),
+            Variant(options={"coupled": False}, laws=(PointMass,)),
+            Variant(options={"drafter": "ngram"}, laws=(PointMass,), one_rule=True),
+        ),
+    )
+    laws: tuple[type[Law], ...] = (Coupled,)
+    branches = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of fusing.
+
+        Attributes:
+            datastore: folder made by ``foretoken datastore build`` with the target's tokenizer; None: the text's own
+                past alone.
+            prompt: whether the text's own past is a source.
+            drafter: the method whose tree is fused; 'none' leaves retrieval alone.
+            model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
+            head: its trained head, if it takes one; None: the one beside the target.
+            draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
+            coupled: a draft model draws its chain with the noise of 'match'; False: its most probable tokens, as a
+                tree. None: where the verifier takes such drafts.
+            retrieved: nodes of each source that are considered in a step.
+            score: let the draft model read retrieved nodes.
+            min_score: retrieved nodes that stand with less estimated probability are pruned.
+        """
+
+        datastore: str | Path | None = None
+        prompt: bool = True
+        drafter: str = "draft_model"
+        model: str | None = None
+        head: str | None = None
+        draft_vocab: str | None = None
+        coupled: bool | None = None
+        retrieved: int = 16
+        score: bool = True
+        min_score: float = 0.02
+
+        def __post_init__(self) -> None:
+            for name in ("prompt", "score"):
+                if not isinstance(getattr(self, name), bool):
+                    raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+            if self.coupled is not None and not isinstance(self.coupled, bool):
+                raise ConfigError(f"coupled={self.coupled!r} must be true or false, or left out")
+            if self.datastore is None and not self.prompt:
+                raise ConfigError(
+                    "prompt=False without a datastore leaves nothing to retrieve from: give datastore=DIR"
+                )
+            if not isinstance(self.drafter, str) or self.drafter in ("rasd", *_SOURCES.values()):
+                raise ConfigError(f"drafter={self.drafter!r} must name another method: it is fused with retrieval here")
+            count = self.retrieved
+            if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 256:
+                raise ConfigError(f"retrieved={count!r} must be an integer between 1 and 256")
+            score = self.min_score
+            if not isinstance(score, (int, float)) or isinstance(score, bool) or not 0.0 <= score < 1.0:
+                raise ConfigError(f"min_score={score!r} must be a probability in [0, 1): use 0 to prune nothing")
+
+    @classmethod
+    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
+        coupled = verifier is None or Coupled in verifier.laws
+        return replace(config, coupled=coupled) if config.coupled is None else config
+
+    def __init__(self, config: Config, target: Any) -> None:
+        self.config = config
+        inner_class = catalog.find(config.drafter, "drafter").load()
+        self._inner: Drafter = inner_class(_inner_config(config, inner_class), target)
+        if self._inner.offers.resumes:
+            raise ConfigError(
+                f"drafter={config.drafter!r} begins inside the target, where retrieved tokens have no rows: "
+                "use draft_model or eagle"
+            )
+        self.laws = (Coupled,) if Coupled in self._inner.laws else (PointMass,)
+        self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
+        if self._scorer is not None:
+            self._scorer.keeps_laws = True
+        self._sources = {
+            name: _source(method, config, target)
+            for name, method in _SOURCES.items()
+            if (config.prompt if name == PROMPT else config.datastore is not None)
+        }
+        self._estimates = Estimates()  # of all requests
+        self._requests: dict[int, _Request] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """The drafter's, which may change from step to step."""
+        return self._inner.needs
+
+    @property
+    def flops(self) -> float | None:
+        """Of the drafter's models; retrieval has none."""
+        return self._inner.flops
+
+    @property
+    def explanation(self) -> str:  # type: ignore[override]
+        """The drafter's."""
+        return self._inner.explanation
+
+    def reading_flops(self, num_tokens: int) -> float:
+        """The drafter's."""
+        return self._inner.reading_flops(num_tokens)
+
+    def attach(self, cache: Any) -> None:
+        self._inner.attach(cache)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Retrieve on a thread while the drafter drafts; then one forward scores, and the best of both goes on."""
+        retrieving = self._thread.submit(self._retrieve, contexts, budgets)
+        try:
+            drafts = self._inner.propose(contexts, budgets)
+        finally:
+            retrieved = retrieving.result()  # also after a failure: it must not run on beside the next question
+        requests = []
+        for row, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
+            request = self._requests.get(context.request_id)
+            if request is None:
+                own = Estimates() if budget.own_past else self._estimates
+                request = self._requests[context.request_id] = _Request(own)
+            _learn(request, context.tokens)
+            request.draft, request.scored, request.features = drafts[row], False, None
+            request.union = Union({DRAFT: drafts[row]} | {name: found[row] for name, found in retrieved.items()})
+            request.num_tokens = len(context.tokens)
+            requests.append(request)
+        if self._scorer is not None:
+            self._score(self._scorer, contexts, budgets, requests)
+        return [self._select(each, budget) for each, budget in zip(requests, budgets, strict=True)]
+
+    def on_forward(self, features: Sequence[Features]) -> None:
+        """Pass the target's states on: those of a draft when it is known which of them stand, as if read plainly."""
+        plain = []
+        for each in features:
+            request = self._requests.get(each.context.request_id)
+            if len(each.draft) and request is not None:
+                request.features = each
+            else:
+                plain.append(each)
+        self._inner.on_forward(plain)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell the drafter in its own numbers what became of its nodes, and of those that it has read."""
+        theirs, stood = [], []
+        for outcome in outcomes:
+            request = self._requests.get(outcome.request_id)
+            if request is None or request.selection is None or request.union is None:
+                continue
+            if request.features is not None:
+                stood.append(_standing(request.features, outcome.verdict.path))
+                request.features = None
+                continue
+            path = [request.selection.nodes[node] for node in outcome.verdict.path]
+            draft = Draft(request.union.tree) if request.scored else request.draft
+            known = [node for node in path if node < len(draft)]
+            tokens = outcome.tokens[: len(known) + 1]
+            if len(draft):
+                theirs.append(Outcome(outcome.request_id, draft, Verdict(tuple(known), tokens[-1]), tokens))
+        if stood:
+            self._inner.on_forward(stood)
+        if theirs:
+            self._inner.observe(theirs)
+
+    def release(self, request_id: int) -> None:
+        self._requests.pop(request_id, None)
+        for drafter in (self._inner, *self._sources.values()):
+            drafter.release(request_id)
+
+    def _retrieve(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> dict[str, list[Draft]]:
+        most = self.config.retrieved
+        bounded = [
+            Budget(most if each.max_nodes else 0, min(each.max_depth, most), own_past=each.own_past) for each in budgets
+        ]
+        return {name: source.propose(contexts, bounded) for name, source in self._sources.items()}
+
+    def _score(
+        self, scorer: DraftRunner, contexts: Sequence[Context], budgets: Sequence[Budget], requests: Sequence[_Request]
+    ) -> None:
+        unions = [request.union for request in requests]
+        trees = [union.tree for union in unions if union is not None]
+        found = scorer.score(contexts, budgets, trees)
+        for request, union, probabilities in zip(requests, unions, found, strict=True):
+            if probabilities is not None and union is not None:
+                union.score(DRAFT, probabilities)
+                request.scored = True
+
+    def _select(self, request: _Request, budget: Budget) -> Draft:
+        assert request.union is not None
+        selection = request.union.select(request.estimates.of, budget, self.config.min_score)
+        request.selection = selection
+        if not selection.nodes:
+            return NO_DRAFT
+        law = Coupled() if isinstance(request.draft.law, Coupled) else PointMass()
+        return Draft(selection.tree, law, selection.confidence, sources=selection.sources)
+
+
+def _inner_config(config: RasdDrafter.Config, inner_class: type[Drafter]) -> Any:
+    """The drafter's options, and of its shapes the one that gives deterministic or coupled drafts.
+
+    Raises:
+        ConfigError: it has no such shape, or not an option that was given.
+    """
+    known = {each.name for each in fields(inner_class.Config)}
+    wanted = [PointMass] if config.coupled is False else [Coupled, PointMass]
+    shapes = {(each.laws or inner_class.laws): each.options for each in reversed(inner_class.declared.variants)}
+    options = next((shapes[(law,)] for law in wanted if (law,) in shapes), None)
+    if options is None:
+        raise ConfigError(
+            f"drafter={config.drafter!r} draws from a law of its own, which retrieved tokens beside its own would "
+            "change: use draft_model, eagle or ngram"
+        )
+    if inner_class.declared.draft_model and config.model is None:
+        raise ConfigError(
+            f"drafter '{config.drafter}' needs a draft checkpoint: give model=zoo:NAME, a folder or a hub id"
+        )
+    given = {name: getattr(config, name) for name in ("model", "head", "draft_vocab")}
+    for name, value in given.items():
+        if value is not None and name not in known and name != "model":  # a default of the command line
+            raise ConfigError(f"{name}={value!r}: drafter '{config.drafter}' has no such option; leave it out")
+    given = {name: value for name, value in given.items() if value is not None and name in known}
+    try:
+        return inner_class.Config(**{**options, **given})
+    except TypeError as error:
+        raise ConfigError(f"drafter '{config.drafter}': {str(error).split('__init__() ')[-1]}") from None
+
+
+def _source(method: str, config: RasdDrafter.Config, target: Any) -> Drafter:
+    source_class = catalog.find(method, "drafter").load()
+    options = {"datastore": config.datastore} if source_class.declared.datastore else {}
+    source: Drafter = source_class(source_class.Config(min_score=config.min_score, **options), target)
+    return source
+
+
+def _learn(request: _Request, tokens: Sequence[int]) -> None:
+    """Compare the last union with the tokens that came, as far as it went along with them."""
+    union, node = request.union, ROOT
+    if union is None:
+        return
+    for token in tokens[request.num_tokens :]:
+        children = union.tree.children.get(node, ())
+        for child in children:
+            request.estimates.learn(union.evidence[child], union.tree.tokens[child] == token)
+        found = union.child(node, token)
+        if found is None:
+            break
+        node = found
+    request.union = None
+
+
+def _standing(features: Features, path: Sequence[int]) -> Features:
+    """The target's states of the root and the accepted nodes, as rows that nobody drafted."""
+    rows = [0, *(1 + node for node in path)]
+    hidden = {depth: states[rows] for depth, states in features.hidden.items()}
+    return Features(features.context, features.begin, NO_DRAFT, hidden, [features.best[row] for row in rows])

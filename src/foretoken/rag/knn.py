@@ -1,0 +1,247 @@
+"""kNN-LM: the model's law mixed with a vote of what followed the nearest contexts of a corpus; and speculation on it.
+
+    key     the model's last state of a context, of unit length        value   the token that came next
+    law     weight * vote + (1 - weight) * model                        the next token is its argmax
+
+Retrieval is for every token. A request remembers entries, and those behind them in the corpus (what followed there is
+likely to be wanted next), guesses tokens by the votes of these, and has many of its searches made at once. A guess is
+right if the *token* is, whoever voted for it.
+
+Letters: N entries, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foretoken.core.errors import InputError, RequestError
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.last_states import LastStates
+from foretoken.models.prefill import chunks
+from foretoken.rag.config import RagConfig
+from foretoken.rag.passages import Passage
+from foretoken.rag.retrievers import load_faiss
+from foretoken.rag.search import Pending, SearchFailed
+from foretoken.rag.session import NO_PASSAGE, Session
+from foretoken.rag.stride import Strides
+
+_FURTHER = 8  # candidates beside the neighbours: faiss may order the last ones otherwise than we do
+
+Neighbours = tuple[np.ndarray, np.ndarray]
+"""Numbers of entries, nearest first, and their squared distances."""
+
+
+class KnnStore:
+    """What followed each context of a corpus.
+
+    Paper:   Khandelwal et al. 2020, kNN-LM, arXiv:1911.00172.
+    Differs: keys are of unit length, so that a temperature means the same for every model.
+
+    Args:
+        keys: float32 [N, D], of unit length, in the order of the corpus.
+        values: int64 [N].
+    Raises:
+        InputError: it is empty.
+    """
+
+    name = "knn"
+
+    def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
+        if not len(keys):
+            raise InputError("the index is empty: the passages hold no two tokens in a row")
+        self.keys = keys
+        self.values = values
+        self._index = load_faiss().IndexFlatL2(keys.shape[1])
+        self._index.add(keys)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @classmethod
+    def of(
+        cls, target: LanguageModel, passages: Sequence[Passage], report: Callable[[int], None] = lambda count: None
+    ) -> KnnStore:
+        """Read passages with the target.
+
+        Args:
+            report: called with the number of passages so far.
+        """
+        states = LastStates(target)
+        cache = target.new_cache(1)
+        keys: list[np.ndarray] = [np.zeros((0, 0), np.float32)]
+        values: list[np.ndarray] = [np.zeros(0, np.int64)]
+        for number, passage in enumerate(passages, start=1):
+            tokens = list(target.tokenizer(passage.text)["input_ids"])[: target.max_length]
+            slot = cache.acquire()
+            for begin, end, batch in chunks(cache, slot, tokens[:-1]):
+                output = target.forward(batch, DensePlan(cache, batch), span=states.span)
+                keys.append(unit(states.of(output, range(end - begin)).numpy()))
+                values.append(np.array(tokens[begin + 1 : end + 1], np.int64))
+            cache.release(slot)
+            report(number)
+        full = [each for each in keys if len(each)]
+        return cls(np.concatenate(full) if full else keys[0], np.concatenate(values))
+
+    def search(self, queries: Sequence[np.ndarray], count: int) -> list[Neighbours]:
+        """The nearest entries to each query."""
+        _, found = self._index.search(np.stack(queries), min(count + _FURTHER, len(self)))
+        return [self.nearest(query, row, count) for query, row in zip(queries, found, strict=True)]
+
+    def nearest(self, query: np.ndarray, numbers: np.ndarray, count: int) -> Neighbours:
+        """The nearest of some entries; each distance is computed for itself, equal ones are ordered by number."""
+        distances = np.square(self.keys[numbers] - query).sum(axis=1)
+        order = np.lexsort((numbers, distances))[:count]
+        return numbers[order], distances[order]
+
+    def token(self, logits_V: np.ndarray, neighbours: Neighbours, config: RagConfig) -> int:
+        """The argmax of the mixed law, in float64."""
+        numbers, distances = neighbours
+        law_V = np.exp(logits_V - logits_V.max())
+        law_V *= (1.0 - config.weight) / law_V.sum()
+        votes = np.exp(-(distances - distances[0]).astype(np.float64) / config.temperature)
+        np.add.at(law_V, self.values[numbers], config.weight * votes / votes.sum())
+        return int(law_V.argmax())
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Rows of length 1."""
+    found: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return found.astype(np.float32)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A token that is guessed, and what it was guessed by."""
+
+    query: np.ndarray
+    logits_V: np.ndarray
+    token: int
+    length: int
+
+
+class KnnRun:
+    """Writes answers by kNN-LM.
+
+    Args:
+        store: entries.
+        states: the target's last ones; its span is the shelf's.
+        strides: of all requests.
+        config: options.
+    """
+
+    def __init__(self, store: KnnStore, states: LastStates, strides: Strides, config: RagConfig) -> None:
+        self._store = store
+        self._states = states
+        self._strides = strides
+        self._config = config
+
+    def sequential(self, session: Session) -> None:
+        """One search for every token.
+
+        Raises:
+            SearchFailed: a search failed, and the config says that this ends the request.
+        """
+        while not session.finished:
+            query, logits_V = self._read(session)
+            try:
+                (neighbours,) = self._search(session, [query])
+            except SearchFailed as failure:
+                self._go_on_without(session, failure, logits_V)
+                return
+            session.append(self._store.token(logits_V, neighbours, self._config))
+
+    def ralmspec(self, session: Session) -> None:
+        """One search for many tokens that were guessed; the text of :meth:`sequential`.
+
+        Paper:   arXiv:2401.14021, section 5.4: spatial locality, and a guess is right if its token is.
+        Differs: the first token is searched for alone, as nothing is known yet.
+        Raises:
+            SearchFailed: a search failed, and the config says that this ends the request.
+        """
+        known: np.ndarray = np.zeros(0, np.int64)
+        while not session.finished:
+            stride = self._strides.next() if len(known) else 1
+            session.counts.strides.append(stride)
+            steps: list[_Step] = []
+            while len(steps) < stride and not session.finished:
+                steps.append(self._guess(session, known))
+            try:
+                found = self._search(session, [step.query for step in steps])
+            except SearchFailed as failure:
+                session.roll_back(steps[0].length, 0)
+                self._go_on_without(session, failure, steps[0].logits_V)
+                return
+            guessing = bool(len(known))
+            known = np.union1d(known, self._with_neighbours(found))
+            right = self._judge(session, steps, found)
+            if guessing:
+                self._strides.judged(right, right < len(steps))
+                session.counts.guesses += min(right + 1, len(steps))
+                session.counts.right_guesses += right
+                session.counts.rollbacks += right < len(steps)
+
+    def _guess(self, session: Session, known: np.ndarray) -> _Step:
+        """Append the token that the known entries vote for; any one, where there are none."""
+        began = time.perf_counter()
+        length = session.length
+        query, logits_V = self._read(session)
+        token = int(logits_V.argmax())
+        if len(known):
+            neighbours = self._store.nearest(query, known, self._config.neighbours)
+            token = self._store.token(logits_V, neighbours, self._config)
+        session.append(token)
+        self._strides.stepped(time.perf_counter() - began)
+        return _Step(query, logits_V, token, length)
+
+    def _judge(self, session: Session, steps: Sequence[_Step], found: Sequence[Neighbours]) -> int:
+        """Correct the first wrong token; how many before it are right."""
+        for number, (step, neighbours) in enumerate(zip(steps, found, strict=True)):
+            token = self._store.token(step.logits_V, neighbours, self._config)
+            if token != step.token:
+                session.roll_back(step.length, 0)
+                session.append(token)
+                return number
+        return len(steps)
+
+    def _with_neighbours(self, found: Sequence[Neighbours]) -> np.ndarray:
+        """The entries that were found, and those behind each in the corpus."""
+        numbers = np.concatenate([numbers for numbers, _ in found])
+        reach = np.arange(self._config.locality + 1)
+        entries: np.ndarray = (numbers[:, None] + reach).ravel()
+        return entries[entries < len(self._store)]
+
+    def _read(self, session: Session) -> tuple[np.ndarray, np.ndarray]:
+        """The query and the logits of the next token."""
+        began = time.perf_counter()
+        output: Output = session.follow(NO_PASSAGE)
+        query = unit(self._states.of(output, [-1]).numpy())[0]
+        logits_V: np.ndarray = output.logits_MV[-1].double().numpy()
+        session.counts.decode_seconds += time.perf_counter() - began
+        if np.isnan(logits_V).any():
+            raise RequestError("the target's logits are NaN")
+        return query, logits_V
+
+    def _search(self, session: Session, queries: list[Any]) -> list[Neighbours]:
+        count = self._config.neighbours
+        session.counts.retrievals += 1
+        session.counts.queries += len(queries)
+        pending = Pending(lambda each: self._store.search(each, count), queries)  # type: ignore[arg-type]
+        found = pending.result(self._config.timeout, session.counts)
+        self._strides.searched(len(queries), pending.seconds)
+        return found
+
+    def _go_on_without(self, session: Session, failure: SearchFailed, logits_V: np.ndarray) -> None:
+        """The rest by the model alone, if the config says so."""
+        if self._config.on_failure == "error":
+            raise failure
+        session.counts.failed = str(failure)
+        while not session.finished:
+            session.append(int(logits_V.argmax()))
+            if not session.finished:
+                _, logits_V = self._read(session)

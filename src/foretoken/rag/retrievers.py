@@ -1,0 +1,204 @@
+"""Retrievers: passages to a query, best first, and the same order again for a few of them that are remembered.
+
+    search    all passages   ──► the WIDTH best, by (-score, number)
+    best_of   some of them   ──► the best, by the same scores to the last bit
+
+That is what speculation rests on: whenever the best of all is among the remembered ones, it is the best of these, too
+(with an approximate index: nearly whenever; verification repairs the rest). A search always looks for ``WIDTH``
+results, whoever asks and for how many queries at once, so that nobody finds another first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.rag.config import WIDTH
+from foretoken.rag.encoders import Encoder
+from foretoken.rag.passages import Passage
+
+_WORD = re.compile(r"\w+")
+_LINKS, _CONSTRUCTION, _CANDIDATES = 64, 40, 64  # HNSW; the last must not be below WIDTH
+
+
+class Retriever(Protocol):
+    """Finds passages.
+
+    Attributes:
+        name: "flat", "hnsw" or "bm25".
+        size: number of passages.
+    """
+
+    name: str
+    size: int
+
+    def query(self, text: str) -> Any:
+        """What a text is searched by; made once, and used for all."""
+        ...
+
+    def search(self, queries: Sequence[Any]) -> list[list[int]]:
+        """For each query the numbers of the ``WIDTH`` best passages (or of all there are), best first."""
+        ...
+
+    def best_of(self, query: Any, numbers: Sequence[int]) -> int:
+        """The best of some passages, at least one."""
+        ...
+
+
+class DenseRetriever:
+    """Inner products of unit vectors by faiss, exactly (``flat``) or over a graph (``hnsw``).
+
+    faiss adds products up in an order that depends on how many queries there are, on their number and on the threads.
+    So its candidates are scored again here, each pair for itself, and equal scores are ordered by number.
+
+    Args:
+        name: "flat" or "hnsw".
+        vectors: float32 [N, D].
+        encoder: of queries; the vectors are its.
+        graph: file that the graph of ``hnsw`` is kept in: it is built once, by one thread. None: not kept.
+    Raises:
+        ConfigError: faiss is not installed.
+        InputError: there are no vectors, or ``graph`` is of another number of them.
+    """
+
+    def __init__(self, name: str, vectors: np.ndarray, encoder: Encoder, graph: Path | None = None) -> None:
+        if not len(vectors):
+            raise InputError("the index is empty: there are no passages")
+        self.name = name
+        self.size = len(vectors)
+        self._vectors = vectors
+        self._encoder = encoder
+        self._index = _flat(vectors) if name == "flat" else _graph(vectors, graph)
+
+    def query(self, text: str) -> np.ndarray:
+        return self._encoder.encode(text)
+
+    def search(self, queries: Sequence[np.ndarray]) -> list[list[int]]:
+        _, found = self._index.search(np.stack(queries), min(WIDTH, self.size))
+        return [
+            self._ranked(query, [int(each) for each in row if each >= 0])
+            for query, row in zip(queries, found, strict=True)
+        ]
+
+    def best_of(self, query: np.ndarray, numbers: Sequence[int]) -> int:
+        return self._ranked(query, numbers)[0]
+
+    def _ranked(self, query: np.ndarray, numbers: Sequence[int]) -> list[int]:
+        scored = [(-float(np.dot(self._vectors[number], query)), number) for number in numbers]
+        return [number for _, number in sorted(scored)]
+
+
+class Bm25Retriever:
+    """BM25 by bm25s, over words in lower case.
+
+    Its own selection orders equal scores anyhow; here they are ordered by number. A query without a known word finds
+    the first passages.
+
+    Args:
+        passages: at least one.
+    Raises:
+        ConfigError: bm25s is not installed.
+        InputError: there are no passages.
+    """
+
+    name = "bm25"
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        if not passages:
+            raise InputError("the index is empty: there are no passages")
+        try:
+            import bm25s  # type: ignore[import-untyped]
+        except ImportError:
+            raise ConfigError("retriever bm25 needs the package bm25s: pip install 'foretoken[retrieval]'") from None
+        self.size = len(passages)
+        self._bm25: Any = bm25s.BM25()
+        self._bm25.index([words(each.text) or [""] for each in passages], show_progress=False)
+        self._ids: dict[str, int] = self._bm25.vocab_dict
+        scores = self._bm25.scores
+        self._data, self._passages, self._begins = scores["data"], scores["indices"], scores["indptr"]
+
+    def query(self, text: str) -> list[int]:
+        return [self._ids[word] for word in words(text) if word in self._ids]
+
+    def search(self, queries: Sequence[list[int]]) -> list[list[int]]:
+        return [self._search(query) for query in queries]
+
+    def best_of(self, query: list[int], numbers: Sequence[int]) -> int:
+        return min(numbers, key=lambda number: (-self.score(query, number), number))
+
+    def score(self, query: list[int], number: int) -> float:
+        """Of one passage: its postings, added up in the order of the query as bm25s adds them."""
+        total = np.float32(0.0)
+        for word in query:
+            begin, end = self._begins[word], self._begins[word + 1]
+            at = begin + np.searchsorted(self._passages[begin:end], number)
+            if at < end and self._passages[at] == number:
+                total += self._data[at]
+        return float(total)
+
+    def _search(self, query: list[int]) -> list[int]:
+        if not query:
+            return list(range(min(WIDTH, self.size)))
+        scores = self._bm25.get_scores_from_ids(query)
+        if self.size > WIDTH:
+            least = np.partition(scores, self.size - WIDTH)[self.size - WIDTH]
+            above = np.flatnonzero(scores > least)
+            numbers = np.concatenate([above, np.flatnonzero(scores == least)[: WIDTH - len(above)]])
+        else:
+            numbers = np.arange(self.size)
+        return [int(number) for number in numbers[np.lexsort((numbers, -scores[numbers]))]]
+
+
+def words(text: str) -> list[str]:
+    """What BM25 counts."""
+    return _WORD.findall(text.lower())
+
+
+def load_faiss() -> Any:
+    """The package, or how to get it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise ConfigError("dense retrieval needs the package faiss-cpu: pip install 'foretoken[retrieval]'") from None
+    return faiss
+
+
+def _flat(vectors: np.ndarray) -> Any:
+    index = load_faiss().IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    return index
+
+
+def _graph(vectors: np.ndarray, path: Path | None) -> Any:
+    faiss = load_faiss()
+    if path is not None and path.is_file():
+        try:
+            index = faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise InputError(f"{path}: damaged ({str(error).splitlines()[0][:120]}); remove it") from None
+        if (index.ntotal, index.d) != vectors.shape:
+            raise InputError(f"{path}: a graph of {index.ntotal} vectors, and there are {len(vectors)}: remove it")
+    else:
+        threads = faiss.omp_get_max_threads()
+        index = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = _CONSTRUCTION
+        faiss.omp_set_num_threads(1)  # many threads insert in no fixed order
+        try:
+            index.add(vectors)
+        finally:
+            faiss.omp_set_num_threads(threads)
+        if path is not None:
+            unfinished = path.with_name(f".{path.name}.unfinished")
+            faiss.write_index(index, str(unfinished))
+            unfinished.replace(path)
+    index.hnsw.efSearch = _CANDIDATES
+    return index

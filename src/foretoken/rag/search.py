@@ -1,0 +1,61 @@
+"""A search beside the decoding, on a thread of its own; one that hangs or raises is the request's failure alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from foretoken.core.errors import RequestError
+from foretoken.rag.counts import Counts
+
+Found = TypeVar("Found")
+
+
+class SearchFailed(RequestError):
+    """A search raised or took too long."""
+
+
+class Pending(Generic[Found]):
+    """A search under way. Its thread owns nothing of the request: a late result is dropped with this object.
+
+    Args:
+        search: called on the thread.
+        queries: for it.
+    """
+
+    def __init__(self, search: Callable[[Sequence[object]], Found], queries: Sequence[object]) -> None:
+        self.num_queries = len(queries)
+        self.seconds = 0.0
+        self._found: list[Found] = []
+        self._error: Exception | None = None
+        self._done = threading.Event()
+
+        def run() -> None:
+            began = time.perf_counter()
+            try:
+                self._found.append(search(queries))
+            except Exception as error:  # a retriever raises whatever it likes
+                self._error = error
+            self.seconds = time.perf_counter() - began
+            self._done.set()
+
+        # daemonic: one that hangs must not keep the process from ending
+        threading.Thread(target=run, name="search", daemon=True).start()
+
+    def result(self, timeout: float | None, counts: Counts) -> Found:
+        """Wait for it.
+
+        Raises:
+            SearchFailed: it raised, or was not done within so many seconds from now.
+        """
+        began = time.perf_counter()
+        done = self._done.wait(timeout)
+        counts.waited_seconds += time.perf_counter() - began
+        if not done:
+            raise SearchFailed(f"the search took longer than timeout={timeout:g} seconds")
+        counts.search_seconds += self.seconds
+        if self._error is not None:
+            raise SearchFailed(f"the search failed ({type(self._error).__name__}: {self._error})")
+        return self._found[0]

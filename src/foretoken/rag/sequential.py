@@ -1,0 +1,86 @@
+"""Iterative retrieval-augmented generation: search, write a few tokens under the best passage, search again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from foretoken.rag.config import RagConfig
+from foretoken.rag.retrievers import Retriever
+from foretoken.rag.search import Pending, SearchFailed
+from foretoken.rag.session import NO_PASSAGE, Session
+from foretoken.rag.stride import Strides
+
+
+class Searcher:
+    """Makes queries of a session and has them searched.
+
+    Args:
+        retriever: of all requests.
+        strides: learns what a search costs.
+        config: for the timeout.
+    """
+
+    def __init__(self, retriever: Retriever, strides: Strides, config: RagConfig) -> None:
+        self.retriever = retriever
+        self._strides = strides
+        self._timeout = config.timeout
+
+    def query(self, session: Session) -> Any:
+        """Of the text as it stands."""
+        began = time.perf_counter()
+        found = self.retriever.query(session.query_text())
+        session.counts.encode_seconds += time.perf_counter() - began
+        return found
+
+    def begin(self, session: Session, queries: list[Any]) -> Pending[list[list[int]]]:
+        """Start a search."""
+        session.counts.retrievals += 1
+        session.counts.queries += len(queries)
+        return Pending(self.retriever.search, queries)
+
+    def result(self, session: Session, pending: Pending[list[list[int]]]) -> list[list[int]]:
+        """Its result.
+
+        Raises:
+            SearchFailed: it raised, or took too long.
+        """
+        found = pending.result(self._timeout, session.counts)
+        self._strides.searched(pending.num_queries, pending.seconds)
+        return found
+
+    def first(self, session: Session) -> list[int]:
+        """What one search finds for the text as it stands, best first."""
+        return self.result(session, self.begin(session, [self.query(session)]))[0]
+
+
+def run(session: Session, searcher: Searcher, config: RagConfig) -> None:
+    """Write a whole answer.
+
+    Paper:   the baseline of arXiv:2401.14021 (RaLMSeq), after In-Context RALM, arXiv:2302.00083.
+    Differs: keys and values are kept where the text before them stays (session.py); the paper's code reads everything
+             again at every step.
+    Raises:
+        SearchFailed: a search failed, and the config says that this ends the request.
+    """
+    passage = NO_PASSAGE
+    while not session.finished:
+        try:
+            passage = searcher.first(session)[0]
+        except SearchFailed as failure:
+            go_on_without(session, passage, failure, config)
+            return
+        session.decode(passage, config.every)
+
+
+def go_on_without(session: Session, passage: int, failure: SearchFailed, config: RagConfig) -> None:
+    """Write the rest under one passage, if the config says so.
+
+    Raises:
+        SearchFailed: it does not.
+    """
+    if config.on_failure == "error":
+        raise failure
+    session.counts.failed = str(failure)
+    while not session.finished:
+        session.decode(passage, config.every)
