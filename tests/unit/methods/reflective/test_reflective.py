@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
+from functools import partial
 
 import pytest
 import torch
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.verdict import Verdict
 from foretoken.methods.reflective.verifier import PROMPT, ReflectiveVerifier
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
@@ -146,6 +149,60 @@ def test_the_cache_after_every_step_is_one_that_was_never_probed(options, monkey
         ]
         assert len(off) == round(output.metrics.distortion * LENGTH)
     assert_idle(llm)
+
+
+class Fickle(ReflectiveVerifier):
+    """Lets any number of nodes stand, goes on with any token, and fails now and then."""
+
+    def verify_within(self, draft, target, rng, spent):
+        if len(draft) and target.probe_logits_PV is not None and self.random.random() < 0.04:
+            raise ValueError("a planted fault")
+        path, node = [], -1
+        while node in draft.tree.children and self.random.random() < 0.7:
+            node = self.random.choice(draft.tree.children[node])
+            path.append(node)
+        return Verdict(tuple(path), self.random.randrange(20, 8000))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tree", ["chain", "topk"])
+def test_committed_keys_and_values_are_those_of_a_fresh_read_whatever_stands_fails_or_is_cancelled(seed, tree):
+    """To the bit on the fused decoder, after every step, in slots that failed or cancelled requests had before."""
+    rule = Fickle(ReflectiveVerifier.Config(alpha=0.5, prompt=(60, 61), prefix=3))
+    rule.random = random.Random(seed)
+    options = {"tree": "topk", "num_drafts": 2} if tree == "topk" else {}
+    llm = with_config({**DRAFTS, **options, "verifier": rule}, max_num_seqs=2)
+    engine, commit, steps = llm.engine, llm.engine.commit, 0
+
+    def checking(current):
+        nonlocal steps
+        touched = commit(current)
+        for request in [job.request for job in current.jobs if job.request.slot >= 0]:
+            steps += any(len(job.draft) for job in current.jobs)
+            length = engine.cache.lengths[request.slot]
+            fresh = fresh_cache(list(request.tokens)[:length])
+            for kept, read_again in ((engine.cache.keys, fresh.keys), (engine.cache.values, fresh.values)):
+                for ours, theirs in zip(kept, read_again, strict=True):
+                    same = torch.equal if target().fused is not None else partial(torch.allclose, atol=1e-4)
+                    assert same(ours[request.slot, :, :length], theirs[0, :, :length])
+            if rule.random.random() < 0.05:
+                engine.cancel(request)
+        return touched
+
+    engine.commit = checking
+    llm.generate([*PROMPTS, *PROMPTS], GREEDY)
+    assert steps > 10
+    assert_idle(llm)
+
+
+def fresh_cache(tokens):
+    """The target's cache after reading these tokens once."""
+    cache, batch = target().new_cache(1), PackedBatch()
+    slot = cache.acquire()
+    cache.reserve(slot, len(tokens))
+    batch.add_chunk(slot, 0, tokens, wanted=1)
+    target().forward(batch, DensePlan(cache, batch))
+    return cache
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
