@@ -29,8 +29,9 @@ from foretoken.core.intervals import wilson_interval
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
+from foretoken.data.reflection import BACK, INSTRUCTION, PREFIX
 from foretoken.methods.reflective.probe import reflected
-from foretoken.methods.reflective.verifier import PROMPT, ReflectiveVerifier
+from foretoken.methods.reflective.verifier import ReflectiveVerifier
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.tasks.evaluate import prompt_ids
@@ -39,9 +40,13 @@ TASKS = ("profiles", "json", "code", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit
 NODES = 6
 ALPHAS = (0.1, 0.3, 0.6)
-INSTRUCTION = " [Reflect: re-check the continuation above for correctness and write the corrected continuation.] "
 IRRELEVANT = " [Weather: the sky over the harbour was grey in the morning and the boats stayed where they were.] "
-PROMPTS = {"[BACK]": (PROMPT, 8), "instruction": (INSTRUCTION, 8), "irrelevant": (IRRELEVANT, 8), "copy alone": ("", 8)}
+PROMPTS = {
+    "[BACK]": (BACK, PREFIX),
+    "instruction": (INSTRUCTION, PREFIX),
+    "irrelevant": (IRRELEVANT, PREFIX),
+    "copy alone": ("", PREFIX),
+}
 TOLERANCES = (0.2, 1.0, 5.0)
 _CHAIN = f"draft_model+num_speculative_tokens={NODES}"
 _REPEATS = 30
@@ -171,7 +176,7 @@ def _cost(plain: Any) -> list[dict[str, Any]]:
     widths = {
         "the draft": 1 + NODES,
         "and a copy behind one token": 1 + 2 * NODES,
-        "and a copy behind [BACK] and 8": 2 * NODES + 8 + length(PROMPT),
+        "and a copy behind [BACK] and 8": 2 * NODES + 8 + length(BACK),
         "and a copy behind the instruction and 8": 2 * NODES + 8 + length(INSTRUCTION),
     }
     cache = model.new_cache(1)

@@ -231,6 +231,41 @@ def test_bad_options_are_refused_by_name_and_value(options):
     assert repr(value) in str(caught.value)
 
 
+@pytest.mark.parametrize("spelt", ["inf", "Infinity"])
+def test_infinity_may_be_spelt_on_a_command_line(spelt):
+    assert EntropyAdaptiveDrafter.Config(model=SMALL, threshold=spelt).threshold == math.inf
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_left_out_of_the_entropy(tmp_path):
+    """Tables padded far beyond the tokenizer: 101 entries of which 60 are tokens. One id is all the mass among tokens,
+    the padding is flat and above it; so the mean is 0 bits among tokens, and more than 5 with the padding."""
+    for name, seed in (("large", 1), ("small", 2)):
+        save_model("llama", tmp_path / name, seed=seed)
+    large = load(str(tmp_path / "large"), dtype="float32", device="cpu")
+    small = load(str(tmp_path / "small"), dtype="float32", device="cpu")
+    for model in (large, small):
+        model.tokenizer = _Short(model.tokenizer)
+    drafter = EntropyAdaptiveDrafter(EntropyAdaptiveDrafter.Config(model="small", threshold=0.5), large, small)
+    logits_V = torch.zeros(large.vocab_size)
+    logits_V[:60] = -1e4
+    logits_V[7] = -50.0
+    assert entropy(logits_V) > 5
+    assert drafter.entropy_of(logits_V) == 0.0
+
+
+class _Short:
+    """A tokenizer of 60 entries."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __len__(self):
+        return 60
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+
 def test_a_model_of_another_vocabulary_is_refused_when_the_recipe_is_composed(tmp_path):
     with pytest.raises(MismatchError, match="another vocabulary"):
         compose.build({"method": "entropy_adaptive", "model": str(save_model("llama", tmp_path))}, target())

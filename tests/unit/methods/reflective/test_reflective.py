@@ -12,7 +12,8 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
-from foretoken.methods.reflective.verifier import PROMPT, ReflectiveVerifier
+from foretoken.data.reflection import BACK
+from foretoken.methods.reflective.verifier import ReflectiveVerifier
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.load import load
@@ -243,6 +244,24 @@ def test_near_the_end_of_the_context_the_plain_rule_decides(tmp_path):
     assert free.metrics.distortion > 0.0
 
 
+@pytest.mark.parametrize(("nodes", "read"), [(1, True), (2, False)])
+def test_a_copy_that_a_sliding_window_hides_the_draft_from_is_not_read(nodes, read, tmp_path, monkeypatch):
+    """Five positions: root, draft, prompt, prefix and copy take 2 k + 2. With two nodes the plain rule decides."""
+    model = load(str(save_model("mistral", tmp_path)), dtype="float32", device="cpu")
+    assert model.window == 5
+    params, begin = SamplingParams(max_tokens=12, ignore_eos=True), [*range(4, 20)]
+    config = {**DRAFTS, "method": "ngram", "verifier": "reflective", "alpha": 1.0, "prompt": (9,), "prefix": 1}
+    del config["model"]
+    llm = with_config({**config, "num_speculative_tokens": nodes}, target=model)
+    seen = noted(llm, monkeypatch)
+    outputs = llm.generate([begin * 2], params)
+    assert bool(seen) == read
+    if not read:
+        assert ids(outputs) == ids(with_config(None, target=model).generate([begin * 2], params))
+    with pytest.raises(ConfigError, match="window of 5"):
+        with_config({**config, "prompt": (9, 10, 11)}, target=model)
+
+
 def test_a_probe_without_numbers_ends_its_own_request_only(monkeypatch):
     llm = reflective(0.5)
     engine, forward = llm.engine, llm.engine.forward
@@ -281,4 +300,4 @@ def test_what_cannot_be_reflected_on_is_refused_with_the_reason():
 def test_the_prompt_is_the_targets_tokens():
     llm = with_config({**DRAFTS, "verifier": "reflective"})
     found = llm.recipe.verifier.config.prompt
-    assert target().tokenizer.decode(found) == PROMPT
+    assert target().tokenizer.decode(found) == BACK
