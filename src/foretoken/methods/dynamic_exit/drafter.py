@@ -171,7 +171,8 @@ class DynamicExitDrafter(Drafter):
         self._all = Needs(hidden_layers=HiddenLayers(depths, config.prompt_rows))
         self.needs = self._blind if self._fixed else self._all  # of the next forward
         length = config.draft_length if isinstance(config.draft_length, int) else LONGEST
-        self.offers = Offers(evidence=(GreedyLaws,), length=length, weighed=not isinstance(config.draft_length, int))
+        weighed = not isinstance(config.draft_length, int)
+        self.offers = Offers(evidence=(GreedyLaws,), length=length, weighed=weighed, resumes=True)
         head_cost = head_in_layers(target) if config.head_cost is None else config.head_cost
         self._layer_costs = Costs.in_layers(self._layers, head_cost, drafting=len(self._columns) / target.vocab_size)
         in_layers = config.cost == "layers" or self._fixed

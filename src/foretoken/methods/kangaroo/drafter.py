@@ -134,7 +134,7 @@ class KangarooDrafter(Drafter):
         self.laws = (PointMass,) if config.tree else (Sampled,)
         self.needs = Needs(hidden_layers=HiddenLayers((self.exit_layer,)))
         self._most = 60 if config.tree else config.max_depth
-        self.offers = Offers(evidence=(GreedyLaws,), length=self._most)
+        self.offers = Offers(evidence=(GreedyLaws,), length=self._most, resumes=True)
         self._head = AdapterHead(target, adapter)
         self._cache = KVCache(1, _SLOTS, target.max_length)
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)

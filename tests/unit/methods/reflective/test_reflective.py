@@ -291,10 +291,14 @@ def test_what_cannot_be_reflected_on_is_refused_with_the_reason():
         reflective(**{"verification.ffn": 0.05})
     with pytest.raises(ConfigError, match=r"alpha=1\.5"):
         reflective(1.5)
-    llm = with_config({"method": "kangaroo", "adapter": "random:2", "threshold": 0.1, "verifier": "reflective"})
-    (output,) = llm.generate(PROMPTS[0], GREEDY)
-    assert output.error is not None
-    assert "the target's own layers have begun" in output.error
+    for inside in ({"method": "kangaroo", "adapter": "random:2"}, {"method": "del"}):
+        with pytest.raises(ConfigError, match="own first layers have read already"):
+            with_config({**inside, "verifier": "reflective"})
+        with_config({**inside, "verifier": "reflective", "alpha": 0.0})  # which probes nothing
+    for prompt in ([9, 100_000], (-1,)):
+        with pytest.raises(ConfigError, match="must be below 8192"):
+            reflective(prompt=prompt)
+    assert reflective(prompt=[9, 10]).recipe.verifier.config.prompt == (9, 10)
 
 
 def test_the_prompt_is_the_targets_tokens():
