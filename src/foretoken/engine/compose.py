@@ -260,7 +260,8 @@ def _match(drafter: Drafter, verifier: Verifier, plan: PlanMaker) -> None:
     if drafter.offers.resumes and verifier.offers.probes:
         raise ConfigError(
             f"verifier='{verifier.name}' reads more than the draft, and what method '{drafter.name}' drafts the "
-            "target's own first layers have read already: use method='draft_model', 'ngram' or 'suffix', or another verifier"
+            "target's own first layers have read already: use method='draft_model', 'ngram' or 'suffix', or another "
+            "verifier"
         )
     if not plan.exact and verifier.needs.dense:
         raise ConfigError(
