@@ -3,6 +3,8 @@
 * answers: greedy, over alpha, minus plain decoding question by question; beside them the same with an irrelevant prompt
   of equal length and with the copy alone (controls of the prompt), and ``tolerance``, which at temperature 0 is a
   constant bonus of log(1 + tolerance) on the drafted token's logit: no probe rows.
+* judgement: of the draft's refused tokens, whether the second reading tells fine ones from wrong ones better than what
+  needs no reading (bench/second_reading.py).
 * copying: a drafter that knows the target's answer puts one wrong token into every draft, a digit for a digit where
   there is one. Of these tokens: how often the mix would let them stand, and D = log pr - log p0, what the second
   reading adds to them and to the right ones before them.
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 
 from foretoken.bench import accuracy
+from foretoken.bench.second_reading import judgement
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.bench.suites.judge import WrongFact, digits
 from foretoken.core.distortion import Spent
@@ -100,18 +103,22 @@ class Watch(ReflectiveVerifier):
 
 
 def study(run: Run) -> list[Section]:
-    """Answers, copying and cost."""
+    """Answers, judgement, copying and cost."""
     plain = run.engines["none"]
     model = next(method.config["model"] for method in run.methods if "model" in method.config)
     drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": NODES}
     questions = accuracy.Questions(TASKS, run.limit or QUESTIONS)
+    run.progress("plain decoding")
     reference = questions.ask(plain)
+    run.progress("exact verification")
     rows = accuracy.rows_of("exact", questions.ask(plain.with_method(drafts)), reference)
     for name, (prompt, prefix) in PROMPTS.items():
         for alpha in ALPHAS:
+            run.progress(f"alpha={alpha}, {name}")
             config = {**drafts, "verifier": "reflective", "alpha": alpha, "prompt": prompt, "prefix": prefix}
             rows += accuracy.rows_of(f"alpha={alpha}, {name}", questions.ask(plain.with_method(config)), reference)
     for tolerance in TOLERANCES:
+        run.progress(f"tolerance={tolerance}")
         config = {**drafts, "verifier": "tolerance", "tolerance": tolerance}
         rows += accuracy.rows_of(f"tolerance={tolerance}", questions.ask(plain.with_method(config)), reference)
     answers = {
@@ -121,19 +128,22 @@ def study(run: Run) -> list[Section]:
     }
     return [
         accuracy.section("greedy answers, minus those of plain decoding", rows),
+        judgement(plain, model, TASKS, len(TASKS) * (run.limit or QUESTIONS), PROMPTS, ALPHAS[1:], NODES, run.progress),
         Section(
             "copying",
             "one wrong token in every draft of the target's own answer",
             COPYING,
-            _copying(plain, questions, answers),
+            _copying(run, questions, answers),
         ),
         Section("cost", "a forward behind 256 rows", COST, _cost(plain)),
     ]
 
 
-def _copying(plain: Any, questions: accuracy.Questions, answers: Any) -> list[dict[str, Any]]:
+def _copying(run: Run, questions: accuracy.Questions, answers: Any) -> list[dict[str, Any]]:
+    plain: Any = run.engines["none"]
     rows = []
     for name, (prompt, prefix) in PROMPTS.items():
+        run.progress(f"wrong tokens, {name}")
         config = Watch.settle(Watch.Config(alpha=0.5, prompt=prompt, prefix=prefix, max_distortion=0.0), plain.target)
         watch = Watch(config)
         watch.digits, watch.seen = frozenset(digits(plain.tokenizer)), []
