@@ -177,7 +177,7 @@ def report(*answers: tuple[bool, str | None]):
         )
         for i, (good, error) in enumerate(answers)
     )
-    return SimpleNamespace(answers=made, metrics=Metrics(num_tokens=6, num_steps=3), distortion=0.5)
+    return SimpleNamespace(answers=made, metrics=Metrics(num_tokens=6, num_steps=3), distortion=0.5, seconds=2.0)
 
 
 def test_accuracy_is_compared_question_by_question_and_failures_are_left_out_and_counted():
@@ -187,9 +187,11 @@ def test_accuracy_is_compared_question_by_question_and_failures_are_left_out_and
     assert (row["questions"], row["failed"], row["lost"], row["won"]) == (2, 1, 1, 0)
     assert row["accuracy"] == 0.5
     assert row["minus_reference"][0] == -0.5
-    assert (row["tokens_per_step"], row["distortion"]) == (2.0, 0.5)
+    assert (row["tokens_per_step"], row["distortion"], row["mean_tokens"]) == (2.0, 0.5, 2.0)
+    assert (row["calls_per_right_answer"], row["seconds_per_right_answer"]) == (3.0, 2.0)
     (none,) = accuracy.rows_of("x", {"t": report((True, "no"))}, {"t": report((True, None))})  # type: ignore[arg-type]
     assert (none["questions"], none["failed"], none["accuracy"]) == (0, 1, None)
+    assert none["calls_per_right_answer"] is None
     assert [column.cell(none) for column in accuracy.COLUMNS][2:4] == ["–", "–"]
 
 

@@ -41,6 +41,7 @@ from foretoken.tasks.evaluate import prompt_ids
 
 TASKS = ("profiles", "json", "code", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit
+LABELLED = 2  # times as many are asked for labels: only those that are answered rightly have any
 NODES = 6
 ALPHAS = (0.1, 0.3, 0.6)
 IRRELEVANT = " [Weather: the sky over the harbour was grey in the morning and the boats stayed where they were.] "
@@ -121,6 +122,7 @@ def study(run: Run) -> list[Section]:
         run.progress(f"tolerance={tolerance}")
         config = {**drafts, "verifier": "tolerance", "tolerance": tolerance}
         rows += accuracy.rows_of(f"tolerance={tolerance}", questions.ask(plain.with_method(config)), reference)
+    labelled = LABELLED * len(TASKS) * (run.limit or QUESTIONS)
     answers = {
         tuple(prompt_ids(plain, answer.example)): answer.token_ids
         for report in reference.values()
@@ -128,10 +130,10 @@ def study(run: Run) -> list[Section]:
     }
     return [
         accuracy.section("greedy answers, minus those of plain decoding", rows),
-        judgement(plain, model, TASKS, len(TASKS) * (run.limit or QUESTIONS), PROMPTS, ALPHAS[1:], NODES, run.progress),
+        judgement(plain, model, TASKS, labelled, PROMPTS, ALPHAS[1:], NODES, run.progress),
         Section(
             "copying",
-            "one wrong token in every draft of the target's own answer",
+            "wrong tokens, one in every draft of the target's own answer: the share that would stand, and D",
             COPYING,
             _copying(run, questions, answers),
         ),
@@ -221,7 +223,7 @@ def _cost(plain: Any) -> list[dict[str, Any]]:
 def _shared(name: str) -> Any:
     def cell(row: Any) -> str:
         rate, low, high = row[name]
-        return f"{rate:.0%} ({low:.0%} to {high:.0%})"
+        return f"{rate:.0%} ({100 * low:.0f}-{high:.0%})"
 
     return cell
 
@@ -231,10 +233,10 @@ COPYING = (
     Column("task", lambda row: row["task"]),
     Column("wrong", lambda row: row["wrong"]),
     Column("tokens", lambda row: row["tokens"], "{}"),
-    *(Column(f"accepted,\nalpha {alpha}", _shared(f"accepted_{alpha}")) for alpha in ALPHAS),
-    *(Column(f"accepted,\ntolerance {each}", _shared(f"tolerance_{each}")) for each in TOLERANCES),
-    Column("D,\nwrong", lambda row: row["gain_wrong"], "{:+.1f}"),
-    Column("D,\nright", lambda row: row["gain_right"], "{:+.1f}"),
+    *(Column(f"alpha\n{alpha}", _shared(f"accepted_{alpha}")) for alpha in ALPHAS),
+    *(Column(f"tol.\n{each}", _shared(f"tolerance_{each}")) for each in TOLERANCES),
+    Column("D\nwrong", lambda row: row["gain_wrong"], "{:+.1f}"),
+    Column("D\nright", lambda row: row["gain_right"], "{:+.1f}"),
     Column("raised", _shared("raised")),
 )
 COST = (
