@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -148,6 +149,43 @@ def test_text_turns_and_meter_are_those_of_the_plain_algorithm(name, redo):
         assert output.metrics.distortion * len(output.token_ids) == pytest.approx(total, abs=1e-4)
         if prompt == PROMPTS[1]:
             assert {"s", "l"} == set(writers)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A turn that is settled beforehand: the large model writes where it says so."""
+
+    writers: tuple[bool, ...]
+    position: int = 0
+
+    @property
+    def large(self):
+        return self.writers[min(self.position, len(self.writers) - 1)]
+
+    def read_by_small(self, entropy):
+        return True, Settled(self.writers, self.position + 1)
+
+    def read_by_large(self, entropy):
+        return Settled(self.writers, self.position + 1)
+
+
+@pytest.mark.parametrize("gap", [1, 63, 600])
+@pytest.mark.parametrize("large_first", [True, False])
+def test_a_model_that_was_silent_goes_on_as_if_it_had_read_along(gap, large_first, monkeypatch):
+    """Each turn is what that model alone makes of the text so far, over gaps of a chunk and more; there and back."""
+    turn = Settled((large_first,) * gap + (not large_first,) * 6 + (large_first,) * 6)
+    monkeypatch.setattr(EntropyAdaptiveDrafter, "first_turn", lambda self, context: turn)
+    small = with_config(None, target=_load_once(SMALL, dtype="float32", device="cpu"))
+    models = [base(), small] if large_first else [small, base()]
+    begin = prompt_ids(PROMPTS[1])
+
+    def params(count):
+        return SamplingParams(max_tokens=count, temperature=1.0, seed=7, ignore_eos=True)
+
+    expected: list[int] = []
+    for model, count in zip([*models, models[0]], (gap, 6, 6), strict=True):
+        expected += ids(model.generate([[*begin, *expected]], params(count)))[0]
+    assert ids(adaptive(1.0).generate([begin], params(gap + 12))) == [expected]
 
 
 def test_over_many_seeds_the_small_models_first_token_has_the_law_q():
