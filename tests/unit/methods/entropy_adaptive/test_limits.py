@@ -178,6 +178,9 @@ def test_a_model_that_was_silent_goes_on_as_if_it_had_read_along(gap, large_firs
     small = with_config(None, target=_load_once(SMALL, dtype="float32", device="cpu"))
     models = [base(), small] if large_first else [small, base()]
     begin = prompt_ids(PROMPTS[1])
+    if large_first and gap > 512:  # the small model has not read the prompt either: most of the gap may be that
+        begin, gap = (begin * gap)[: gap - 20], 20
+        turn = Settled((True,) * gap + (False,) * 6 + (True,) * 6)
 
     def params(count):
         return SamplingParams(max_tokens=count, temperature=1.0, seed=7, ignore_eos=True)
