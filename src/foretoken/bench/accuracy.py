@@ -58,10 +58,21 @@ def rows_of(label: str, found: Mapping[str, Report], reference: Mapping[str, Rep
                 "task": name,
                 **_compared(own, other),
                 "tokens_per_step": tokens / steps if steps else None,
+                "mean_tokens": tokens / len(own),
+                **_per_right_answer(own, steps, sum(report.seconds for report in reports)),
                 "distortion": sum(r.distortion * r.metrics.num_tokens for r in reports) / tokens if tokens else None,
             }
         )
     return rows
+
+
+def _per_right_answer(own: Sequence[Answer], calls: int, seconds: float) -> dict[str, float | None]:
+    """What a right answer took; None where there is none."""
+    right = sum(answer.correct for answer in own)
+    return {
+        "calls_per_right_answer": calls / right if right else None,
+        "seconds_per_right_answer": seconds / right if right else None,
+    }
 
 
 def _compared(own: Sequence[Answer], other: Sequence[Answer]) -> dict[str, Any]:
@@ -99,6 +110,8 @@ COLUMNS = (
     Column("minus the reference, 95 %", _difference),
     Column("same\ntext", lambda row: row["same_text"], "{:.0%}"),
     Column("tokens\n/step", lambda row: row["tokens_per_step"]),
-    Column("distortion", lambda row: row["distortion"], "{:.3f}"),
+    Column("calls\n/right", lambda row: row["calls_per_right_answer"], "{:.1f}"),
+    Column("tokens", lambda row: row["mean_tokens"], "{:.0f}"),
+    Column("TV", lambda row: row["distortion"], "{:.3f}"),
     Column("failed", lambda row: row["failed"], "{}"),
 )

@@ -70,6 +70,7 @@ class Run:
         chat: whether prompts go through the chat template.
         data: the folder of the corpora; None where nobody named it.
         limit: how many prompts of every category were asked for; a study may take so many questions. None: its own.
+        progress: is told what a study is doing; it may take minutes.
     """
 
     engines: Mapping[str, Any]
@@ -79,6 +80,7 @@ class Run:
     chat: bool
     data: Path | None = None
     limit: int | None = None
+    progress: Callable[[str], None] = lambda what: None
 
 
 def bundled_prompts(data: Path | None) -> list[Prompt]:

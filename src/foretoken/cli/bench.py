@@ -15,7 +15,7 @@ import typer
 from foretoken.bench.harness import Method, Plan, Records, measure
 from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite
 from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
-from foretoken.cli.console import emit, finite, note, stderr_console
+from foretoken.cli.console import emit, finite, note, status_line, stderr_console
 from foretoken.cli.options import (
     Device,
     DraftModel,
@@ -205,7 +205,8 @@ def bench(
     sections: list[Section] = []
     if named is not None and named.study is not None and not records.interrupted:
         try:
-            sections = named.study(Run(engines, rows, prompts, params, chat, data, limit))
+            with status_line() as progress:
+                sections = named.study(Run(engines, rows, prompts, params, chat, data, limit, progress))
         except KeyboardInterrupt:  # what was measured before it is not lost
             records.interrupted = True
     facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)

@@ -79,6 +79,21 @@ def progress_bar(name: str, total: int) -> Iterator[Callable[[], None] | None]:
         yield lambda: progress.update(bar, advance=1, refresh=True)
 
 
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """One line on stderr that says what is under way, if that is a terminal; gives what to call with the words."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    # drawn when called only, as above
+    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
+        line = progress.add_task("", total=None)
+        yield lambda what: progress.update(line, description=what, refresh=True)
+
+
 def prepare_output() -> None:
     """Make stdout and stderr accept any text, whatever the terminal's encoding."""
     for stream in (sys.stdout, sys.stderr):

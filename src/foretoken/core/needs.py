@@ -68,6 +68,7 @@ class Offers:
             adaptive controller leaves the length to it. None: it has no rule of its own.
         weighed: whether the controller may leave requests without its drafts where plain decoding is faster; not where
             a drafter's options say how many tokens every step is to draft.
+        resumes: whether a drafter's drafts go on from inside of the target: rows behind them were not begun.
         batches: whether a verifier decides many requests in one go.
         takes_turns: whether a verifier may emit a draft's tokens without one of the target's behind them. Then every
             token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
@@ -79,6 +80,7 @@ class Offers:
     evidence: tuple[type[Evidence], ...] = ()
     length: int | None = None
     weighed: bool = True
+    resumes: bool = False
     batches: bool = False
     takes_turns: bool = False
     probes: bool = False

@@ -257,6 +257,12 @@ def _match(drafter: Drafter, verifier: Verifier, plan: PlanMaker) -> None:
                 f"verifier='{verifier.name}' is not valid for drafts of kind {law.__name__}, "
                 f"which '{drafter.name}' proposes: leave the verifier out to get one that is"
             )
+    if drafter.offers.resumes and verifier.offers.probes:
+        raise ConfigError(
+            f"verifier='{verifier.name}' reads more than the draft, and what method '{drafter.name}' drafts the "
+            "target's own first layers have read already: use method='draft_model', 'ngram' or 'suffix', or another "
+            "verifier"
+        )
     if not plan.exact and verifier.needs.dense:
         raise ConfigError(
             f"verifier='{verifier.name}' cannot be used with {plan.reason}: the target reads more than the draft here, "

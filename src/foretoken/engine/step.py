@@ -278,8 +278,9 @@ class Engine:
     def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
         """The draft's tree, and behind it what its verifier wants to see beside, where there is room for all of it.
 
-        There is none beyond the step's ``spare`` rows or the cache's length, nor in a forward that goes on from the
-        draft's resume point: layers below it were run for the draft's own rows only.
+        There is none beyond the step's ``spare`` rows, the cache's length or a layer's sliding window, which would hide
+        the draft from its probe; nor in a forward that goes on from the draft's resume point: layers below it were run
+        for the draft's own rows only.
         """
         if not len(draft):
             return EMPTY_TREE
@@ -289,6 +290,8 @@ class Engine:
             return draft.tree
         check_probe(draft.tree, probed, verifier.name, self.target.vocab_size)
         fits = self.cache.lengths[request.slot] + 1 + len(probed) <= self.cache.max_length
+        if self.target.window is not None:
+            fits = fits and 1 + max(probed.depths) <= self.target.window
         room = fits and len(probed) - len(draft) <= spare and draft.resume is None
         return probed if room else draft.tree
 

@@ -146,7 +146,7 @@ class LanguageModel:
         self.scored_rows = 0.0  # where some rows of the head were scored, their share
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
-        self._probe()
+        self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
         if packed:
             self._pack()
 
@@ -259,11 +259,11 @@ class LanguageModel:
         if difference is not None:
             raise Mispacked(f"{what} and the model's own layers do not agree: {difference}")
 
-    def _probe(self) -> None:
-        """Refuse here, and not mid-run, what a packed batch would compute wrongly."""
+    def _probe(self) -> int | None:
+        """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest window of a layer."""
         kind = type(self.model).__name__
         try:
-            probe.check(self._logits, self.num_layers, self.max_length)
+            window = probe.check(self._logits, self.num_layers, self.max_length)
             trial.check_positions(self.model, self.max_length, self.device)
         except ForetokenError as error:
             raise UnsupportedArchitecture(
@@ -274,6 +274,7 @@ class LanguageModel:
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) cannot be run as a packed batch: {str(error).strip()[:300]}"
             ) from error
+        return window
 
 
 def _counting(model: Any) -> str:

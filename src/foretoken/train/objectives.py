@@ -71,13 +71,7 @@ class AnswersFirst:
         self._asked = asked
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
-        weights_BT = self.weights(tokens_BT, generator)
-        if head_loss.applies(model):
-            return head_loss.next_token_loss(model, tokens_BT, weights_BT)
-        output = model(input_ids=tokens_BT, use_cache=False)
-        logits_NV, targets_N = output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten()
-        losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
-        return (losses_N * weights_BT[:, 1:].flatten()).sum() + _balance(model, output)
+        return weighted_loss(model, tokens_BT, self.weights(tokens_BT, generator))
 
     def weights(self, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         """What each token counts as one to be predicted: float32 [B, T], of sum 1 without the first column."""
@@ -92,6 +86,24 @@ class AnswersFirst:
         counted_BT = (~asked_BT | drawn_BT).float()
         counted_BT[:, 0] = 0.0  # nothing predicts it
         return counted_BT / counted_BT.sum().clamp(min=1.0)
+
+
+def weighted_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """Next-token loss in which tokens count differently.
+
+    Args:
+        model: gives ``.logits`` [B, T, V].
+        tokens_BT: int64.
+        weights_BT: float32, what each token counts as one to be predicted, of a sum of 1 without the first column.
+    Returns:
+        a float32 scalar with a gradient.
+    """
+    if head_loss.applies(model):
+        return head_loss.next_token_loss(model, tokens_BT, weights_BT)
+    output = model(input_ids=tokens_BT, use_cache=False)
+    logits_NV, targets_N = output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten()
+    losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
+    return (losses_N * weights_BT[:, 1:].flatten()).sum() + _balance(model, output)
 
 
 class SkippedPositions:

@@ -29,7 +29,7 @@ from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import auto_class, load_network, load_tokenizer, source_of
 from foretoken.train import attention, checkpoint, trainer
-from foretoken.train.mixture import Mixture, Source
+from foretoken.train.mixture import Encode, Mixture, Source
 from foretoken.train.objectives import NextToken, Objective
 from foretoken.train.outputs import Outputs
 from foretoken.train.rendering import encoder
@@ -64,6 +64,7 @@ class Recipe:
         objective: given the tokenizer and the loaded teacher, which is there if ``teacher`` names one.
         initialise: draws weights that the library draws badly.
         prepare: swaps in what only training needs; gives back what undoes it.
+        encode: given the tokenizer, what turns documents into ids, and the number that all of them are below.
     """
 
     name: str
@@ -83,6 +84,10 @@ class Recipe:
     objective: Callable[[PreTrainedTokenizerBase, Any], Objective] = lambda tokenizer, teacher: NextToken()
     initialise: Callable[[nn.Module], None] | None = None
     prepare: Callable[[nn.Module], Callable[[], None]] | None = None
+    encode: Callable[[PreTrainedTokenizerBase], tuple[Encode, int]] = lambda tokenizer: (
+        encoder(tokenizer),
+        len(tokenizer),
+    )
 
 
 def run(
@@ -132,7 +137,8 @@ def run(
             *scaled(sources, 1 - recipe.own_words - recipe.on_policy),
             *written(recipe, model, sources, work, seed),
         ]
-        mixture = Mixture(everything, encoder(tokenizer), work / "tokens", recipe.block, len(tokenizer), seed)
+        encode, num_ids = recipe.encode(tokenizer)
+        mixture = Mixture(everything, encode, work / "tokens", recipe.block, num_ids, seed)
         schedule = replace(recipe.schedule, rates=recipe.schedule.rates.scaled(rate), seed=seed)
         recipe = replace(recipe, schedule=schedule)
         if device == "cpu":

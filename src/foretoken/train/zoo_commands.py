@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from foretoken import zoo
 from foretoken.core.errors import ConfigError
 from foretoken.train.command import Command, Judged, Loop, Option, Session
+from foretoken.train.recipes import NAMES
 
 
 class When(str, Enum):
@@ -38,7 +39,7 @@ class Compiling(Loop):
 class BaseConfig(Compiling):
     """Options of ``foretoken train base``; ``out`` None: where the zoo looks for models that are not bundled."""
 
-    recipe: Annotated[str, Option("base, base-tasks, base-tasks-2, draft, moe, hybrid, mamba, diffusion, long.", "-r")]
+    recipe: Annotated[str, Option(", ".join(NAMES) + ".", "-r")]
     out: Annotated[
         Path | None, Option("Folder to make; default: where zoo:NAME is found, if it is not bundled.", "-o")
     ] = None  # type: ignore[assignment]  # the one command that knows a place of its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import pkgutil
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from foretoken import catalog, zoo
 from foretoken.bench import accuracy, suites
 from foretoken.bench.harness import Method, Plan, measure
 from foretoken.bench.suite import SUITES, Column, Section, find_suite
+from foretoken.bench.suites import entropy_adaptive as turns
 from foretoken.bench.suites.judge import WrongFact, digits
 from foretoken.bench.suites.rules import SCHEMES
 from foretoken.bench.suites.self_speculation import LONGEST, PASSED_OVER, SETS, held_out
@@ -177,7 +179,7 @@ def report(*answers: tuple[bool, str | None]):
         )
         for i, (good, error) in enumerate(answers)
     )
-    return SimpleNamespace(answers=made, metrics=Metrics(num_tokens=6, num_steps=3), distortion=0.5)
+    return SimpleNamespace(answers=made, metrics=Metrics(num_tokens=6, num_steps=3), distortion=0.5, seconds=2.0)
 
 
 def test_accuracy_is_compared_question_by_question_and_failures_are_left_out_and_counted():
@@ -187,9 +189,11 @@ def test_accuracy_is_compared_question_by_question_and_failures_are_left_out_and
     assert (row["questions"], row["failed"], row["lost"], row["won"]) == (2, 1, 1, 0)
     assert row["accuracy"] == 0.5
     assert row["minus_reference"][0] == -0.5
-    assert (row["tokens_per_step"], row["distortion"]) == (2.0, 0.5)
+    assert (row["tokens_per_step"], row["distortion"], row["mean_tokens"]) == (2.0, 0.5, 2.0)
+    assert (row["calls_per_right_answer"], row["seconds_per_right_answer"]) == (3.0, 2.0)
     (none,) = accuracy.rows_of("x", {"t": report((True, "no"))}, {"t": report((True, None))})  # type: ignore[arg-type]
     assert (none["questions"], none["failed"], none["accuracy"]) == (0, 1, None)
+    assert none["calls_per_right_answer"] is None
     assert [column.cell(none) for column in accuracy.COLUMNS][2:4] == ["–", "–"]
 
 
@@ -202,3 +206,33 @@ def test_a_wrong_fact_is_one_wrong_token_a_digit_where_there_is_one():
         (place,) = [place for place in range(3) if wrong[place] != tokens[place]]
         assert (wrong[place] in ten) == (tokens[1] in ten)
         assert place == 1 or tokens[1] == 901
+
+
+# ---------------------------------------------------------------------- turns and their controls
+
+
+def test_controls_write_as_much_as_the_method_random_ones_in_runs_of_its_lengths():
+    noted = turns.Noted({0: [False] * 3 + [True] * 5 + [False] * 4, 1: [True] * 2 + [False] * 3})
+    assert noted.share == 7 / 17
+    assert turns.first_tokens(noted, 0) == [True] * 4 + [False]
+    written = turns.random_turns(noted, 1, 2)
+    assert written == turns.random_turns(noted, 1, 2)
+    assert written != turns.random_turns(noted, 2, 2)
+    runs = [(who, len(list(run))) for who, run in itertools.groupby(written)]
+    assert {length for who, length in runs[:-1] if who} == {2, 5}
+    assert {length for who, length in runs[:-1] if not who} == {3, 4}
+    assert sum(written) / len(written) == pytest.approx(3.5 / (3.5 + 10 / 3), abs=0.03)  # of long answers
+    assert turns.random_turns(turns.Noted({0: [True] * 4}), 0, 0) == [True]
+    assert turns.random_turns(turns.Noted({0: [False] * 4}), 0, 0) == [False]
+
+
+def test_a_mean_of_rows_is_that_of_figures_and_of_the_ends_of_intervals():
+    rows = [
+        {"method": "", "task": "t", "accuracy": 0.2, "minus": [0.0, -0.2, 0.2], "per": 3.0, "failed": 1},
+        {"method": "", "task": "t", "accuracy": 0.4, "minus": [0.1, -0.1, 0.4], "per": None, "failed": 1},
+    ]
+    expected = {"method": "", "task": "t", "accuracy": 0.3, "minus": [0.05, -0.15, 0.3], "per": None, "failed": 2}
+    found = turns._mean(rows)
+    assert found.pop("minus") == pytest.approx(expected.pop("minus"))
+    assert found.pop("accuracy") == pytest.approx(expected.pop("accuracy"))
+    assert found == expected

@@ -2,11 +2,13 @@
 
 For every threshold: who wrote which token is noted, and then two controls get the same share of the large model:
 
-* random: turns as long as those noted in the same task, in random order and of other questions, blind to the text;
+* random: turns as long as those noted in the same task, in random order and of other questions, blind to the text; the
+  mean of ``SEEDS`` orders, with the mean of their intervals, which is no narrower than that of one;
 * position: the large model writes the first tokens of every answer, as many as it wrote in the mean.
 
 The other two are its limits: the small model alone (an infinite threshold) and the large one alone (plain decoding).
-Lossless drafting with the same pair stands beside them, as what has nothing to lose. All answers are greedy.
+Lossless drafting with the same pair stands beside them, as what has nothing to lose, and two variants of the method:
+without window and dwell, and with the other reading of where a switch holds (``redo``). All answers are greedy.
 
 The share written by the large model is that of tokens; what a method saves of its calls is another figure, as the
 target reads every token for the meter.
@@ -17,8 +19,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from foretoken.bench import accuracy
@@ -32,6 +35,8 @@ from foretoken.tasks.evaluate import Report
 TASKS = ("code", "profiles", "json", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit
 THRESHOLDS = (0.1, 0.5)
+VARIANTS: dict[str, dict[str, Any]] = {"no window, no dwell": {"window": 1, "dwell": 1}, "redo=False": {"redo": False}}
+SEEDS = 5
 _LONGEST = 4096
 
 
@@ -102,9 +107,9 @@ class Watched(EntropyAdaptiveDrafter):
             answer += [number >= by_small for number in range(len(outcome.tokens))]
 
 
-def random_turns(noted: Noted, seed: int) -> list[bool]:
-    """Turns drawn from those noted, one of each model after the other."""
-    rng = random.Random(seed)
+def random_turns(noted: Noted, seed: int, number: int) -> list[bool]:
+    """Turns drawn from those noted, one of each model after the other, for one answer."""
+    rng = random.Random(f"{seed} {number}")
     runs = {large: noted.runs(large) for large in (True, False)}
     if not runs[True] or not runs[False]:
         return [bool(runs[True])]
@@ -116,7 +121,7 @@ def random_turns(noted: Noted, seed: int) -> list[bool]:
     return writers
 
 
-def first_tokens(noted: Noted) -> list[bool]:
+def first_tokens(noted: Noted, number: int) -> list[bool]:
     """The large model writes the first tokens, as many as it wrote of an answer in the mean."""
     written = sum(map(sum, noted.answers.values())) / max(1, len(noted.answers))
     return [True] * round(written) + [False]
@@ -127,47 +132,53 @@ def study(run: Run) -> list[Section]:
     plain = run.engines["none"]
     model = next(method.config["model"] for method in run.methods if "model" in method.config)
     questions = accuracy.Questions(TASKS, run.limit or QUESTIONS)
+    run.progress("large alone")
     reference = questions.ask(plain)
-    rows = _rows("large alone", reference, reference, None, 1.0)
+    rows = _rows("large alone", reference, reference, {})
+    run.progress("lossless drafting")
     lossless = plain.with_method({"method": "draft_model", "model": model})
-    rows += _rows("lossless drafting", questions.ask(lossless), reference, None, 1.0)
+    rows += _rows("lossless drafting", questions.ask(lossless), reference, {})
+    run.progress("small alone")
     drafter = Watched(Watched.Config(model=model, threshold=math.inf), plain.target)
-    rows += _rows("small alone", questions.ask(plain.with_method({"method": drafter})), reference, None, 0.0)
+    small = questions.ask(plain.with_method({"method": drafter}))
+    rows += _rows("small alone", small, reference, dict.fromkeys(small, 0.0))
     for threshold in THRESHOLDS:
-        rows += _threshold(plain, drafter, threshold, questions, reference)
+        rows += _threshold(run, drafter, threshold, questions, reference)
     return [Section("turns", "entropy-adaptive decoding and its controls, greedy answers", COLUMNS, rows)]
 
 
 def _threshold(
-    plain: Any, drafter: Watched, threshold: float, questions: accuracy.Questions, reference: dict[str, Report]
+    run: Run, drafter: Watched, threshold: float, questions: accuracy.Questions, reference: dict[str, Report]
 ) -> list[dict[str, Any]]:
-    """One threshold and its two controls, the rates of every task apart."""
-    found: dict[str, dict[str, Report]] = {"entropy": {}, "random": {}, "position": {}}
-    shares: dict[str, dict[str, float]] = {name: {} for name in found}
+    """One threshold, its variants and its two controls, the rates of every task apart."""
+
+    def ask(
+        task: str, schedule: Callable[[int], list[bool]] | None = None, **options: Any
+    ) -> tuple[dict[str, Report], Noted]:
+        own = _watched(drafter, schedule, threshold=threshold, **options)
+        return questions.ask(run.engines["none"].with_method({"method": own}), only=task), own.noted
+
+    rows: dict[str, list[dict[str, Any]]] = {}
     for task in reference:
-        own = _watched(drafter, threshold, None)
-        found["entropy"] |= questions.ask(plain.with_method({"method": own}), only=task)
-        noted = own.noted
-        schedules = {
-            "random": lambda number, noted=noted: random_turns(noted, number),
-            "position": lambda number, noted=noted: first_tokens(noted),
-        }
-        shares["entropy"][task] = noted.share
-        for name, schedule in schedules.items():
-            control = _watched(drafter, threshold, schedule)
-            found[name] |= questions.ask(plain.with_method({"method": control}), only=task)
-            shares[name][task] = control.noted.share
-    rows = []
-    for name, reports in found.items():
-        label = f"threshold={threshold:g}" if name == "entropy" else f"  {name}"
-        against = None if name == "entropy" else found["entropy"]
-        for task, report in reports.items():
-            rows += _rows(label, {task: report}, reference, against, shares[name][task])
-    return rows
+        run.progress(f"threshold={threshold:g}, {task}")
+        entropy, noted = ask(task)
+        shares = {task: noted.share}
+        rows.setdefault(f"threshold={threshold:g}", []).extend(_rows("", entropy, reference, shares))
+        for name, options in VARIANTS.items():
+            found, its = ask(task, **options)
+            rows.setdefault(f"  {name}", []).extend(_rows("", found, reference, {task: its.share}, entropy))
+        orders = []
+        for seed in range(SEEDS):
+            found, its = ask(task, partial(random_turns, noted, seed))
+            orders += _rows("", found, reference, {task: its.share}, entropy)
+        rows.setdefault("  random", []).append(_mean(orders))
+        found, its = ask(task, partial(first_tokens, noted))
+        rows.setdefault("  position", []).extend(_rows("", found, reference, {task: its.share}, entropy))
+    return [{**row, "method": name} for name, each in rows.items() for row in each]
 
 
-def _watched(drafter: Watched, threshold: float, schedule: Any) -> Watched:
-    made = drafter.with_options(threshold=threshold)
+def _watched(drafter: Watched, schedule: Any, **options: Any) -> Watched:
+    made = drafter.with_options(**options)
     assert isinstance(made, Watched)
     made.noted, made.schedule = Noted(), schedule
     return made
@@ -177,10 +188,14 @@ def _rows(
     label: str,
     found: dict[str, Report],
     reference: dict[str, Report],
-    entropy: dict[str, Report] | None,
-    share: float,
+    shares: dict[str, float],
+    entropy: dict[str, Report] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row a task: minus the large model, and of a control minus the method itself."""
+    """A row a task: minus the large model, and of a control or variant minus the method itself.
+
+    Args:
+        shares: of tokens that the large model wrote; all, where a task is not named.
+    """
     rows = []
     for task, report in found.items():
         right = [answer.correct for answer in report.answers]
@@ -189,10 +204,10 @@ def _rows(
                 "method": label,
                 "task": task,
                 "accuracy": report.accuracy,
-                "interval": report.interval,
+                "interval": None if report.interval is None else list(report.interval),
                 "minus_large": _minus(right, reference[task]),
                 "minus_entropy": None if entropy is None else _minus(right, entropy[task]),
-                "share_of_large": share,
+                "share_of_large": shares.get(task, 1.0),
                 "distortion": report.distortion,
                 "target_calls_per_100_tokens": 100 * report.metrics.num_steps / max(1, report.metrics.num_tokens),
                 "target_calls_per_right_answer": report.metrics.num_steps / sum(right) if any(right) else None,
@@ -201,6 +216,20 @@ def _rows(
             }
         )
     return rows
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several: means, of intervals those of their ends; None where one has none."""
+
+    def mean(values: Sequence[Any]) -> Any:
+        if any(each is None for each in values):
+            return None
+        if isinstance(values[0], list):
+            return [mean(each) for each in zip(*values, strict=True)]
+        return sum(values) / len(values)
+
+    told = {"method": rows[0]["method"], "task": rows[0]["task"], "failed": sum(row["failed"] for row in rows)}
+    return {name: told[name] if name in told else mean([row[name] for row in rows]) for name in rows[0]}
 
 
 def _minus(right: Sequence[bool], other: Report) -> list[float]:
@@ -213,7 +242,7 @@ def _difference(name: str) -> Any:
         if row[name] is None:
             return None
         mean, low, high = row[name]
-        return f"{mean:+.1%} ({low:+.1%} to {high:+.1%})"
+        return f"{mean:+.0%} ({low:+.0%} to {high:+.0%})"
 
     return cell
 
@@ -221,9 +250,9 @@ def _difference(name: str) -> Any:
 COLUMNS = (
     Column("method", lambda row: row["method"]),
     Column("task", lambda row: row["task"]),
-    Column("accuracy", lambda row: row["accuracy"], "{:.1%}"),
-    Column("minus the large model, 95 %", _difference("minus_large")),
-    Column("minus entropy, 95 %", _difference("minus_entropy")),
+    Column("right", lambda row: row["accuracy"], "{:.0%}"),
+    Column("- large, 95 %", _difference("minus_large")),
+    Column("- entropy, 95 %", _difference("minus_entropy")),
     Column("by\nlarge", lambda row: row["share_of_large"], "{:.0%}"),
     Column("TV", lambda row: row["distortion"], "{:.3f}"),
     Column("calls\n/100", lambda row: row["target_calls_per_100_tokens"], "{:.0f}"),

@@ -3,6 +3,8 @@
 * answers: greedy, over alpha, minus plain decoding question by question; beside them the same with an irrelevant prompt
   of equal length and with the copy alone (controls of the prompt), and ``tolerance``, which at temperature 0 is a
   constant bonus of log(1 + tolerance) on the drafted token's logit: no probe rows.
+* judgement: of the draft's refused tokens, whether the second reading tells fine ones from wrong ones better than what
+  needs no reading (bench/second_reading.py).
 * copying: a drafter that knows the target's answer puts one wrong token into every draft, a digit for a digit where
   there is one. Of these tokens: how often the mix would let them stand, and D = log pr - log p0, what the second
   reading adds to them and to the right ones before them.
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 
 from foretoken.bench import accuracy
+from foretoken.bench.second_reading import judgement
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.bench.suites.judge import WrongFact, digits
 from foretoken.core.distortion import Spent
@@ -29,19 +32,25 @@ from foretoken.core.intervals import wilson_interval
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
+from foretoken.data.reflection import BACK, INSTRUCTION, PREFIX
 from foretoken.methods.reflective.probe import reflected
-from foretoken.methods.reflective.verifier import PROMPT, ReflectiveVerifier
+from foretoken.methods.reflective.verifier import ReflectiveVerifier
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.tasks.evaluate import prompt_ids
 
 TASKS = ("profiles", "json", "code", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit
+LABELLED = 2  # times as many are asked for labels: only those that are answered rightly have any
 NODES = 6
 ALPHAS = (0.1, 0.3, 0.6)
-INSTRUCTION = " [Reflect: re-check the continuation above for correctness and write the corrected continuation.] "
 IRRELEVANT = " [Weather: the sky over the harbour was grey in the morning and the boats stayed where they were.] "
-PROMPTS = {"[BACK]": (PROMPT, 8), "instruction": (INSTRUCTION, 8), "irrelevant": (IRRELEVANT, 8), "copy alone": ("", 8)}
+PROMPTS = {
+    "[BACK]": (BACK, PREFIX),
+    "instruction": (INSTRUCTION, PREFIX),
+    "irrelevant": (IRRELEVANT, PREFIX),
+    "copy alone": ("", PREFIX),
+}
 TOLERANCES = (0.2, 1.0, 5.0)
 _CHAIN = f"draft_model+num_speculative_tokens={NODES}"
 _REPEATS = 30
@@ -95,20 +104,25 @@ class Watch(ReflectiveVerifier):
 
 
 def study(run: Run) -> list[Section]:
-    """Answers, copying and cost."""
+    """Answers, judgement, copying and cost."""
     plain = run.engines["none"]
     model = next(method.config["model"] for method in run.methods if "model" in method.config)
     drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": NODES}
     questions = accuracy.Questions(TASKS, run.limit or QUESTIONS)
+    run.progress("plain decoding")
     reference = questions.ask(plain)
+    run.progress("exact verification")
     rows = accuracy.rows_of("exact", questions.ask(plain.with_method(drafts)), reference)
     for name, (prompt, prefix) in PROMPTS.items():
         for alpha in ALPHAS:
+            run.progress(f"alpha={alpha}, {name}")
             config = {**drafts, "verifier": "reflective", "alpha": alpha, "prompt": prompt, "prefix": prefix}
             rows += accuracy.rows_of(f"alpha={alpha}, {name}", questions.ask(plain.with_method(config)), reference)
     for tolerance in TOLERANCES:
+        run.progress(f"tolerance={tolerance}")
         config = {**drafts, "verifier": "tolerance", "tolerance": tolerance}
         rows += accuracy.rows_of(f"tolerance={tolerance}", questions.ask(plain.with_method(config)), reference)
+    labelled = LABELLED * len(TASKS) * (run.limit or QUESTIONS)
     answers = {
         tuple(prompt_ids(plain, answer.example)): answer.token_ids
         for report in reference.values()
@@ -116,19 +130,22 @@ def study(run: Run) -> list[Section]:
     }
     return [
         accuracy.section("greedy answers, minus those of plain decoding", rows),
+        judgement(plain, model, TASKS, labelled, PROMPTS, ALPHAS[1:], NODES, run.progress),
         Section(
             "copying",
-            "one wrong token in every draft of the target's own answer",
+            "wrong tokens, one in every draft of the target's own answer: the share that would stand, and D",
             COPYING,
-            _copying(plain, questions, answers),
+            _copying(run, questions, answers),
         ),
         Section("cost", "a forward behind 256 rows", COST, _cost(plain)),
     ]
 
 
-def _copying(plain: Any, questions: accuracy.Questions, answers: Any) -> list[dict[str, Any]]:
+def _copying(run: Run, questions: accuracy.Questions, answers: Any) -> list[dict[str, Any]]:
+    plain: Any = run.engines["none"]
     rows = []
     for name, (prompt, prefix) in PROMPTS.items():
+        run.progress(f"wrong tokens, {name}")
         config = Watch.settle(Watch.Config(alpha=0.5, prompt=prompt, prefix=prefix, max_distortion=0.0), plain.target)
         watch = Watch(config)
         watch.digits, watch.seen = frozenset(digits(plain.tokenizer)), []
@@ -171,7 +188,7 @@ def _cost(plain: Any) -> list[dict[str, Any]]:
     widths = {
         "the draft": 1 + NODES,
         "and a copy behind one token": 1 + 2 * NODES,
-        "and a copy behind [BACK] and 8": 2 * NODES + 8 + length(PROMPT),
+        "and a copy behind [BACK] and 8": 2 * NODES + 8 + length(BACK),
         "and a copy behind the instruction and 8": 2 * NODES + 8 + length(INSTRUCTION),
     }
     cache = model.new_cache(1)
@@ -206,7 +223,7 @@ def _cost(plain: Any) -> list[dict[str, Any]]:
 def _shared(name: str) -> Any:
     def cell(row: Any) -> str:
         rate, low, high = row[name]
-        return f"{rate:.0%} ({low:.0%} to {high:.0%})"
+        return f"{rate:.0%} ({100 * low:.0f}-{high:.0%})"
 
     return cell
 
@@ -216,10 +233,10 @@ COPYING = (
     Column("task", lambda row: row["task"]),
     Column("wrong", lambda row: row["wrong"]),
     Column("tokens", lambda row: row["tokens"], "{}"),
-    *(Column(f"accepted,\nalpha {alpha}", _shared(f"accepted_{alpha}")) for alpha in ALPHAS),
-    *(Column(f"accepted,\ntolerance {each}", _shared(f"tolerance_{each}")) for each in TOLERANCES),
-    Column("D,\nwrong", lambda row: row["gain_wrong"], "{:+.1f}"),
-    Column("D,\nright", lambda row: row["gain_right"], "{:+.1f}"),
+    *(Column(f"alpha\n{alpha}", _shared(f"accepted_{alpha}")) for alpha in ALPHAS),
+    *(Column(f"tol.\n{each}", _shared(f"tolerance_{each}")) for each in TOLERANCES),
+    Column("D\nwrong", lambda row: row["gain_wrong"], "{:+.1f}"),
+    Column("D\nright", lambda row: row["gain_right"], "{:+.1f}"),
     Column("raised", _shared("raised")),
 )
 COST = (

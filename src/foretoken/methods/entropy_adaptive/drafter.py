@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, GreedyLaws, Law, PointMass
 from foretoken.core.errors import ConfigError, RequestError
@@ -71,7 +72,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
         Attributes:
             model: the small checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
             threshold: bits; the small model writes where the mean entropy is below it. 0 is the target alone, infinity
-                the small model.
+                ("inf", too) the small model.
             window: entropies that the mean is of.
             dwell: tokens that a model writes at least before the turn changes.
             redo: the target writes the position that raised the alarm; False: the one behind it.
@@ -89,11 +90,13 @@ class EntropyAdaptiveDrafter(DraftRunner):
         def __post_init__(self) -> None:
             if not isinstance(self.model, str) or not self.model:
                 raise ConfigError(f"model={self.model!r} must name the small checkpoint: zoo:NAME, folder or hub id")
+            if str(self.threshold) in ("inf", "Infinity"):  # a command line has no other way to say it
+                object.__setattr__(self, "threshold", math.inf)
             level = self.threshold
             if not isinstance(level, int | float) or isinstance(level, bool) or math.isnan(level) or level < 0:
                 raise ConfigError(
                     f"threshold={level!r} must be a number of bits, 0 (the target alone) or more; "
-                    "an entropy is at most the logarithm of the vocabulary"
+                    "an entropy is at most the logarithm of the vocabulary, inf is the small model alone"
                 )
             for name, most in (("window", 10_000), ("dwell", 10**9), ("max_draft", 256)):
                 value = getattr(self, name)
@@ -108,6 +111,8 @@ class EntropyAdaptiveDrafter(DraftRunner):
         self._target = target
         self.offers = Offers(evidence=(Turns, GreedyLaws), length=config.max_draft)
         self._rule = Rule(threshold=config.threshold, window=config.window, dwell=config.dwell, redo=config.redo)
+        # tables may be padded beyond the tokenizer: what lies there is no token
+        self._num_tokens = min(self.vocab_size, len(target.tokenizer))
         self._requests: dict[int, _Request] = {}
 
     def with_options(self, **options: Any) -> EntropyAdaptiveDrafter:
@@ -122,6 +127,10 @@ class EntropyAdaptiveDrafter(DraftRunner):
     def first_turn(self, context: Context) -> Turn:
         """Whose turn it is at the end of a prompt."""
         return EntropyTurn.first(self._rule)
+
+    def entropy_of(self, logits_V: Tensor) -> float:
+        """Of a raw row of either model, in bits; ids that the tokenizer does not have are left out."""
+        return entropy(logits_V[: self._num_tokens])
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """One turn of the small model's for each request whose turn it is; an empty draft for the others.
@@ -147,7 +156,9 @@ class EntropyAdaptiveDrafter(DraftRunner):
             if isinstance(outcome.verdict, LargeTurn) and position + 1 not in request.turns:
                 turn = request.turns[position]
                 # the small model's own turn comes here where it has no room left: the target writes, and it stays
-                request.turns[position + 1] = turn.read_by_large(outcome.verdict.entropy) if turn.large else turn
+                request.turns[position + 1] = (
+                    turn.read_by_large(self.entropy_of(outcome.verdict.logits_V)) if turn.large else turn
+                )
 
     def release(self, request_id: int) -> None:
         self._requests.pop(request_id, None)
@@ -168,7 +179,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
         request = self._requests[context.request_id]
         position = request.asked + len(draft.tokens)
         # 1. the entropy of the raw law, and what it says of the turn
-        found = entropy(its.output.logits_MV[its.start])
+        found = self.entropy_of(its.output.logits_MV[its.start])
         if math.isnan(found):
             raise RequestError(f"draft model '{self.config.model}' has no entropy: its logits are NaN or infinite")
         writes, following = request.turns[position].read_by_small(found)

@@ -12,7 +12,7 @@ Letters: N draft nodes, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -50,10 +50,10 @@ class LargeTurn(Verdict):
     """The verdict of a step whose last token is written in the large model's turn.
 
     Attributes:
-        entropy: of its row, in bits.
+        logits_V: its row, raw: whose turn is next follows from its entropy.
     """
 
-    entropy: float = math.nan
+    logits_V: Tensor = field(kw_only=True, compare=False)
 
 
 class Turn(Protocol):

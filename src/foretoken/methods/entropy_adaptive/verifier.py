@@ -18,7 +18,7 @@ from foretoken.core.needs import Declared, Knob, Needs, Offers
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Choices, Verdict
-from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns, entropy
+from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns
 from foretoken.verifiers.lossy import LossyConfig, check_fit
 from foretoken.verifiers.match import Samples
 
@@ -74,7 +74,7 @@ class EntropyAdaptiveVerifier(Verifier):
         """
         own: Choices = target.best if target.greedy else Samples(target, rng.seed)
         if not len(draft):
-            return LargeTurn((), own[0], (0.0,), (0.0,), entropy(target.raw_MV[0]))
+            return LargeTurn((), own[0], (0.0,), (0.0,), logits_V=target.raw_MV[0])
         if not isinstance(draft.evidence, Turns):
             raise ValueError(
                 f"verifier '{self.name}' was given a draft without turns: use method='{self.name}', or another verifier"
@@ -94,7 +94,7 @@ class EntropyAdaptiveVerifier(Verifier):
         account.add(0.0, 0.0)
         found = _verdict(len(draft), own[len(draft)], account)
         return LargeTurn(
-            found.path, found.extra, found.distortions, found.divergences, entropy(target.raw_MV[len(draft)])
+            found.path, found.extra, found.distortions, found.divergences, logits_V=target.raw_MV[len(draft)]
         )
 
     def _cost(self, turns: Turns, target: Laws, row: int, token: int) -> tuple[float, float]:

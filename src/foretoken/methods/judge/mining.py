@@ -35,7 +35,7 @@ from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.tasks import catalog
-from foretoken.tasks.catalog import Task
+from foretoken.tasks.catalog import Setting, Task
 from foretoken.tasks.evaluate import prompt_ids
 from foretoken.tasks.example import Example
 from foretoken.tasks.scoring import holds
@@ -57,12 +57,14 @@ class Mining:
         count: questions to ask.
         seconds: stop after so long; None: never. Questions in work then count as far as they were walked.
         seed: of the questions.
+        held_out: ask the halves that no model was trained on instead, the same ones as every evaluation: for measuring.
     """
 
     tasks: tuple[str, ...] = ("profiles", "code", "arithmetic", "json")
     count: int = 1000
     seconds: float | None = None
     seed: int = 0
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         """Refuse tasks that are not there."""
@@ -129,7 +131,7 @@ def mine(llm: LLM, draft: LanguageModel, how: Mining, report: Callable[[int], No
 
 def _questions(llm: LLM, draft: LanguageModel, how: Mining) -> Iterator[_Walk]:
     """The questions that fit, tasks in turns; no prompt twice."""
-    readers = [(catalog.find(name), TASKS[name](_SEED + how.seed)) for name in how.tasks]
+    readers = [(catalog.find(name), _examples(name, how)) for name in how.tasks]
     special = llm.target.special_ids  # what a judge may not let stand, the ends among them
     longest = min(llm.target.max_length, draft.max_length)
     known: set[str] = set()
@@ -142,6 +144,12 @@ def _questions(llm: LLM, draft: LanguageModel, how: Mining) -> Iterator[_Walk]:
         prompt = prompt_ids(llm, example)
         if len(prompt) + task.max_tokens < longest:
             yield _Walk(task, example, prompt, llm.tokenizer, special)
+
+
+def _examples(name: str, how: Mining) -> Iterator[Example]:
+    if how.held_out:
+        return iter(catalog.find(name).examples(-(-how.count // len(how.tasks)), Setting()))
+    return TASKS[name](_SEED + how.seed)
 
 
 @dataclass

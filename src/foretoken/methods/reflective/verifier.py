@@ -5,6 +5,7 @@ Letters: M rows, P probe rows, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +21,12 @@ from foretoken.core.protocols import Context, Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
+from foretoken.data.reflection import BACK, PREFIX
 from foretoken.methods.reflective.given_draft import law_given
 from foretoken.methods.reflective.probe import reflected, with_copies
 from foretoken.verifiers.lossy import LossyConfig, check_fit
 from foretoken.verifiers.recursive import RecursiveVerifier
 
-PROMPT = " [BACK] "  # the paper's own, of its trees; its longer one is not known
 RULES = (
     "recursive",
     "ratio",
@@ -73,7 +74,7 @@ class ReflectiveVerifier(Verifier):
         Attributes:
             alpha: weight of the second reading's logits, in [0, 1]; 0 is the plain rule.
             rule: what verifies by the mixed laws: any rule of the catalogue that decides node by node.
-            prompt: what stands between draft and copy; "": nothing. Tokenised apart from both.
+            prompt: what stands between draft and copy, a text or token ids; "": nothing. Tokenised apart from both.
             prefix: tokens of the answer that are repeated before the copy, at most.
             mix_bonus: mix the law of the token behind a draft that stands, too.
             max_distortion: budget: mean charge per token at most, of every prefix of a request's output; None: no
@@ -82,8 +83,8 @@ class ReflectiveVerifier(Verifier):
 
         alpha: float = 0.3
         rule: str = "recursive"
-        prompt: str | tuple[int, ...] = PROMPT
-        prefix: int = 8
+        prompt: str | Sequence[int] = BACK
+        prefix: int = PREFIX
         mix_bonus: bool = False
 
         def __post_init__(self) -> None:
@@ -92,7 +93,9 @@ class ReflectiveVerifier(Verifier):
             if self.rule not in RULES:
                 reason = "it looks ahead, so its tokens have no law of their own; " if self.rule == "block" else ""
                 raise ConfigError(f"rule={self.rule!r}: {reason}{nearest(str(self.rule), RULES)}")
-            ids = isinstance(self.prompt, tuple) and all(isinstance(each, int) for each in self.prompt)
+            if isinstance(self.prompt, list):
+                object.__setattr__(self, "prompt", tuple(self.prompt))
+            ids = isinstance(self.prompt, tuple) and all(type(each) is int for each in self.prompt)
             if not isinstance(self.prompt, str) and not ids:
                 raise ConfigError(f"prompt={self.prompt!r} must be a text or token ids")
             if not isinstance(self.prefix, int) or isinstance(self.prefix, bool) or not 0 <= self.prefix <= 256:
@@ -112,13 +115,23 @@ class ReflectiveVerifier(Verifier):
         """The prompt in the target's tokens.
 
         Raises:
-            ConfigError: it holds one of the target's special tokens, which might begin a new turn.
+            ConfigError: it holds one of the target's special tokens, which might begin a new turn, or an id that the
+                target does not have; or a copy behind it would not see the draft.
         """
-        if not isinstance(config.prompt, str):
-            return config
-        found = tuple(target.tokenizer.encode(config.prompt, add_special_tokens=False)) if config.prompt else ()
-        if special := [each for each in found if each in target.special_ids]:
-            raise ConfigError(f"prompt={config.prompt!r} holds the special tokens {special}: leave them out")
+        found = tuple(config.prompt)
+        if isinstance(config.prompt, str):
+            found = tuple(target.tokenizer.encode(config.prompt, add_special_tokens=False)) if config.prompt else ()
+            if special := [each for each in found if each in target.special_ids]:
+                raise ConfigError(f"prompt={config.prompt!r} holds the special tokens {special}: leave them out")
+        elif odd := [each for each in found if not 0 <= each < target.vocab_size]:
+            raise ConfigError(f"prompt={config.prompt!r} holds the ids {odd}: they must be below {target.vocab_size}")
+        rows = 2 + len(found) + config.prefix  # of a draft of one token
+        if config.alpha > 0.0 and target.window is not None and rows > target.window:
+            raise ConfigError(
+                f"verifier='reflective' needs {rows} positions from a draft of one token to its copy, and layers of "
+                f"'{target.name}' have a sliding window of {target.window}: use a shorter prompt "
+                "or prefix"
+            )
         return replace(config, prompt=found)
 
     def __init__(self, config: Any = None) -> None:

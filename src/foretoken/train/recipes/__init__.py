@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.train.recipe import Recipe
 
-NAMES = ("base", "base-tasks", "base-tasks-2", "draft", "moe", "hybrid", "mamba", "diffusion", "long", "base-ee")
+if TYPE_CHECKING:
+    from foretoken.train.recipe import Recipe
+
+NAMES = (
+    "base",
+    "base-tasks",
+    "base-tasks-2",
+    "base-reflect",
+    "draft",
+    "moe",
+    "hybrid",
+    "mamba",
+    "diffusion",
+    "long",
+    "base-ee",
+)
 
 
 def find(name: str) -> Recipe:

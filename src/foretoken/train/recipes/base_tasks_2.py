@@ -46,7 +46,8 @@ def mixture(root: Path) -> list[Source]:
     ]
 
 
-def _objective(tokenizer: PreTrainedTokenizerBase, teacher: object) -> AnswersFirst:
+def answers_first(tokenizer: PreTrainedTokenizerBase) -> AnswersFirst:
+    """The objective, with the markers that this tokenizer has."""
     known = tokenizer.get_vocab()
     openings, endings = ("<|user|>", "<|system|>"), ("<|assistant|>", doc.END, doc.BOS, doc.EOS)
     # a tokenizer need not have a marker for each role
@@ -63,5 +64,5 @@ RECIPE = replace(
     sources=mixture,
     schedule=replace(_SCHEDULE, rates=_SCHEDULE.rates.scaled(0.8)),
     bounds=Bounds(minutes=107),
-    objective=_objective,
+    objective=lambda tokenizer, teacher: answers_first(tokenizer),
 )

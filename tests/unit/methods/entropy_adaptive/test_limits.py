@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -150,6 +151,46 @@ def test_text_turns_and_meter_are_those_of_the_plain_algorithm(name, redo):
             assert {"s", "l"} == set(writers)
 
 
+@dataclass(frozen=True)
+class Settled:
+    """A turn that is settled beforehand: the large model writes where it says so."""
+
+    writers: tuple[bool, ...]
+    position: int = 0
+
+    @property
+    def large(self):
+        return self.writers[min(self.position, len(self.writers) - 1)]
+
+    def read_by_small(self, entropy):
+        return True, Settled(self.writers, self.position + 1)
+
+    def read_by_large(self, entropy):
+        return Settled(self.writers, self.position + 1)
+
+
+@pytest.mark.parametrize("gap", [1, 63, 600])
+@pytest.mark.parametrize("large_first", [True, False])
+def test_a_model_that_was_silent_goes_on_as_if_it_had_read_along(gap, large_first, monkeypatch):
+    """Each turn is what that model alone makes of the text so far, over gaps of a chunk and more; there and back."""
+    turn = Settled((large_first,) * gap + (not large_first,) * 6 + (large_first,) * 6)
+    monkeypatch.setattr(EntropyAdaptiveDrafter, "first_turn", lambda self, context: turn)
+    small = with_config(None, target=_load_once(SMALL, dtype="float32", device="cpu"))
+    models = [base(), small] if large_first else [small, base()]
+    begin = prompt_ids(PROMPTS[1])
+    if large_first and gap > 512:  # the small model has not read the prompt either: most of the gap may be that
+        begin, gap = (begin * gap)[: gap - 20], 20
+        turn = Settled((True,) * gap + (False,) * 6 + (True,) * 6)
+
+    def params(count):
+        return SamplingParams(max_tokens=count, temperature=1.0, seed=7, ignore_eos=True)
+
+    expected: list[int] = []
+    for model, count in zip([*models, models[0]], (gap, 6, 6), strict=True):
+        expected += ids(model.generate([[*begin, *expected]], params(count)))[0]
+    assert ids(adaptive(1.0).generate([begin], params(gap + 12))) == [expected]
+
+
 def test_over_many_seeds_the_small_models_first_token_has_the_law_q():
     """Goodness of fit over seeds, and the target's law as the one that must not fit."""
     prompt, count = PROMPTS[2], 200  # where both have a choice, and not the same
@@ -229,6 +270,41 @@ def test_bad_options_are_refused_by_name_and_value(options):
     with pytest.raises(ConfigError, match=name) as caught:
         EntropyAdaptiveDrafter.Config(**{"model": SMALL, **options})
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("spelt", ["inf", "Infinity"])
+def test_infinity_may_be_spelt_on_a_command_line(spelt):
+    assert EntropyAdaptiveDrafter.Config(model=SMALL, threshold=spelt).threshold == math.inf
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_left_out_of_the_entropy(tmp_path):
+    """Tables padded far beyond the tokenizer: 101 entries of which 60 are tokens. One id is all the mass among tokens,
+    the padding is flat and above it; so the mean is 0 bits among tokens, and more than 5 with the padding."""
+    for name, seed in (("large", 1), ("small", 2)):
+        save_model("llama", tmp_path / name, seed=seed)
+    large = load(str(tmp_path / "large"), dtype="float32", device="cpu")
+    small = load(str(tmp_path / "small"), dtype="float32", device="cpu")
+    for model in (large, small):
+        model.tokenizer = _Short(model.tokenizer)
+    drafter = EntropyAdaptiveDrafter(EntropyAdaptiveDrafter.Config(model="small", threshold=0.5), large, small)
+    logits_V = torch.zeros(large.vocab_size)
+    logits_V[:60] = -1e4
+    logits_V[7] = -50.0
+    assert entropy(logits_V) > 5
+    assert drafter.entropy_of(logits_V) == 0.0
+
+
+class _Short:
+    """A tokenizer of 60 entries."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __len__(self):
+        return 60
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
 
 
 def test_a_model_of_another_vocabulary_is_refused_when_the_recipe_is_composed(tmp_path):

@@ -18,7 +18,7 @@ from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import TokenTree
 from foretoken.methods.entropy_adaptive import verifier as module
-from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns, entropy
+from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns
 from foretoken.methods.entropy_adaptive.verifier import EntropyAdaptiveVerifier
 
 V = 3
@@ -110,14 +110,14 @@ def test_a_rule_that_lets_the_drawn_token_decide_is_not_the_small_models_law(mon
     assert total_variation(mass_V, pair.q(())) > 0.01
 
 
-def test_the_targets_turn_is_its_own_token_and_tells_its_raw_entropy():
+def test_the_targets_turn_is_its_own_token_and_tells_its_raw_row():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     target = Laws(logits, greedy=False, positions=[4], process=lambda raw, rows: raw / 0.1)
     verdict = verifier(0.0).verify(Draft(TokenTree(())), target, Streams(7))
     assert isinstance(verdict, LargeTurn)
     assert verdict.path == ()
     assert verdict.distortions == (0.0,)
-    assert verdict.entropy == entropy(logits[0])  # not of the law at temperature 0.1
+    assert torch.equal(verdict.logits_V, logits[0])  # not those at temperature 0.1
 
 
 @pytest.mark.parametrize("yields", [True, False])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
+from functools import partial
 
 import pytest
 import torch
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
-from foretoken.methods.reflective.verifier import PROMPT, ReflectiveVerifier
+from foretoken.core.verdict import Verdict
+from foretoken.data.reflection import BACK
+from foretoken.methods.reflective.verifier import ReflectiveVerifier
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.load import load
@@ -148,6 +152,60 @@ def test_the_cache_after_every_step_is_one_that_was_never_probed(options, monkey
     assert_idle(llm)
 
 
+class Fickle(ReflectiveVerifier):
+    """Lets any number of nodes stand, goes on with any token, and fails now and then."""
+
+    def verify_within(self, draft, target, rng, spent):
+        if len(draft) and target.probe_logits_PV is not None and self.random.random() < 0.04:
+            raise ValueError("a planted fault")
+        path, node = [], -1
+        while node in draft.tree.children and self.random.random() < 0.7:
+            node = self.random.choice(draft.tree.children[node])
+            path.append(node)
+        return Verdict(tuple(path), self.random.randrange(20, 8000))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tree", ["chain", "topk"])
+def test_committed_keys_and_values_are_those_of_a_fresh_read_whatever_stands_fails_or_is_cancelled(seed, tree):
+    """To the bit on the fused decoder, after every step, in slots that failed or cancelled requests had before."""
+    rule = Fickle(ReflectiveVerifier.Config(alpha=0.5, prompt=(60, 61), prefix=3))
+    rule.random = random.Random(seed)
+    options = {"tree": "topk", "num_drafts": 2} if tree == "topk" else {}
+    llm = with_config({**DRAFTS, **options, "verifier": rule}, max_num_seqs=2)
+    engine, commit, steps = llm.engine, llm.engine.commit, 0
+
+    def checking(current):
+        nonlocal steps
+        touched = commit(current)
+        for request in [job.request for job in current.jobs if job.request.slot >= 0]:
+            steps += any(len(job.draft) for job in current.jobs)
+            length = engine.cache.lengths[request.slot]
+            fresh = fresh_cache(list(request.tokens)[:length])
+            for kept, read_again in ((engine.cache.keys, fresh.keys), (engine.cache.values, fresh.values)):
+                for ours, theirs in zip(kept, read_again, strict=True):
+                    same = torch.equal if target().fused is not None else partial(torch.allclose, atol=1e-4)
+                    assert same(ours[request.slot, :, :length], theirs[0, :, :length])
+            if rule.random.random() < 0.05:
+                engine.cancel(request)
+        return touched
+
+    engine.commit = checking
+    llm.generate([*PROMPTS, *PROMPTS], GREEDY)
+    assert steps > 10
+    assert_idle(llm)
+
+
+def fresh_cache(tokens):
+    """The target's cache after reading these tokens once."""
+    cache, batch = target().new_cache(1), PackedBatch()
+    slot = cache.acquire()
+    cache.reserve(slot, len(tokens))
+    batch.add_chunk(slot, 0, tokens, wanted=1)
+    target().forward(batch, DensePlan(cache, batch))
+    return cache
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_company_changes_nothing(params):
     expected = [ids(reflective().generate(prompt, params))[0] for prompt in PROMPTS]
@@ -186,6 +244,24 @@ def test_near_the_end_of_the_context_the_plain_rule_decides(tmp_path):
     assert free.metrics.distortion > 0.0
 
 
+@pytest.mark.parametrize(("nodes", "read"), [(1, True), (2, False)])
+def test_a_copy_that_a_sliding_window_hides_the_draft_from_is_not_read(nodes, read, tmp_path, monkeypatch):
+    """Five positions: root, draft, prompt, prefix and copy take 2 k + 2. With two nodes the plain rule decides."""
+    model = load(str(save_model("mistral", tmp_path)), dtype="float32", device="cpu")
+    assert model.window == 5
+    params, begin = SamplingParams(max_tokens=12, ignore_eos=True), [*range(4, 20)]
+    config = {**DRAFTS, "method": "ngram", "verifier": "reflective", "alpha": 1.0, "prompt": (9,), "prefix": 1}
+    del config["model"]
+    llm = with_config({**config, "num_speculative_tokens": nodes}, target=model)
+    seen = noted(llm, monkeypatch)
+    outputs = llm.generate([begin * 2], params)
+    assert bool(seen) == read
+    if not read:
+        assert ids(outputs) == ids(with_config(None, target=model).generate([begin * 2], params))
+    with pytest.raises(ConfigError, match="window of 5"):
+        with_config({**config, "prompt": (9, 10, 11)}, target=model)
+
+
 def test_a_probe_without_numbers_ends_its_own_request_only(monkeypatch):
     llm = reflective(0.5)
     engine, forward = llm.engine, llm.engine.forward
@@ -215,13 +291,17 @@ def test_what_cannot_be_reflected_on_is_refused_with_the_reason():
         reflective(**{"verification.ffn": 0.05})
     with pytest.raises(ConfigError, match=r"alpha=1\.5"):
         reflective(1.5)
-    llm = with_config({"method": "kangaroo", "adapter": "random:2", "threshold": 0.1, "verifier": "reflective"})
-    (output,) = llm.generate(PROMPTS[0], GREEDY)
-    assert output.error is not None
-    assert "the target's own layers have begun" in output.error
+    for inside in ({"method": "kangaroo", "adapter": "random:2"}, {"method": "del"}):
+        with pytest.raises(ConfigError, match="own first layers have read already"):
+            with_config({**inside, "verifier": "reflective"})
+        with_config({**inside, "verifier": "reflective", "alpha": 0.0})  # which probes nothing
+    for prompt in ([9, 100_000], (-1,)):
+        with pytest.raises(ConfigError, match="must be below 8192"):
+            reflective(prompt=prompt)
+    assert reflective(prompt=[9, 10]).recipe.verifier.config.prompt == (9, 10)
 
 
 def test_the_prompt_is_the_targets_tokens():
     llm = with_config({**DRAFTS, "verifier": "reflective"})
     found = llm.recipe.verifier.config.prompt
-    assert target().tokenizer.decode(found) == PROMPT
+    assert target().tokenizer.decode(found) == BACK
