@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.core.intervals import mean_interval, wilson_interval
+from foretoken.core.intervals import mean_interval, normal_quantile, wilson_interval
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.floats(0.5, 0.999))
@@ -36,6 +36,30 @@ def test_mean_interval_is_students(count: int) -> None:
     half = stats.t.ppf(0.975, count - 1) * stats.sem(values)
     assert mean == pytest.approx(sum(values) / count)
     assert interval == (pytest.approx(mean - half, rel=3e-3), pytest.approx(mean + half, rel=3e-3))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize(
+    ("count", "within"),
+    [(2, 1e-12), (3, 1e-12), (4, 8e-3), (5, 2.5e-3), (6, 8e-4), (9, 1e-4), (16, 5e-6), (31, 2e-7), (61, 5e-9)],
+)
+def test_the_width_of_a_mean_s_interval_is_that_of_students_t(count: int, within: float, confidence: float) -> None:
+    """To the terms that were left out, which vanish with the fifth power of the degrees of freedom."""
+    values = [float(i % 7) for i in range(count)]
+    _, interval = mean_interval(values, confidence)
+    assert interval is not None
+    half = stats.t.ppf(0.5 + confidence / 2, count - 1) * stats.sem(values)
+    assert interval[1] - interval[0] == pytest.approx(2 * half, rel=within)
+
+
+def test_the_normal_quantile_has_the_digits_of_a_double() -> None:
+    for p in (0.5, 0.6, 0.975, 0.9995):
+        assert normal_quantile(p) == pytest.approx(stats.norm.ppf(p), rel=1e-14)
+
+
+def test_the_usual_confidence_is_95_percent() -> None:
+    assert wilson_interval(3, 10) == wilson_interval(3, 10, 0.95)
+    assert mean_interval([1.0, 2.0, 4.0]) == mean_interval([1.0, 2.0, 4.0], 0.95)
 
 
 def test_one_value_has_no_interval() -> None:
