@@ -27,8 +27,10 @@ def test_files_are_whole_and_checked_before(tmp_path):
 
 
 def test_a_file_is_as_open_as_others_and_holds_bytes_or_text(tmp_path):
-    before = os.umask(0o027)
+    before = os.umask(0)
     try:
+        write_whole(tmp_path / "open", "")
+        os.umask(0o027)
         write_whole(tmp_path / "bytes", b"\x00\xff")
         write_whole(tmp_path / "text", "naïve 東京")
     finally:
@@ -36,6 +38,7 @@ def test_a_file_is_as_open_as_others_and_holds_bytes_or_text(tmp_path):
     assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
     assert (tmp_path / "text").read_text(encoding="utf-8") == "naïve 東京"
     assert stat.S_IMODE((tmp_path / "text").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o666
     assert os.umask(before) == before
 
 

@@ -32,7 +32,7 @@ def test_columns_are_named_by_their_tokens() -> None:
     assert list(found.best) == [2, 7, 2]
     assert found.columns is columns
     assert all(token in (7, 2, 9, 4) for token in found.top_ids)
-    assert list(found.top_ids)[0] in (2, 9)
+    assert next(iter(found.top_ids)) in (2, 9)
 
 
 def test_a_row_that_is_no_number_has_a_peak_that_is_none() -> None:
