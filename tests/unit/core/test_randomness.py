@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.core.randomness import PURPOSES, Streams, _mix32, exponential, gumbel, mix64
+from foretoken.core.randomness import PURPOSES, Streams, _mix32, categorical_rows, exponential, gumbel, mix64
 
 V = 8192
 
@@ -170,3 +170,45 @@ def test_distinct_draws_are_different_and_follow_the_weights_that_are_left() -> 
     for pair, chance in expected.items():
         assert drawn.count(pair) == pytest.approx(4000 * chance, abs=4.5 * math.sqrt(4000 * chance))
     assert Streams(3).distinct("draft", q_V, 2) == Streams(3).distinct("draft", q_V, 2)
+
+
+def test_streams_go_back_to_a_mark_as_if_nothing_had_been_drawn() -> None:
+    streams = Streams(3)
+    streams.bernoulli("accept", [0.5] * 3)
+    mark = streams.mark()
+    first = [streams.uniform(purpose, 4).tolist() for purpose in PURPOSES]
+    assert streams.uniform("accept", 4).tolist() != first[1]
+    streams.rewind(mark)
+    assert [streams.uniform(purpose, 4).tolist() for purpose in PURPOSES] == first
+    untouched = Streams(3)
+    assert untouched.uniform("bonus", 4).tolist() == first[PURPOSES.index("bonus")]
+
+
+def test_uniforms_are_from_0_to_1() -> None:
+    drawn = Streams(3).uniform("draft", 20_000)
+    assert drawn.dtype == torch.float32
+    assert 0.0 <= float(drawn.min()) < 0.01
+    assert 0.99 < float(drawn.max()) < 1.0
+
+
+@pytest.mark.parametrize("size", [1, 5, 40, 2048, 2049, 3072, 5000])
+def test_rows_are_drawn_as_one_by_one(size: int) -> None:
+    rng = torch.Generator().manual_seed(size)
+    weights_BV = torch.rand(33, size, generator=rng) ** 6 * 3
+    weights_BV[:, 1::3] = 0.0
+    weights_BV[5] = 0.0
+    weights_BV[5, size - 1] = 1e-30  # a lone token at the end of the last block
+    for trial in range(20):
+        seeds = [100 * trial + row for row in range(33)]
+        rows = categorical_rows([Streams(seed) for seed in seeds], "bonus", weights_BV)
+        single = [Streams(seed).categorical("bonus", weights) for seed, weights in zip(seeds, weights_BV, strict=True)]
+        assert rows == single
+        assert all(weights_BV[row, token] > 0 for row, token in enumerate(rows))
+
+
+def test_a_stream_goes_on_where_it_was_left() -> None:
+    weights_BV = torch.rand(2, 3000, generator=torch.Generator().manual_seed(0))
+    together, apart = [Streams(1), Streams(2)], [Streams(1), Streams(2)]
+    for _ in range(5):
+        rows = categorical_rows(together, "residual", weights_BV)
+        assert rows == [rng.categorical("residual", weights) for rng, weights in zip(apart, weights_BV, strict=True)]
