@@ -68,13 +68,13 @@ class Offers:
             adaptive controller leaves the length to it. None: it has no rule of its own.
         weighed: whether the controller may leave requests without its drafts where plain decoding is faster; not where
             a drafter's options say how many tokens every step is to draft.
-        resumes: whether a drafter's drafts go on from inside of the target: rows behind them were not begun.
+        resumes: whether a drafter's drafts go on from inside of the target: rows behind them were not begun there, so
+            that nothing can be hung on them.
         batches: whether a verifier decides many requests in one go.
         takes_turns: whether a verifier may emit a draft's tokens without one of the target's behind them. Then every
             token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
             steps without a draft.
         probes: whether a verifier asks for rows behind drafts (``Verifier.probe``) by which it decides.
-        resumes: whether a drafter's drafts may have resume points, so that nothing can be hung on them.
     """
 
     evidence: tuple[type[Evidence], ...] = ()
@@ -84,7 +84,6 @@ class Offers:
     batches: bool = False
     takes_turns: bool = False
     probes: bool = False
-    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

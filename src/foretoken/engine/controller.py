@@ -50,7 +50,7 @@ class Controller:
         self._worth = Worth(self._reading)
         self._regimes: dict[int, _Regime] = {}  # by the magnitude of the number of requests
         self._rest = _Rest(0, 0)
-        self._empty_steps = 0
+        self._empty_steps = self._num_probes = 0
         self._probing = False
         self._next_gain = self._first_gain = 0.0  # what the first node must promise, and each later one
 
@@ -98,7 +98,8 @@ class Controller:
         rules: list[StopRule | None] = [_Rule(self) if asks else None for asks in asked]
         if self._probing:  # one of them, each time another
             places = [place for place, asks in enumerate(asked) if asks]
-            rules[places[self._empty_steps % len(places)]] = _Rule(self, _PROBE_NODES)
+            rules[places[self._num_probes % len(places)]] = _Rule(self, _PROBE_NODES)
+            self._num_probes += 1
         return rules
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:

@@ -11,6 +11,7 @@ def test_the_nearest_name_or_all_of_them() -> None:
     assert nearest("blocks", known) == "did you mean 'block'?"
     assert nearest("zzzz", known) == "known: block, match, ratio."
     assert nearest("ab", ["abcd", "abxyz12"]) == "did you mean 'abcd'?"
+    assert nearest("abcd", ["abxy"]) == "did you mean 'abxy'?"  # half of the letters
     assert nearest("abcdef", ["abc456789"]) == "known: abc456789."
 
 

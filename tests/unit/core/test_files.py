@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
+from pathlib import Path
 
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_writable, write_whole
+from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.core.files import cache_folder, check_writable, folder_made_once, own_cache_folder, write_whole
 
 
 def test_files_are_whole_and_checked_before(tmp_path):
@@ -22,3 +24,103 @@ def test_files_are_whole_and_checked_before(tmp_path):
         check_writable(tmp_path / "no" / "out.json", "--json")
     with pytest.raises(ConfigError, match="this is a folder"):
         check_writable(tmp_path, "--json")
+
+
+def test_a_file_is_as_open_as_others_and_holds_bytes_or_text(tmp_path):
+    before = os.umask(0)
+    try:
+        write_whole(tmp_path / "open", "")
+        os.umask(0o027)
+        write_whole(tmp_path / "bytes", b"\x00\xff")
+        write_whole(tmp_path / "text", "naïve 東京")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "naïve 東京"
+    assert stat.S_IMODE((tmp_path / "text").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o666
+    assert os.umask(before) == before
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    with pytest.raises(ForetokenError, match="cannot be written"):
+        write_whole(tmp_path / "no" / "out.json", "one")
+    write_whole(tmp_path / "out.json", "one")
+    monkeypatch.setattr(os, "replace", lambda *given: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(ForetokenError, match="disk full"):
+        write_whole(tmp_path / "out.json", "two")
+    assert os.listdir(tmp_path) == ["out.json"]
+    assert (tmp_path / "out.json").read_text() == "one"
+
+
+def test_the_cache_is_a_folder_that_nobody_else_looks_into(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (tmp_path / "caches" / "foretoken").mkdir(parents=True)
+    folder = own_cache_folder()
+    assert folder == cache_folder() == tmp_path / "caches" / "foretoken"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = cache_folder()
+    assert folder == tmp_path / "home" / ".cache" / "foretoken"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("obstacle", ["a link", "a file", "somebody else's"])
+def test_a_cache_that_is_not_ours_alone_is_not_used(tmp_path, monkeypatch, obstacle):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if obstacle == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "foretoken").symlink_to(tmp_path / "elsewhere")
+    elif obstacle == "a file":
+        (tmp_path / "foretoken").write_text("")
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert own_cache_folder() is None
+    instead = cache_folder()
+    assert instead.is_dir()
+    assert tmp_path not in instead.parents
+    assert instead.name.startswith("foretoken-")
+    instead.rmdir()
+
+
+def test_a_folder_is_made_once_and_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made: list[Path] = []
+
+    def write(folder: Path) -> None:
+        made.append(folder)
+        assert list(folder.iterdir()) == []
+        assert not (tmp_path / "foretoken" / "sub" / "it").exists()
+        (folder / "one").write_text("1")
+        if len(made) == 1:
+            raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        folder_made_once("sub/it", write)
+    assert list((tmp_path / "foretoken" / "sub").iterdir()) == []
+    for _ in range(2):
+        place = folder_made_once("sub/it", write)
+        assert place == tmp_path / "foretoken" / "sub" / "it"
+        assert (place / "one").read_text() == "1"
+        assert os.listdir(place.parent) == ["it"]
+    assert len(made) == 2
+    assert made[1].name == "it"
+
+
+def test_a_folder_that_another_process_made_in_the_meantime_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def slower(folder: Path) -> None:
+        other = tmp_path / "foretoken" / "it"
+        other.mkdir()
+        (other / "theirs").write_text("")
+
+    assert os.listdir(folder_made_once("it", slower)) == ["theirs"]
+    assert os.listdir(tmp_path / "foretoken") == ["it"]
+
+    def in_the_way(folder: Path) -> None:
+        (tmp_path / "foretoken" / "that").write_text("a file")
+
+    with pytest.raises(OSError):  # noqa: PT011  what the system says of it
+        folder_made_once("that", in_the_way)

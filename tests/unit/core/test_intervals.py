@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.core.intervals import mean_interval, wilson_interval
+from foretoken.core.intervals import mean_interval, normal_quantile, wilson_interval
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.floats(0.5, 0.999))
@@ -36,6 +36,34 @@ def test_mean_interval_is_students(count: int) -> None:
     half = stats.t.ppf(0.975, count - 1) * stats.sem(values)
     assert mean == pytest.approx(sum(values) / count)
     assert interval == (pytest.approx(mean - half, rel=3e-3), pytest.approx(mean + half, rel=3e-3))
+
+
+def width_error(count: int, confidence: float) -> float:
+    """How much wider a mean's interval is than Student's, as a share."""
+    values = [float(i % 7) for i in range(count)]
+    _, interval = mean_interval(values, confidence)
+    assert interval is not None
+    half = stats.t.ppf(0.5 + confidence / 2, count - 1) * stats.sem(values)
+    return (interval[1] - interval[0]) / (2 * half) - 1.0
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99])
+def test_the_width_of_a_mean_s_interval_is_that_of_students_t(confidence: float) -> None:
+    """Exact at one and two degrees of freedom; the error of the series vanishes with their fifth power."""
+    assert width_error(2, confidence) == pytest.approx(0.0, abs=1e-12)
+    assert width_error(3, confidence) == pytest.approx(0.0, abs=1e-12)
+    assert -0.01 < width_error(4, confidence) < 0.0
+    assert width_error(31, confidence) / width_error(61, confidence) == pytest.approx(2**5, rel=0.1)
+
+
+def test_the_normal_quantile_has_the_digits_of_a_double() -> None:
+    for p in (0.5, 0.6, 0.975, 0.9995):
+        assert normal_quantile(p) == pytest.approx(stats.norm.ppf(p), rel=1e-14)
+
+
+def test_the_usual_confidence_is_95_percent() -> None:
+    assert wilson_interval(3, 10) == wilson_interval(3, 10, 0.95)
+    assert mean_interval([1.0, 2.0, 4.0]) == mean_interval([1.0, 2.0, 4.0], 0.95)
 
 
 def test_one_value_has_no_interval() -> None:

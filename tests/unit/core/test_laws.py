@@ -217,6 +217,97 @@ def test_laws_give_the_same_row_one_by_one_and_together() -> None:
     assert Laws(raw.bfloat16(), greedy=False, positions=range(4)).p_MV.dtype == torch.float32
 
 
+def lazy(raw: torch.Tensor, asked: list[range], **options: object) -> Laws:
+    """Laws whose rows are processed when they are looked at: ten is added to row 0, eleven to row 1, ..."""
+
+    def process(raw_MV: torch.Tensor, rows: range) -> torch.Tensor:
+        assert len(raw_MV) == len(rows)
+        asked.append(rows)
+        return raw_MV + 10.0 + torch.tensor(list(rows), dtype=raw_MV.dtype)[:, None]
+
+    return Laws(raw, greedy=False, positions=range(7, 7 + len(raw)), process=process, **options)  # type: ignore[arg-type]
+
+
+def test_a_row_is_processed_once_when_it_is_first_looked_at() -> None:
+    raw, asked = logits(), list[range]()
+    laws = lazy(raw, asked)
+    assert (len(laws), laws.vocab_size) == (4, V)
+    assert laws.raw_MV is raw
+    for _ in range(2):
+        assert torch.allclose(laws.logits_at(2), raw[2] + 12.0)
+        assert torch.allclose(laws.p_at(3), torch.softmax(raw[3], -1))
+    assert asked == [range(2, 3), range(3, 4)]
+    assert torch.allclose(laws.logits_MV, raw + torch.tensor([[10.0], [11.0], [12.0], [13.0]]))
+    laws.logits_at(0)
+    assert laws.best == raw.argmax(-1).tolist()
+    assert asked[2:] == [range(4)]  # all rows once: then none is processed alone
+
+
+def test_the_same_rows_over_other_logits_are_processed_alike() -> None:
+    raw, other, asked = logits(), logits(seed=1), list[range]()
+    hidden = torch.ones(4, 3)
+    laws = lazy(raw, asked, hidden=lambda: hidden, stop_ids=frozenset({2}), probe_logits_PV=raw[:1])
+    assert torch.equal(laws.probe_logits_PV, raw[:1])  # type: ignore[arg-type]
+    twin = laws.over(other)
+    assert (twin.greedy, list(twin.positions), twin.stop_ids) == (False, [7, 8, 9, 10], frozenset({2}))
+    assert twin.hidden_MD is hidden
+    assert twin.probe_logits_PV is None
+    assert torch.allclose(twin.logits_at(1), other[1] + 11.0)
+    assert Laws(raw, greedy=True, positions=range(4)).over(other).greedy
+    with pytest.raises(ValueError, match="hidden"):
+        _ = lazy(raw, asked).hidden_MD
+
+
+def test_on_a_gpu_all_rows_are_processed_in_one_launch() -> None:
+    class OnGpu(Laws):
+        on_gpu = True
+
+    raw, asked = logits(), list[range]()
+
+    def process(raw_MV: torch.Tensor, rows: range) -> torch.Tensor:
+        asked.append(rows)
+        return raw_MV
+
+    laws = OnGpu(raw, greedy=False, positions=range(4), process=process)
+    for row in (2, 0):
+        assert torch.equal(laws.logits_at(row), raw[row])
+        assert torch.allclose(laws.p_at(row), torch.softmax(raw[row], -1))
+    assert asked == [range(4)]
+
+
+def test_what_a_caller_knows_is_not_looked_for() -> None:
+    assert list(Laws(logits(), greedy=True, positions=range(4), best=[3, 1, 4, 1]).best) == [3, 1, 4, 1]
+
+
+def test_everything_is_made_where_the_logits_live() -> None:
+    """On torch's device without memory: two tensors of different devices cannot be added there either."""
+    params = SamplingParams(
+        temperature=0.5,
+        min_tokens=5,
+        max_tokens=9,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        logit_bias={3: 1.0},
+        top_k=4,
+    )
+    maker = LawMaker(params, [1, 2], 12, frozenset({STOP}), "meta")
+    maker.append([A, B])
+    for made in (maker._stop_ids, maker._bias_ids, maker._bias, maker._output_V, maker._seen_V):
+        assert made is not None
+        assert made.device.type == "meta"
+    assert maker.process(torch.empty(5, 12, device="meta"), TREE, range(-1, 4)).device.type == "meta"
+
+
+def test_a_tied_top_p_keeps_the_token_on_the_border_and_no_other() -> None:
+    """By hand: masses of 0.5, 0.3 and 0.2, in a small vocabulary and in one that is selected from."""
+    for size in (3, 20_000):
+        p = torch.zeros(1, size)
+        p[0, :3] = torch.tensor([0.3, 0.2, 0.5])
+        for top_p, kept in ((0.4, [2]), (0.51, [0, 2]), (0.79, [0, 2]), (0.81, [0, 1, 2])):
+            found = process(p.log().clamp(min=-1e4), top_p=top_p)[0]
+            assert (found > -torch.inf).nonzero()[:, 0].tolist() == kept
+
+
 def test_of_tied_tokens_the_first_is_the_best() -> None:
     logits_MV = torch.tensor([[0.0, 2.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0]])
     laws = Laws(logits_MV, greedy=True, positions=[4, 5])

@@ -10,9 +10,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.core.randomness import PURPOSES, Streams, exponential, gumbel
+from foretoken.core.randomness import PURPOSES, Streams, _mix32, categorical_rows, exponential, gumbel, mix64
 
 V = 8192
+
+
+def test_mix64_is_the_published_splitmix64() -> None:
+    """Its first three numbers from the state 0, which moves on by the golden ratio."""
+    states = [number * 0x9E3779B97F4A7C15 for number in range(3)]
+    assert [mix64(state) for state in states] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert mix64(2**64 + 5) == mix64(5)
+
+
+def test_mix32_is_murmur3_s() -> None:
+    def finaliser(value: int) -> int:
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            value = (value ^ (value >> shift)) * factor % 2**32
+        return value
+
+    values = [0, 1, 2, 77, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF, 0xFFFFFFFF]
+    given = torch.tensor([value - 2**32 if value >= 2**31 else value for value in values], dtype=torch.int32)
+    found = _mix32(given.clone())
+    assert [value % 2**32 for value in found.tolist()] == [finaliser(value) for value in values]
+    assert finaliser(1) == 0x514E28B7  # as published
+
+
+def test_what_a_seed_gives_is_the_same_in_every_version() -> None:
+    """Written down once: a seeded text is to come out again after an update."""
+    noise = exponential(7, [0, 5, 1_000_003], 20_000)
+    assert noise[[0, 0, 1, 2], [0, 19_999, 77, 4096]].tolist() == pytest.approx(
+        [0.33964306, 0.13504697, 0.80560219, 0.17651574], rel=1e-6
+    )
+    streams = Streams(7)
+    drawn = [streams.bernoulli(purpose, [0.5] * 8) for purpose in PURPOSES]
+    assert ["".join("01"[bit] for bit in bits) for bits in drawn] == ["11110101", "01001011", "00100111", "10000100"]
+    weights = torch.arange(1, 5001, dtype=torch.float64)
+    assert [streams.categorical("bonus", weights) for _ in range(3)] == [2605, 4773, 1519]
 
 
 def test_gumbel_follows_its_law() -> None:
@@ -137,3 +170,45 @@ def test_distinct_draws_are_different_and_follow_the_weights_that_are_left() -> 
     for pair, chance in expected.items():
         assert drawn.count(pair) == pytest.approx(4000 * chance, abs=4.5 * math.sqrt(4000 * chance))
     assert Streams(3).distinct("draft", q_V, 2) == Streams(3).distinct("draft", q_V, 2)
+
+
+def test_streams_go_back_to_a_mark_as_if_nothing_had_been_drawn() -> None:
+    streams = Streams(3)
+    streams.bernoulli("accept", [0.5] * 3)
+    mark = streams.mark()
+    first = [streams.uniform(purpose, 4).tolist() for purpose in PURPOSES]
+    assert streams.uniform("accept", 4).tolist() != first[1]
+    streams.rewind(mark)
+    assert [streams.uniform(purpose, 4).tolist() for purpose in PURPOSES] == first
+    untouched = Streams(3)
+    assert untouched.uniform("bonus", 4).tolist() == first[PURPOSES.index("bonus")]
+
+
+def test_uniforms_are_from_0_to_1() -> None:
+    drawn = Streams(3).uniform("draft", 20_000)
+    assert drawn.dtype == torch.float32
+    assert 0.0 <= float(drawn.min()) < 0.01
+    assert 0.99 < float(drawn.max()) < 1.0
+
+
+@pytest.mark.parametrize("size", [1, 5, 40, 2048, 2049, 3072, 5000])
+def test_rows_are_drawn_as_one_by_one(size: int) -> None:
+    rng = torch.Generator().manual_seed(size)
+    weights_BV = torch.rand(33, size, generator=rng) ** 6 * 3
+    weights_BV[:, 1::3] = 0.0
+    weights_BV[5] = 0.0
+    weights_BV[5, size - 1] = 1e-30  # a lone token at the end of the last block
+    for trial in range(20):
+        seeds = [100 * trial + row for row in range(33)]
+        rows = categorical_rows([Streams(seed) for seed in seeds], "bonus", weights_BV)
+        single = [Streams(seed).categorical("bonus", weights) for seed, weights in zip(seeds, weights_BV, strict=True)]
+        assert rows == single
+        assert all(weights_BV[row, token] > 0 for row, token in enumerate(rows))
+
+
+def test_a_stream_goes_on_where_it_was_left() -> None:
+    weights_BV = torch.rand(2, 3000, generator=torch.Generator().manual_seed(0))
+    together, apart = [Streams(1), Streams(2)], [Streams(1), Streams(2)]
+    for _ in range(5):
+        rows = categorical_rows(together, "residual", weights_BV)
+        assert rows == [rng.categorical("residual", weights) for rng, weights in zip(apart, weights_BV, strict=True)]

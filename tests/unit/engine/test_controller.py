@@ -10,7 +10,8 @@ import pytest
 from foretoken.core.draft import Draft
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.engine.controller import Controller
+from foretoken.engine.confidence import Confidence
+from foretoken.engine.controller import Controller, _Regime
 from foretoken.engine.worth import Standing
 
 MOST = 16
@@ -168,6 +169,121 @@ def test_one_late_step_changes_nothing_much(late):
     calm.go(world, 300)
     shaken = run.go(world, 100, late=late)
     assert shaken[0] > 0.9 * calm.go(world, 100)[0]
+
+
+class Silent:
+    """A controller and a drafter that never finds its own drafts worth their time, so that all there are are probes.
+
+    Args:
+        node: seconds of drafting per node; a plain step takes one.
+    """
+
+    def __init__(self, num_requests: int = 1, node: float = 0.001) -> None:
+        self.node = node
+        self.controller = Controller()
+        self.requests = [Endless() for _ in range(num_requests)]
+
+    def step(self, accepted: int = 0) -> list[int]:
+        """Who probes, after whom the given number of its two nodes stands."""
+        rules = self.controller.choose(self.requests, len(self.requests))
+        # a node that is never reached promises nothing
+        probes = [place for place, rule in enumerate(rules) if rule is not None and rule.worthwhile(0.0, 0.0, 0)]
+        for place in probes:
+            rule = rules[place]
+            assert rule is not None
+            assert [rule.worthwhile(0.0, 0.0, nodes) for nodes in (1, 2)] == [True, False]
+        nodes = 2 * len(probes)
+        draft, verify = self.node * nodes, 1.0 + 0.001 * nodes
+        self.controller.measure(
+            num_requests=len(self.requests),
+            nodes=nodes,
+            accepted=min(accepted, nodes),
+            draft=draft,
+            total=draft + verify,
+        )
+        return probes
+
+    def until_a_probe(self, accepted: int = 0) -> tuple[int, list[int]]:
+        """How many steps were without one, and who makes it."""
+        for empty in range(200):
+            if probes := self.step(accepted):
+                return empty, probes
+        raise AssertionError("no probe")
+
+
+def test_after_32_empty_drafts_one_is_made_anyway_and_after_a_probe_that_fell_32_more():
+    silent = Silent()
+    while not silent.controller._regime(1).costs.row_known:  # before, every step that asks is a probe
+        silent.step()
+    assert [silent.until_a_probe()[0] for _ in range(3)] == [32, 32, 32]
+
+
+def test_a_probe_is_made_when_the_purse_holds_what_it_will_cost():
+    silent = Silent(node=1.5)
+    worth = silent.controller._worth
+    while not (silent.controller._regime(1).costs.row_known and worth.affords(0.0)):
+        silent.step()
+    num_probes = 0
+    for _ in range(2000):
+        could = worth.affords(2.9)
+        probes = silent.step()
+        num_probes += len(probes)
+        assert could or not probes
+        assert worth.affords(-0.1)  # nothing is owed afterwards
+    assert 3 <= num_probes <= 2000 / (3.0 * 128) + 1
+
+
+def test_a_probe_that_stands_calls_for_another_one():
+    silent = Silent()
+    while not silent.controller._regime(1).costs.row_known:
+        silent.step()
+    assert silent.until_a_probe(accepted=2)[0] == 32
+    assert [silent.until_a_probe(accepted)[0] for accepted in (2, 2, 1, 0)] == [0, 0, 0, 32]
+
+
+def test_each_time_another_request_probes():
+    silent = Silent(num_requests=3)
+    found = [silent.until_a_probe()[1] for _ in range(12)]
+    assert all(len(probes) == 1 for probes in found)
+    assert {place for (place,) in found[-3:]} == {0, 1, 2}
+
+
+def test_the_rate_is_that_of_the_last_steps():
+    regime = _Regime()
+    assert regime.rate == 0.0
+    for _ in range(200):
+        regime.add(1, 1.0)
+    assert regime.rate == pytest.approx(1.0)
+    regime.add(3, 1.0)
+    assert regime.rate == pytest.approx(1.0 + 2 / 20, rel=0.01)  # of twenty steps, in the mean
+    for _ in range(200):
+        regime.add(3, 0.5)
+    assert regime.rate == pytest.approx(6.0, rel=0.01)
+    regime.add(3, 1000.0)
+    assert regime.rate == pytest.approx(6.0 * 20 / 24, rel=0.02)  # five times as long as a step is, no longer
+
+
+def test_how_often_nodes_stand_is_forgotten_beyond_two_hundred_of_a_confidence():
+    confidence = Confidence()
+    sure = Draft(TokenTree([1]), confidence=(0.95,))
+    assert confidence.stands(0.95) == pytest.approx(0.95)
+    for _ in range(1000):
+        confidence.learn(sure, Verdict((0,), 2))
+    assert confidence.stands(0.95) > 0.99
+    assert confidence.stands(0.85) == pytest.approx(0.85)  # of another confidence
+    for _ in range(300):
+        confidence.learn(sure, Verdict((), 2))
+    assert confidence.stands(0.95) < 0.25
+    assert confidence.seen[9] <= 200.0
+
+
+def test_a_confidence_is_of_the_tenth_that_it_lies_in():
+    confidence = Confidence()
+    assert [confidence.stands(each) for each in (0.0, 0.1, 0.19, 0.5, 1.0)] == pytest.approx(
+        [0.05, 0.15, 0.15, 0.55, 0.95]
+    )
+    confidence.learn(Draft(TokenTree([1]), confidence=(1.0,)), Verdict((), 2))
+    assert confidence.stands(0.9) == pytest.approx(4 * 0.95 / 5)
 
 
 def test_a_drafter_without_confidences_teaches_nothing_and_breaks_nothing():

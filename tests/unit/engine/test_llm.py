@@ -814,8 +814,13 @@ def test_what_is_accepted_beyond_the_end_is_not_counted():
     text = greedy(PROMPTS[0])
     end = next(place for place in range(2, 6) if text[place] not in text[:place])
     llm = with_drafter(stubs.Oracle(truth(PROMPTS[:1])), num_nodes=6)
+    account, told = llm.engine.account, []
+    llm.engine.account = lambda current, **times: (
+        told.append((current.num_nodes, current.num_accepted)) or account(current, **times)
+    )
     (output,) = llm.generate(PROMPTS[0], plan(40, stop_token_ids=[text[end]]))
     assert output.token_ids == text[: end + 1]
+    assert told == [(0, 0), (6, end - 1)]  # a step's tokens, but for the one that it would have had anyway
     metrics = output.metrics
     assert (metrics.num_tokens, metrics.num_steps, metrics.num_draft_tokens) == (end + 1, 2, 6)
     assert metrics.num_accepted_tokens == end  # the first token is the prompt's

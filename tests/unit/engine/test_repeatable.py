@@ -157,6 +157,16 @@ def test_the_rate_is_that_of_tokens_over_costs():
     assert rule.worthwhile(1.0, 0.55, 0)
 
 
+def test_a_rate_of_long_ago_is_forgotten():
+    rule, draft = OwnPastRule(0.1), Draft(TokenTree([5] * 6))
+    for _ in range(200):
+        rule.learn(draft, Verdict((0, 1, 2, 3, 4, 5), 6))
+    assert not rule.worthwhile(1.0, 0.25, 2)  # 7 tokens for 1.6: a node has to stand with 0.44
+    for _ in range(100):
+        rule.learn(NO_DRAFT, Verdict((), 6))
+    assert rule.worthwhile(1.0, 0.25, 2)  # one for 1: with 0.1
+
+
 def test_after_many_steps_without_a_draft_one_is_made_anyway():
     rule = OwnPastRule(2.0)
     for _ in range(31):

@@ -11,7 +11,8 @@ from foretoken.core.draft import Draft
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.controller import Controller
-from foretoken.engine.worth import Standing
+from foretoken.engine.step_costs import Reading, StepCosts
+from foretoken.engine.worth import Standing, Worth
 
 MOST = 16
 DULL = (0.05,) * 8 + (0.2, 0.3)
@@ -235,3 +236,175 @@ def test_a_rest_ends_when_the_batch_changes():
         controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.0, total=5.0)
     assert controller.rests(1)
     assert not controller.rests(2)
+
+
+# ---------------------------------------------------------------------- the books, entry by entry
+
+
+class Book:
+    """A second a plain step of one request, rows for nothing, and drafts that gain what the test says."""
+
+    def __init__(self, reading: float = 0.0) -> None:
+        self.costs = StepCosts()
+        for _ in range(3):
+            self.costs.measure(1, 0, 1.0)
+        for _ in range(400):
+            self.costs.measure(1, 8, 1.0)
+        assert self.costs.row(1) == pytest.approx(0.0, abs=1e-5)
+        self.worth = Worth(Reading(reading))
+
+    def step(self, *requests: Answer, gained: float = 0.0, typical: bool = True) -> list[bool]:
+        asked = self.worth.choose(requests, 1, self.costs)
+        drafting = self.worth.num_asked > 0
+        assert self.worth.num_asked == sum(asked)
+        self.worth.measure(
+            1,
+            self.costs,
+            nodes=8 * drafting,
+            accepted=2 * drafting,
+            draft=2.0 - gained if drafting else 0.0,
+            total=1.0,
+            typical=typical,
+        )
+        return asked
+
+    def steps(self, count: int, *requests: Answer, gained: float = 0.0, typical: bool = True) -> int:
+        """In how many of so many steps the first request is asked."""
+        return sum(self.step(*requests, gained=gained, typical=typical)[0] for _ in range(count))
+
+
+def unread(count: int, room: int = 100_000) -> Answer:
+    return Answer([0] * count, room, count)
+
+
+def test_the_first_trial_is_of_the_request_that_has_least_to_read_and_of_it_alone():
+    book = Book(reading=0.1)
+    long, short, middle = unread(300), unread(100), unread(200)
+    assert book.step(long, short, middle) == [False, True, False]
+    assert book.step(long, short, middle) == [False, True, False]
+    read = unread(500)
+    read.standing.num_read = 450
+    assert Book(reading=0.1).step(unread(300), unread(100), read) == [False, False, True]
+
+
+def test_a_trial_lasts_sixteen_steps_while_little_is_known():
+    book = Book()
+    request = unread(10)
+    for trial in range(15, -1, -1):
+        book.step(request, typical=False)
+        assert request.standing.trial == trial
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(490, True), (510, False)])
+def test_what_costs_more_to_read_than_half_of_the_steps_to_come_is_not_tried(tokens, asked):
+    assert Book(reading=0.1).step(unread(tokens, room=100)) == [asked]
+    book = Book(reading=0.1)
+    book.worth.ended(100)  # answers end, however much room there is
+    assert book.step(unread(tokens)) == [asked]
+
+
+def test_a_gain_is_believed_after_eight_steps_or_so_many_tokens_lost():
+    lost_a_little, lost_much = Book(), Book()
+    assert 8 <= lost_a_little.steps(100, unread(10), gained=-0.2) <= 11
+    assert lost_much.steps(100, unread(10), gained=-5.0) == 3  # the first is one of reading
+
+
+def test_what_was_lost_is_earned_by_one_128th_of_the_time_before_anything_is_tried_again():
+    book, request = Book(), unread(10)
+    first = book.steps(100, request, gained=-0.5)
+    debt = 0.5 * first - 100 / 128
+    needed = (debt + 16 * 0.5) * 128  # what is owed, and what a trial will cost
+    assert book.steps(int(0.97 * needed), request, gained=-0.5) == 0
+    assert book.steps(int(0.06 * needed), request, gained=-0.5) > 0
+
+
+@pytest.mark.parametrize("gained", [-0.1, -0.5, -3.0])
+def test_in_the_long_run_trials_lose_no_more_than_their_share(gained):
+    book, request = Book(), unread(10)
+    asked = book.steps(20_000, request, gained=gained)
+    assert asked * -gained == pytest.approx(20_000 / 128, rel=0.2)
+
+
+def test_where_drafting_pays_it_is_used_but_for_every_64th_step():
+    book, request = Book(), unread(10)
+    assert book.steps(640, request, gained=1.0) == 640 - 10
+
+
+def test_a_request_is_asked_where_what_it_gains_is_more_than_its_reading_costs():
+    book = Book(reading=0.1)
+    book.steps(30, unread(10), gained=1.0)
+    assert book.step(unread(400, room=60), unread(400, room=30), unread(200, room=30)) == [True, False, True]
+    for _ in range(10):
+        book.worth.ended(30)
+    assert book.step(unread(400, room=60), unread(200, room=60), unread(200, room=10)) == [False, True, False]
+
+
+def test_what_a_drafter_has_read_costs_nothing_again():
+    book, request = Book(reading=0.1), unread(400)
+    book.steps(30, request, gained=1.0)
+    assert request.standing.num_read == 400
+    request.room = 30
+    request.tokens += [0] * 20
+    assert book.step(request) == [True]
+
+
+def test_the_backlog_is_what_has_to_be_read_of_those_who_were_not_asked_in_the_step_before():
+    book = Book(reading=0.01)
+    first, second = unread(40), unread(30)
+    book.step(first)
+    assert book.worth.backlog == 40
+    first.tokens += [0] * 3
+    book.step(first, gained=1.0)
+    assert book.worth.backlog == 0
+    book.steps(20, first, gained=1.0)
+    first.tokens += [0] * 5
+    book.step(first, second, gained=1.0)
+    assert book.worth.backlog == 30
+    book.worth.choose([second], 1, book.costs)
+    first.tokens += [0] * 2
+    book.step(first, second, gained=1.0)
+    assert book.worth.backlog == 2
+
+
+def test_the_purse_holds_256_tokens_at_most_and_allows_what_it_holds():
+    book, request = Book(reading=0.1), unread(10)
+    assert book.worth.affords(0.0)
+    assert not book.worth.affords(0.1)
+    book.steps(256, unread(10, room=0), gained=0.0)  # nobody is asked where nothing is to come
+    assert book.worth.affords(1.99)
+    assert not book.worth.affords(2.01)
+    book.steps(400, request, gained=1.0)
+    assert book.worth.affords(256.0)
+    assert not book.worth.affords(256.1)
+
+
+def test_what_a_probe_gains_goes_into_the_purse_and_says_nothing_of_other_steps():
+    book, request = Book(), unread(10)
+    book.steps(12, request, gained=-0.01, typical=False)
+    assert not book.worth.affords(0.0)
+    book.steps(400, request, gained=1.0)  # still not known, and tried again as soon as nothing is owed
+    assert book.worth.affords(200.0)
+
+
+def test_gains_are_those_of_a_like_number_of_requests():
+    """Of two or three together, as their number has as many binary digits."""
+    book, request = Book(), unread(10)
+    book.steps(100, request, gained=1.0)
+    for requests, known in ((1, True), (2, False)):
+        assert (book.worth._gain(requests).weight > 0) == known
+    assert book.worth._gain(2) is book.worth._gain(3)
+    assert book.worth._gain(3) is not book.worth._gain(4)
+
+
+def test_the_gain_of_a_step_is_a_request_s():
+    costs = StepCosts()
+    for _ in range(3):
+        costs.measure(4, 0, 4.0)  # a second for each of four requests
+    worth, requests = Worth(Reading(0.0)), [unread(0) for _ in range(4)]
+    for request in requests:
+        request.standing.trial = 10
+    for _ in range(2):
+        assert worth.choose(requests, 4, costs) == [True] * 4
+        worth.measure(4, costs, nodes=2, accepted=8, draft=1.0, total=4.0, typical=True)
+    # a row is believed to take a second, as the requests' own
+    assert worth._gain(4).value == pytest.approx((8 - 1.0 - 2 * 1.0) / 4)

@@ -290,12 +290,42 @@ def test_impossible_tokens_are_never_emitted(rule: Any) -> None:
         assert float(joint[target_law(pair, 2) == 0].abs().sum()) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("rule", "stands", "falls"),
+    [
+        (PThresholdVerifier(PThresholdVerifier.Config(min_prob=0.25)), [0.25, 0.75], [0.2499, 0.7501]),
+        (KlThresholdVerifier(KlThresholdVerifier.Config(max_confidence=0.75)), [0.25, 0.75], [0.2499, 0.7501]),
+        (TypicalVerifier(TypicalVerifier.Config(epsilon=0.25, delta=1.0)), [0.2501, 0.7499], [0.25, 0.75]),
+        (TopkRelaxedVerifier(TopkRelaxedVerifier.Config(relaxed_delta=0.5)), [0.25, 0.75], [0.2499, 0.7501]),
+    ],
+    ids=lambda rule: getattr(rule, "name", ""),
+)
+def test_a_bound_itself_is_on_the_side_that_the_rule_says(rule: Any, stands: list[float], falls: list[float]) -> None:
+    """Token 0, which the exact test refuses, by these numbers."""
+
+    class Unlucky(Streams):
+        def bernoulli(self, purpose: str, chances: Any) -> list[bool]:
+            return [chance >= 1.0 for chance in chances]
+
+    for p, expected in ((stands, 0), (falls, None)):
+        p_V = torch.tensor(p, dtype=torch.float64)
+        assert rule.decide(p_V, torch.tensor([0.5, 0.5], dtype=torch.float64), (0,), Unlucky(0))[0] == expected
+
+
+@pytest.mark.parametrize("rule", [ToleranceVerifier(ToleranceVerifier.Config(tolerance=0.5)), MixtureVerifier()])
+def test_at_temperature_0_a_token_may_be_as_far_from_the_argmax_as_the_rule_says(rule: Any) -> None:
+    ratio = {"tolerance": 1 / 1.5, "mixture": 1.0 - 0.1 / (0.9 * 0.5)}[rule.name]
+    for factor, expected in ((1.001, True), (0.999, False)):
+        p_V = torch.tensor([0.5, 0.5 * ratio * factor, 0.1])
+        assert rule.stands(p_V, None, 1) is expected
+
+
 # ---------------------------------------------------------------------- temperature 0
 
 
-def near_argmax() -> Laws:
+def near_argmax(rows: int = 3) -> Laws:
     """Laws of four tokens at temperature 0: token 0 is the argmax, 1 is near, 2 is far, 3 is forbidden."""
-    return Laws(torch.tensor([[0.45, 0.40, 0.15, 0.0]] * 3).log(), greedy=True, positions=range(3))
+    return Laws(torch.tensor([[0.45, 0.40, 0.15, 0.0]] * rows).log(), greedy=True, positions=range(rows))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "kl_threshold"])
@@ -315,6 +345,20 @@ def test_at_temperature_0_a_token_near_the_argmax_stands_and_is_metered(name: st
         for token in (2, 3):
             verdict = rule.verify(Draft(TokenTree((token, 0)), law), near_argmax(), Streams(0))
             assert (verdict.path, verdict.extra, verdict.distortion) == ((), 0, 0.0)
+
+
+def test_at_temperature_0_a_younger_argmax_stands_where_the_budget_is_spent() -> None:
+    bush = Draft(TokenTree((1, 2, 0), (-1, -1, -1)))
+    for rule in rules(max_distortion=0.0):
+        if rule.trees:
+            verdict = rule.verify(bush, near_argmax(4), Streams(0))
+            assert (verdict.path, verdict.extra, verdict.distortions) == ((2,), 0, (0.0, 0.0))
+
+
+def test_at_temperature_0_a_forbidden_token_stands_at_no_setting() -> None:
+    loose = MixtureVerifier(MixtureVerifier.Config(lam=1.0))
+    assert loose.verify(Draft(TokenTree((2,))), near_argmax(), Streams(0)).path == (0,)
+    assert loose.verify(Draft(TokenTree((3,))), near_argmax(), Streams(0)).path == ()
 
 
 def test_at_temperature_0_the_laws_at_temperature_1_are_compared() -> None:
@@ -395,6 +439,7 @@ def test_a_budget_of_nothing_is_exact_verification_decision_by_decision(rule: An
         draft, laws = drafted(pair, kinds(rule)[seed % len(kinds(rule))], (1, 0, 2), (-1, 0, 1))
         ours, exact = rule.verify(draft, laws, Streams(seed)), RecursiveVerifier().verify(draft, laws, Streams(seed))
         assert (ours.path, ours.extra, ours.distortion) == (exact.path, exact.extra, 0.0)
+        assert ours.divergences == (0.0,) * (len(ours.path) + 1)
 
 
 @pytest.mark.parametrize("rule", rules(max_distortion=1.0), ids=lambda rule: rule.name)

@@ -277,6 +277,32 @@ def test_match_skips_filtered_tokens_without_changing_the_sample() -> None:
     assert found == whole
 
 
+def test_where_one_launch_is_better_all_rows_are_sampled_at_once_and_alike() -> None:
+    class OnGpu(Laws):
+        on_gpu = True
+
+    p_MV, match = random_laws(6), MatchVerifier()
+    for seed in range(20):
+        bush = Draft(TREE)
+        one_by_one = match.verify(bush, laws(p_MV), Streams(seed))
+        assert match.verify(bush, OnGpu(p_MV.log(), greedy=False, positions=range(10, 16)), Streams(seed)) == one_by_one
+        drawn = Laws(p_MV.log(), greedy=False, positions=range(10, 16))
+        follows = chain((one_by_one.extra if not one_by_one.path else TREE.tokens[one_by_one.path[0]],))
+        assert match.verify(follows, OnGpu(p_MV.log(), greedy=False, positions=range(10, 16)), Streams(seed)).path == (
+            0,
+        )
+        assert match.verify(follows, drawn, Streams(seed)).path == (0,)
+
+
+def test_a_repeated_point_mass_is_refused_for_good() -> None:
+    p = torch.zeros(3, V)
+    p[:, 3], p[:, 4] = 0.4, 0.6
+    bush = Draft(TokenTree((3, 3), (-1, -1)), PointMass())
+    verdicts = [RecursiveVerifier().verify(bush, laws(p), Streams(seed)) for seed in range(100)]
+    assert {verdict.path for verdict in verdicts} == {(0,), ()}
+    assert all(verdict.extra == 4 for verdict in verdicts if not verdict.path)
+
+
 def test_repeated_siblings_are_each_tried() -> None:
     # p = q / 2 at the repeated token: the first child stands half of the time, the second never (its mass is used up)
     p, q = torch.zeros(3, V), torch.zeros(1, V)

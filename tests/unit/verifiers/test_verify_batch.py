@@ -12,7 +12,7 @@ from foretoken.analysis.exactness.enumeration import LAW_OF, random_shapes
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, HubPair, Law, PointMass, Sampled, Tabulated
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
-from foretoken.core.randomness import Streams, categorical_rows
+from foretoken.core.randomness import Streams
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -59,10 +59,10 @@ def draw(law: type[Law], shape: tuple[int, ...], size: int, seed: int) -> Draft:
 
 
 def target_for(draft: Draft, size: int, seed: int, greedy: bool) -> Laws:
-    """A target near the draft: half of its mass is on the tokens that were drafted, so that walks go deep."""
+    """A target near the draft, with much of its mass on what was drafted, so that walks go deep; every third is far."""
     p_MV = random_law(torch.Generator().manual_seed(seed + 1000), len(draft) + 1, size)
     for node, parent in enumerate(draft.tree.parents):
-        p_MV[parent + 1, draft.tree.tokens[node]] += 0.7
+        p_MV[parent + 1, draft.tree.tokens[node]] += 0.7 if seed % 3 else 0.01
     p_MV /= p_MV.sum(-1, keepdim=True)
     return Laws(p_MV.log(), greedy=greedy, positions=[5, *(5 + depth for depth in draft.tree.depths)])
 
@@ -93,26 +93,3 @@ def test_abreast_equals_alone(rule: Verifier, size: int) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_batch_of_none_is_none(rule: Verifier) -> None:
     assert rule.verify_batch([], [], []) == []
-
-
-@pytest.mark.parametrize("size", [1, 5, 40, 2048, 2049, 3072, 5000])
-def test_rows_are_drawn_as_one_by_one(size: int) -> None:
-    rng = torch.Generator().manual_seed(size)
-    weights_BV = torch.rand(33, size, generator=rng) ** 6 * 3
-    weights_BV[:, 1::3] = 0.0
-    weights_BV[5] = 0.0
-    weights_BV[5, size - 1] = 1e-30  # a lone token at the end of the last block
-    for trial in range(20):
-        seeds = [100 * trial + row for row in range(33)]
-        rows = categorical_rows([Streams(seed) for seed in seeds], "bonus", weights_BV)
-        single = [Streams(seed).categorical("bonus", weights) for seed, weights in zip(seeds, weights_BV, strict=True)]
-        assert rows == single
-        assert all(weights_BV[row, token] > 0 for row, token in enumerate(rows))
-
-
-def test_a_stream_goes_on_where_it_was_left() -> None:
-    weights_BV = torch.rand(2, 3000, generator=torch.Generator().manual_seed(0))
-    together, apart = [Streams(1), Streams(2)], [Streams(1), Streams(2)]
-    for _ in range(5):
-        rows = categorical_rows(together, "residual", weights_BV)
-        assert rows == [rng.categorical("residual", weights) for rng, weights in zip(apart, weights_BV, strict=True)]

@@ -1,0 +1,34 @@
+"""Where a draft's law is looked up: by node, by token, and by column where a drafter scores some tokens only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.core.columns import Columns
+from foretoken.core.draft import NO_DRAFT, Draft, HubPair, Sampled, TopThenSampled, WithoutReplacement
+from foretoken.core.tree import TokenTree
+
+Q = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.875, 0.0]])
+KINDS = (Sampled, WithoutReplacement, TopThenSampled, HubPair)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_was_drawn_from_its_row(kind: type) -> None:
+    law = kind(Q, (1, 0, 0))
+    assert [law.q_at(node).tolist() for node in range(3)] == [Q[1].tolist(), Q[0].tolist(), Q[0].tolist()]
+    assert [law.chance(0, token) for token in range(3)] == [0.125, 0.875, 0.0]
+    assert [law.chance(2, token) for token in range(3)] == [0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_without_a_column_was_not_drawn(kind: type) -> None:
+    law = kind(Q, (1, 0, 0), Columns(torch.tensor([4, 0, 2]), 5))
+    assert [law.chance(0, token) for token in range(5)] == [0.875, 0.0, 0.0, 0.0, 0.125]
+    assert law.q_at(0).tolist() == [0.875, 0.0, 0.0, 0.0, 0.125]
+    assert law.q_at(1).tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
+
+
+def test_a_draft_is_as_long_as_its_tree() -> None:
+    assert len(Draft(TokenTree([4, 5, 6], [-1, -1, 0]))) == 3
+    assert len(NO_DRAFT) == 0
