@@ -13,7 +13,7 @@ Letters: M rows of hidden states, D width, V vocabulary, C columns: K base rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,8 @@ from foretoken.core.columns import Columns
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models import anatomy, trial
 from foretoken.models.fused.layout import Head
+from foretoken.models.language_model import LanguageModel
 from foretoken.models.plain import own_ways
-
-if TYPE_CHECKING:
-    from foretoken.models.language_model import LanguageModel
 
 _TRIAL_ROWS = 4
 _SPARE = 256  # rows by which the tail's memory grows

@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
 from foretoken.models.fused import trial as fused_trial
 from foretoken.models.fused.fit import fits_by_name
-from foretoken.models.head_rows import HeadRows
+from foretoken.models.fused.layout import Head
 from foretoken.models.native import NativePlan
 from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
@@ -33,6 +33,26 @@ from foretoken.models.span import Span, passed_by, within
 from foretoken.models.work import sizes
 
 log = logging.getLogger(__name__)
+
+
+class SomeOfHead(Protocol):
+    """Some rows of a model's head, which a forward scores in place of all; models/head_rows.py has them.
+
+    Attributes:
+        columns: the tokens that its columns stand for.
+        packed: for the fused decoder; None where the model has none.
+    """
+
+    columns: Columns
+
+    @property
+    def packed(self) -> Head | None: ...
+
+    def __len__(self) -> int: ...
+
+    def score(self, normed_MD: Tensor) -> Tensor:
+        """Logits float32 [M, C] of states behind the final norm; for models without a fused decoder."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +199,7 @@ class LanguageModel:
         *,
         top: int = 0,
         span: Span | None = None,
-        head: HeadRows | None = None,
+        head: SomeOfHead | None = None,
     ) -> Output:
         """Compute the wanted rows' logits; keys and values go where the plan puts them.
 
@@ -222,7 +242,7 @@ class LanguageModel:
             return Output.of(logits_MV, top=top, hidden=hidden, columns=columns)
 
     def score(
-        self, hidden_MD: Tensor, *, top: int = 0, final_norm: bool = True, head: HeadRows | None = None
+        self, hidden_MD: Tensor, *, top: int = 0, final_norm: bool = True, head: SomeOfHead | None = None
     ) -> Output:
         """Logits of hidden states: the head of every depth, with whatever the model does to logits after it.
 
