@@ -29,8 +29,11 @@ from foretoken.models.fused.layout import Head
 from foretoken.models.native import NativePlan
 from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
+from foretoken.models.processor import bfloat16_speed
 from foretoken.models.span import Span, passed_by, within
 from foretoken.models.work import sizes
+
+_SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
 
 log = logging.getLogger(__name__)
 
@@ -266,6 +269,14 @@ class LanguageModel:
         odd = why_not_its_weights(self.model)
         if odd is not None and not fits_by_name(self.model):
             log.warning("model '%s' is computed layer by layer, which is slower: %s", self.name, odd)
+        speed = bfloat16_speed() if self.dtype == torch.bfloat16 else 1.0
+        if speed < _SLOW:
+            log.warning(
+                "model '%s' runs on the general path in bfloat16, which this processor multiplies %.0f times more "
+                "slowly than float32: give --dtype float32 (dtype='float32')",
+                self.name,
+                1.0 / speed,
+            )
         if can_prepack(self.dtype, self.device):
             expected_MV = trial.read(self._logits, self.max_length)
             prepack(self.model)

@@ -158,14 +158,12 @@ def test_a_matrix_without_a_gradient_stays():
 # ------------------------------------------------------------------ processor
 
 
-def test_the_faster_dtype_is_taken(monkeypatch):
-    for slow, expected in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
-        processor.product_dtype.cache_clear()
-        monkeypatch.setattr(processor, "_seconds", lambda left, right, slow=slow: 2.0 if left.dtype == slow else 1.0)
-        assert processor.product_dtype("cpu") == expected
-        with processor.products(torch.device("cpu")):
-            assert (random(4, 4) @ random(4, 4)).dtype == expected
-    processor.product_dtype.cache_clear()
+@pytest.mark.parametrize(("speed", "expected"), [(0.5, torch.float32), (4.0, torch.bfloat16)])
+def test_the_faster_dtype_is_taken(speed, expected, monkeypatch):
+    monkeypatch.setattr(processor, "bfloat16_speed", lambda: speed)
+    assert processor.product_dtype("cpu") == expected
+    with processor.products(torch.device("cpu")):
+        assert (random(4, 4) @ random(4, 4)).dtype == expected
 
 
 def test_a_gpu_computes_in_bfloat16():
