@@ -48,7 +48,9 @@ class PredictionLayer(nn.Module):
         self.layer: Any = type(last)(text, number)
         cast(Any, self.layer).self_attn.layer_idx = 0  # of a cache of its own
         self._take(dict(tensors), target, parts)
-        self.to(device=target.device, dtype=target.dtype).eval()
+        self.to(device=target.device).eval()
+        for weight in self.parameters():  # not the buffers: what experts are chosen by is float32, as in the target
+            weight.data = weight.data.to(target.dtype)
         self.rotary: Any = parts.body.rotary_emb
 
     def feature(self, h_TW: Tensor, behind_norm: bool) -> Tensor:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken.core.sampling import SamplingParams
+from foretoken.methods.mtp.drafter import MtpDrafter
 from foretoken.models.load import load
 from helpers.golden import tokens_of
 from helpers.mtp_models import FAMILIES, PREFIX, VOCABULARY, WIDTH, retensor, save_mtp
@@ -50,6 +52,15 @@ def test_the_text_is_that_of_plain_decoding(shape: str, model: Any) -> None:
         ]
     else:
         assert all(len(each.token_ids) == 20 for each in run(config, model, 1.0))
+
+
+def test_in_bfloat16_experts_are_chosen_in_float32(tmp_path: Path) -> None:
+    model = load(str(save_mtp("deepseek_v3", tmp_path)), device="cpu", dtype="bfloat16")
+    layer = MtpDrafter(MtpDrafter.Config(), model)._runner._layer  # type: ignore[attr-defined]
+    assert {each.dtype for each in layer.parameters()} == {torch.bfloat16}
+    assert layer.layer.mlp.gate.e_score_correction_bias.dtype == torch.float32
+    found = run({"method": "mtp", "num_speculative_tokens": 3}, model)
+    assert sum(each.metrics.num_draft_tokens for each in found) > 30
 
 
 @pytest.mark.parametrize("name", FAMILIES)
