@@ -139,6 +139,16 @@ _TABLE = (
         training="foretoken.methods.eagle.command:COMMAND",
     ),
     Entry(
+        name="mtp",
+        kind="drafter",
+        target="foretoken.methods.mtp.drafter:MtpDrafter",
+        summary="the next-token-prediction layer that a checkpoint brings proposes a chain or a tree",
+        paper="arXiv:2412.19437",
+        promise="lossless",
+        needs="a DeepSeek-V3 or GLM-4-MoE checkpoint with its next-token-prediction layer",
+        weights="the checkpoint's own",
+    ),
+    Entry(
         name="scylla",
         kind="drafter",
         target="foretoken.methods.scylla.drafter:ScyllaDrafter",
