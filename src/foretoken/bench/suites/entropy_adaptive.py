@@ -3,7 +3,8 @@
 For every threshold: who wrote which token is noted, and then two controls get the same share of the large model:
 
 * random: turns as long as those noted in the same task, in random order and of other questions, blind to the text; the
-  mean of ``SEEDS`` orders, with the mean of their intervals, which is no narrower than that of one;
+  mean of ``SEEDS`` orders, with the mean of their intervals, which is no narrower than that of one. The variants have
+  random turns of their own, which are compared with them;
 * position: the large model writes the first tokens of every answer, as many as it wrote in the mean.
 
 The other two are its limits: the small model alone (an infinite threshold) and the large one alone (plain decoding).
@@ -37,6 +38,7 @@ QUESTIONS = 40  # of each task, without --limit
 THRESHOLDS = (0.1, 0.5)
 VARIANTS: dict[str, dict[str, Any]] = {"no window, no dwell": {"window": 1, "dwell": 1}, "redo=False": {"redo": False}}
 SEEDS = 5
+NODES = 6  # of a lossless draft
 _LONGEST = 4096
 
 
@@ -136,7 +138,8 @@ def study(run: Run) -> list[Section]:
     reference = questions.ask(plain)
     rows = _rows("large alone", reference, reference, {})
     run.progress("lossless drafting")
-    lossless = plain.with_method({"method": "draft_model", "model": model})
+    # of a fixed length: an adaptive one drafts nothing where that does not pay, and calls are what is compared
+    lossless = plain.with_method({"method": "draft_model", "model": model, "num_speculative_tokens": NODES})
     rows += _rows("lossless drafting", questions.ask(lossless), reference, {})
     run.progress("small alone")
     drafter = Watched(Watched.Config(model=model, threshold=math.inf), plain.target)
@@ -162,16 +165,18 @@ def _threshold(
     for task in reference:
         run.progress(f"threshold={threshold:g}, {task}")
         entropy, noted = ask(task)
-        shares = {task: noted.share}
-        rows.setdefault(f"threshold={threshold:g}", []).extend(_rows("", entropy, reference, shares))
+        rows.setdefault(f"threshold={threshold:g}", []).extend(_rows("", entropy, reference, {task: noted.share}))
+        methods = {"": (entropy, noted)}
         for name, options in VARIANTS.items():
             found, its = ask(task, **options)
             rows.setdefault(f"  {name}", []).extend(_rows("", found, reference, {task: its.share}, entropy))
-        orders = []
-        for seed in range(SEEDS):
-            found, its = ask(task, partial(random_turns, noted, seed))
-            orders += _rows("", found, reference, {task: its.share}, entropy)
-        rows.setdefault("  random", []).append(_mean(orders))
+            methods[f", {name}"] = (found, its)
+        for name, (method, written) in methods.items():
+            orders = []
+            for seed in range(SEEDS):
+                found, its = ask(task, partial(random_turns, written, seed))
+                orders += _rows("", found, reference, {task: its.share}, method)
+            rows.setdefault(f"  random{name}", []).append(_mean(orders))
         found, its = ask(task, partial(first_tokens, noted))
         rows.setdefault("  position", []).extend(_rows("", found, reference, {task: its.share}, entropy))
     return [{**row, "method": name} for name, each in rows.items() for row in each]
@@ -191,7 +196,7 @@ def _rows(
     shares: dict[str, float],
     entropy: dict[str, Report] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row a task: minus the large model, and of a control or variant minus the method itself.
+    """A row a task: minus the large model, and of a control or variant minus the method that it belongs to.
 
     Args:
         shares: of tokens that the large model wrote; all, where a task is not named.
