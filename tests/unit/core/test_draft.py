@@ -25,6 +25,7 @@ def test_a_node_was_drawn_from_its_row(kind: type) -> None:
 def test_a_token_without_a_column_was_not_drawn(kind: type) -> None:
     law = kind(Q, (1, 0, 0), Columns(torch.tensor([4, 0, 2]), 5))
     assert [law.chance(0, token) for token in range(5)] == [0.875, 0.0, 0.0, 0.0, 0.125]
+    assert [law.chance(1, token) for token in range(5)] == [0.25, 0.0, 0.25, 0.0, 0.5]
     assert law.q_at(0).tolist() == [0.875, 0.0, 0.0, 0.0, 0.125]
     assert law.q_at(1).tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
 

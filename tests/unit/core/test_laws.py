@@ -120,6 +120,9 @@ def test_tiny_temperature_is_the_argmax_not_nan(temperature: float) -> None:
     p = torch.softmax(process(logits(), temperature=temperature, top_p=0.9), -1)
     assert torch.equal(p.argmax(-1), logits().argmax(-1))
     assert torch.allclose(p.sum(-1), torch.ones(4))
+    maker = LawMaker(SamplingParams(temperature=temperature, top_p=0.9), (), V)
+    together = maker.process(logits(), TokenTree([1, 2, 3]), range(-1, 3))
+    assert torch.equal(torch.softmax(together, -1), p)
 
 
 #       root ── 0 (a) ── 1 (b)
@@ -195,6 +198,9 @@ def test_trivial_means_the_raw_argmax() -> None:
 
 
 def test_copy_has_a_history_of_its_own() -> None:
+    plain = LawMaker(SamplingParams(min_tokens=2), (0,), 4).copy()
+    plain.append([1])
+    assert (plain.num_output, plain.trivial) == (1, False)
     maker = LawMaker(SamplingParams(temperature=1.0, repetition_penalty=2.0, presence_penalty=1.0), (0,), 4)
     twin = maker.copy()
     twin.append([1])

@@ -38,7 +38,7 @@ def test_several_are_decided_one_after_the_other() -> None:
     drafts, targets, rngs = given(3)
     assert [verdict.extra for verdict in rule.verify_batch(drafts, targets, rngs)] == [1, 2, 3]
     assert rule.asked == list(zip(drafts, targets, rngs, strict=True))
-    with pytest.raises(ValueError, match=r"shorter|longer"):
+    with pytest.raises(ValueError, match="zip"):
         rule.verify_batch(drafts, targets[:2], rngs)
 
 

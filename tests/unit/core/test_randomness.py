@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.core.randomness import PURPOSES, Streams, _mix32, categorical_rows, exponential, gumbel, mix64
+from foretoken.core.randomness import (
+    PURPOSES,
+    Streams,
+    _invert,
+    _invert_rows,
+    _mix32,
+    categorical_rows,
+    exponential,
+    gumbel,
+    mix64,
+)
 
 V = 8192
 
@@ -212,3 +222,24 @@ def test_a_stream_goes_on_where_it_was_left() -> None:
     for _ in range(5):
         rows = categorical_rows(together, "residual", weights_BV)
         assert rows == [rng.categorical("residual", weights) for rng, weights in zip(apart, weights_BV, strict=True)]
+
+
+def test_a_batch_of_one_is_a_draw() -> None:
+    weights = torch.rand(3000, generator=torch.Generator().manual_seed(0))
+    assert categorical_rows([Streams(5)], "bonus", weights[None]) == [Streams(5).categorical("bonus", weights)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "draw", "token"),
+    [
+        ([0.0, 1.0, 1.0], 0.0, 1),  # a uniform may be 0, and a token of no weight has no share
+        ([1.0, 0.0, 1.0], 0.5, 2),
+        ([1.0, 3.0, 0.0], 1.0, 1),  # its product with the sum may be rounded up to the sum
+        ([1.0, 1e-9, 0.0], 1.0 - 1e-10, 1),  # a running sum in float32 would not see the second one
+        ([1.0, 1e-9, 0.0], 0.5, 0),
+    ],
+)
+def test_a_uniform_falls_into_the_share_of_a_token_that_has_one(weights: list[float], draw: float, token: int) -> None:
+    uniform = torch.tensor([draw], dtype=torch.float64)
+    assert _invert(torch.tensor(weights), uniform) == token
+    assert _invert_rows(torch.tensor([weights] * 2), uniform.repeat(2, 1)).tolist() == [token] * 2

@@ -176,10 +176,11 @@ class Silent:
 
     Args:
         node: seconds of drafting per node; a plain step takes one.
+        row: seconds of its verification.
     """
 
-    def __init__(self, num_requests: int = 1, node: float = 0.001) -> None:
-        self.node = node
+    def __init__(self, num_requests: int = 1, node: float = 0.001, row: float = 0.001) -> None:
+        self.node, self.row = node, row
         self.controller = Controller()
         self.requests = [Endless() for _ in range(num_requests)]
 
@@ -193,7 +194,7 @@ class Silent:
             assert rule is not None
             assert [rule.worthwhile(0.0, 0.0, nodes) for nodes in (1, 2)] == [True, False]
         nodes = 2 * len(probes)
-        draft, verify = self.node * nodes, 1.0 + 0.001 * nodes
+        draft, verify = self.node * nodes, 1.0 + self.row * nodes
         self.controller.measure(
             num_requests=len(self.requests),
             nodes=nodes,
@@ -218,8 +219,9 @@ def test_after_32_empty_drafts_one_is_made_anyway_and_after_a_probe_that_fell_32
     assert [silent.until_a_probe()[0] for _ in range(3)] == [32, 32, 32]
 
 
-def test_a_probe_is_made_when_the_purse_holds_what_it_will_cost():
-    silent = Silent(node=1.5)
+@pytest.mark.parametrize(("node", "row"), [(1.5, 0.001), (0.001, 1.5)], ids=["drafting", "verifying"])
+def test_a_probe_is_made_when_the_purse_holds_what_it_will_cost(node, row):
+    silent = Silent(node=node, row=row)
     worth = silent.controller._worth
     while not (silent.controller._regime(1).costs.row_known and worth.affords(0.0)):
         silent.step()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+import torch
 
-from foretoken.core.draft import Draft, PointMass
+from foretoken.core.draft import Draft, PointMass, ResumePoint
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
 from foretoken.engine.controller import Controller
@@ -34,14 +35,17 @@ class Noting(Stub):
         return Draft(TokenTree(range(min(budget.max_nodes, budget.max_depth))), PointMass())
 
 
+def proposer_of(recipe: Recipe, faults: Faults, max_length: int = 1000) -> Proposer:
+    unseen = Unseen(recipe.drafter, faults)
+    return Proposer(recipe, 100, max_length, Controller(), faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
+
+
 def budgets(
     requests: Sequence[Request], *, num_nodes: int = 6, spare: int = 100, max_length: int = 1000, adaptive: bool = False
 ) -> list[Budget]:
     drafter = Noting()
     recipe = Recipe("noting", drafter, RatioVerifier(), num_nodes, adaptive, False, DensePlans())
-    faults = cast(Faults, None)  # nobody fails
-    unseen = Unseen(drafter, faults)
-    proposer = Proposer(recipe, 100, max_length, Controller(), faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
+    proposer = proposer_of(recipe, cast(Faults, None), max_length)  # nobody fails
     for request in requests:
         request.own_past = recipe.own_past(request.params)
     failed: list[Any] = []
@@ -81,3 +85,65 @@ def test_a_seeded_request_has_rows_of_its_own_and_a_rule_of_its_own() -> None:
     assert (first.max_nodes, first.own_past, type(first.stop_rule)) == (2, True, OwnPastRule)
     assert (second.max_nodes, second.own_past, second.stop_rule) == (3, False, None)
     assert seeded.own_rule is first.stop_rule
+
+
+class Failing(Stub):
+    """Fails for one request; resumes at the depths that it was given, and draws a number for each draft."""
+
+    def __init__(self, culprit: int, depths: Sequence[int | None] = ()) -> None:
+        self.culprit = culprit
+        self.depths = depths
+        self.asked: list[int] = []
+        self.drawn: list[list[bool]] = []
+
+    def draft(self, context: Context, budget: Budget) -> Draft:
+        self.asked.append(context.request_id)
+        self.drawn.append(context.streams.bernoulli("draft", [0.5] * 30))
+        if context.request_id == self.culprit:
+            raise ValueError("no draft for this one")
+        depth = self.depths[context.tokens[0]] if self.depths else None
+        resume = None if depth is None else ResumePoint(depth, torch.zeros(2, 1))
+        return Draft(TokenTree([context.tokens[0]]), PointMass(), resume=resume)
+
+
+class Noted:
+    """Who was ended, and why."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[Request, str]] = []
+
+    def fail(self, request: Request, error: Exception) -> None:
+        self.ended.append((request, str(error)))
+
+
+def ask(drafter: Failing, requests: Sequence[Request]) -> tuple[list[Draft], list[Request], Noted]:
+    recipe = Recipe("failing", drafter, RatioVerifier(), 3, False, False, DensePlans())
+    faults, failed = Noted(), list[Request]()
+    return proposer_of(recipe, cast(Faults, faults)).propose(requests, 100, failed), failed, faults
+
+
+def test_who_has_no_draft_ends_alone_and_the_others_are_asked_one_by_one() -> None:
+    requests = [make_request([number], max_tokens=50, temperature=1.0, seed=number) for number in range(3)]
+    drafter = Failing(culprit=requests[1].request_id)
+    drafts, failed, faults = ask(drafter, requests)
+    assert [draft.tree.tokens for draft in drafts] == [(0,), (), (2,)]
+    assert failed == [requests[1]]
+    assert faults.ended == [(requests[1], "no draft for this one")]
+    ids = [request.request_id for request in requests]
+    assert drafter.asked == [*ids[:2], *ids]
+    assert drafter.drawn[:2] == drafter.drawn[2:4]  # seeded: drawn again from where the streams stood
+
+
+def test_one_request_alone_that_has_no_draft_ends() -> None:
+    (request,) = [make_request([0], max_tokens=50)]
+    drafts, failed, faults = ask(Failing(culprit=request.request_id), [request])
+    assert [len(draft) for draft in drafts] == [0]
+    assert failed == [request]
+    assert faults.ended == [(request, "no draft for this one")]
+
+
+def test_drafts_that_were_asked_for_alone_resume_at_one_depth() -> None:
+    requests = [make_request([number], max_tokens=50) for number in range(6)]
+    drafter = Failing(requests[5].request_id, [None, 4, 2, 4, None, None])
+    drafts, _, _ = ask(drafter, requests)
+    assert [draft.tree.tokens for draft in drafts] == [(0,), (1,), (), (3,), (4,), ()]

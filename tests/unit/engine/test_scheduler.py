@@ -102,3 +102,31 @@ def test_every_request_ends_and_no_step_exceeds_its_rows():
         assert all(request.finish_reason == "length" for request in requests)
         assert [request.num_output for request in requests] == [5] * 12
         assert made.cache.free_slots == slots
+
+
+def test_rows_that_requests_have_for_their_drafts_are_not_fed_prompts():
+    """Two that decode, with two and three rows of their own, beside a long prompt."""
+    made, (one, other, long) = scheduler(1, 1, 40, max_rows=16)
+    made.kept = {one: 2, other: 3, long: 100}.__getitem__
+    work = made.next()
+    assert work.decoding == [one, other]
+    assert work.prefill == [(long, 16 - 2 - 5)]
+    assert work.spare_rows == 5
+    made.kept = {one: 7, other: 7, long: 100}.__getitem__
+    assert made.next().prefill == []
+    assert made.next().spare_rows == 14
+
+
+def test_a_draft_may_begin_with_the_answer():
+    """Then the last token of a prompt is not fed: it is the root of the first draft."""
+    made = Scheduler(KVCache(1, 2, 1000), 16, drafted_first=True)
+    short, long = make_request(range(4), max_tokens=5), make_request(range(20), max_tokens=5)
+    made.add(short)
+    made.add(long)
+    work = made.next()
+    assert work.prefill == [(short, 3), (long, 13)]
+    for request, count in work.prefill:
+        made.cache.commit(request.slot, range(count))
+    work = made.next()
+    assert work.decoding == [short]
+    assert work.prefill == [(long, 6)]

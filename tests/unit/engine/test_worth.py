@@ -364,6 +364,8 @@ def test_the_backlog_is_what_has_to_be_read_of_those_who_were_not_asked_in_the_s
     first.tokens += [0] * 2
     book.step(first, second, gained=1.0)
     assert book.worth.backlog == 2
+    book.step(unread(7), first, unread(9), gained=1.0)
+    assert book.worth.backlog == 7 + 9
 
 
 def test_the_purse_holds_256_tokens_at_most_and_allows_what_it_holds():

@@ -17,7 +17,7 @@ from foretoken.core.randomness import Streams, gumbel
 from foretoken.core.residual import ratio, residual, residual_without
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict, follow
-from foretoken.verifiers import kseq
+from foretoken.verifiers import kseq, recursive
 from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.greedy import GreedyVerifier
 from foretoken.verifiers.kseq import optimal_rho
@@ -175,6 +175,16 @@ def test_rounding_that_leaves_no_residual_falls_back_to_the_target(verifier: Ver
     if verifier.trees:
         bush = Draft(TokenTree((3, 4), (-1, -1)), WithoutReplacement(sure[:1], (0, 0)))
         assert verifier.verify(bush, laws(onehot(5, 5, 5)), Unlucky(0)) == Verdict((), 5)
+
+
+def test_a_row_without_mass_takes_its_other_value_and_leaves_its_neighbours_alone() -> None:
+    weights, otherwise = torch.tensor([[0.0, 0.0], [0.1, 0.3]]), torch.tensor([[0.2, 0.8], [0.5, 0.5]])
+    rows, good = recursive._normalised(weights.clone(), otherwise)
+    assert good == [False, True]
+    assert rows.flatten().tolist() == pytest.approx([0.2, 0.8, 0.25, 0.75])
+    rows, good = recursive._normalised(weights[1:].clone(), otherwise[1:])
+    assert good == [True]
+    assert rows.flatten().tolist() == pytest.approx([0.25, 0.75])
 
 
 def test_ratio_and_residual_helpers() -> None:
