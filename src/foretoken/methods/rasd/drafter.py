@@ -260,7 +260,7 @@ class RasdDrafter(Drafter):
         request.selection = selection
         if not selection.nodes:
             return NO_DRAFT
-        law = Coupled() if isinstance(request.draft.law, Coupled) else PointMass()
+        law = Coupled() if Coupled in self.laws else PointMass()  # also where the drafter had nothing to say
         return Draft(selection.tree, law, selection.confidence, sources=selection.sources)
 
 

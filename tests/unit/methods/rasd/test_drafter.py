@@ -13,7 +13,7 @@ import torch
 
 from foretoken.analysis.exactness.recipe_law import text_law
 from foretoken.bench.fields import metrics_fields
-from foretoken.core.draft import Coupled, PointMass
+from foretoken.core.draft import NO_DRAFT, Coupled, PointMass
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.protocols import Budget, Verifier
 from foretoken.core.sampling import SamplingParams
@@ -21,6 +21,7 @@ from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import Manifest
+from foretoken.engine.llm import LLM
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.rasd.drafter import RasdDrafter
 from foretoken.models.batch import PackedBatch
@@ -129,6 +130,19 @@ def test_a_seed_has_one_stream_whatever_was_retrieved(pair, store, coupled):
 
 
 # ---------------------------------------------------------------- the draft's cache
+
+
+def test_retrieved_tokens_beside_a_draft_of_nothing_keep_the_stream(pair, store):
+    """A draft model may have nothing to say; a draft of nothing has no law of its own."""
+    llm = recipe(pair, store)
+    inner = drafter_of(llm)._inner
+    inner.propose = lambda contexts, budgets: [NO_DRAFT] * len(contexts)
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
+    (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
+    assert output.error is None
+    assert output.metrics.num_draft_tokens > 0
+    (plain,) = LLM.from_target(pair[0]).generate({"prompt_token_ids": PROMPT}, params)
+    assert output.token_ids == plain.token_ids
 
 
 def test_after_drafted_and_retrieved_tokens_the_draft_s_cache_is_a_fresh_read(pair, store):
