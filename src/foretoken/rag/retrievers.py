@@ -23,8 +23,8 @@ from foretoken.rag.encoders import Encoder
 from foretoken.rag.passages import Passage
 
 _WORD = re.compile(r"\w+")
-# queries from which faiss multiplies matrices (a setting of the process): one product costs as much as two scans, however
-# many queries it is of; by itself faiss 1.15 scans once for each of up to 128,000
+# queries from which faiss multiplies matrices (a setting of the process): one product costs as much as two scans, of
+# however many queries it is; by itself faiss 1.15 scans once for each of up to 128,000
 _AS_PRODUCT = 3
 _LINKS, _CONSTRUCTION, _CANDIDATES = 64, 40, 64  # HNSW; the last must not be below WIDTH
 
