@@ -6,7 +6,7 @@
 * answers: factbook questions about countries that the present mixtures leave out, without a passage, with retrieved
   ones, and with the piece that holds the answer (gold). Pages are cut into pieces of at most 600 characters, at ends of
   lines.
-* speed: open-ended continuations under the pieces of those pages. Larger collections are these pieces and random unit
+* speed: open-ended continuations under the pieces of those pages. Larger collections are these pieces and short random
   vectors beside them, which cost a search what passages would and are never found, so guesses are as right as without
   them. Vectors are a fixed random projection of the target's mean states (for kNN-LM: the states themselves). Methods
   take turns, question by question, and begin without keys and values of earlier ones.
@@ -53,6 +53,7 @@ from foretoken.train.sources import read_country
 
 _PIECE = 600  # characters
 _WIDTH = 128  # of projected vectors
+_SHORT = 0.2  # length of random vectors: of a million of unit length some would be nearer than any piece
 _FIELDS = ("id", "turns", "answers", "passage_ids", "field")
 _TOPICS = ("economy", "geography", "government", "people", "history", "climate", "transport", "energy")
 
@@ -227,7 +228,7 @@ def _padded(real: np.ndarray, count: int) -> np.ndarray:
     rng = np.random.default_rng(1)
     for begin in range(len(real), count, 1 << 16):
         rows = rng.standard_normal((min(1 << 16, count - begin), real.shape[1]), dtype=np.float32)
-        made[begin : begin + len(rows)] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        made[begin : begin + len(rows)] = _SHORT * rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return made
 
 
@@ -269,6 +270,8 @@ def _race(
         for shape in names[turn % len(names) :] + names[: turn % len(names)]:
             systems[shape].forget()
             (answer,) = systems[shape].generate([question], max_tokens=options.max_tokens, ignore_eos=True)
+            if answer.completion.error:
+                raise SystemExit(f"{name}, {shape}: {answer.completion.error}")
             if turn:
                 answers[shape].append(answer)
     rows = []

@@ -23,6 +23,9 @@ from foretoken.rag.encoders import Encoder
 from foretoken.rag.passages import Passage
 
 _WORD = re.compile(r"\w+")
+# queries from which faiss multiplies matrices (a setting of the process): one product costs as much as two scans, of
+# however many queries it is; by itself faiss 1.15 scans once for each of up to 128,000
+_AS_PRODUCT = 3
 _LINKS, _CONSTRUCTION, _CANDIDATES = 64, 40, 64  # HNSW; the last must not be below WIDTH
 
 
@@ -169,6 +172,7 @@ def load_faiss() -> Any:
         import faiss
     except ImportError:
         raise ConfigError("dense retrieval needs the package faiss-cpu: pip install 'foretoken[retrieval]'") from None
+    faiss.cvar.distance_compute_blas_threshold = _AS_PRODUCT
     return faiss
 
 
