@@ -15,6 +15,8 @@ from foretoken.drafting.feature_heads import drafter as module
 from foretoken.engine.llm import LLM
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.scylla.drafter import ScyllaDrafter
+from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.adapters import shelf
@@ -23,10 +25,11 @@ from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import assert_idle, with_config
 
-SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "chain": ({"draft_vocab_size": 60}, {}),
-    "tree": ({"draft_vocab_size": 60}, {"tree": True, "width": 3, "max_depth": 3}),
-    "eagle2": ({"algorithm": "eagle"}, {}),
+SHAPES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "chain": (EagleDrafter, Eagle, {"draft_vocab_size": 60}, {}),
+    "tree": (EagleDrafter, Eagle, {"draft_vocab_size": 60}, {"tree": True, "width": 3, "max_depth": 3}),
+    "eagle2": (EagleDrafter, Eagle, {"algorithm": "eagle"}, {}),
+    "layers": (ScyllaDrafter, Scylla, {"layers": 3}, {"width": 3, "max_depth": 3}),
 }
 
 
@@ -36,19 +39,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     return load(str(save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)), device="cpu")
 
 
-def drafter_of(model: LanguageModel, shape: str) -> EagleDrafter:
-    fields, options = SHAPES[shape]
-    place = Path(shelf(), f"eagle-{id(model)}-{shape}")
-    return EagleDrafter(EagleDrafter.Config(head=Eagle.untrained(model, place, **fields), **options), model)
+def drafter_of(model: LanguageModel, shape: str) -> Any:
+    kind, part, fields, options = SHAPES[shape]
+    place = Path(shelf(), f"head-{id(model)}-{shape}")
+    return kind(kind.Config(head=part.untrained(model, place, **fields), **options), model)
 
 
 class Kept:
     """A drafter's cache as it was when each request ended: prompt and output -> keys and values of its pairs."""
 
-    def __init__(self, drafter: EagleDrafter) -> None:
+    def __init__(self, drafter: Any) -> None:
         self.drafter, self.found = drafter, dict[int, tuple[list[int], Tensor, Tensor]]()
         self._propose = drafter.propose
-        drafter.propose = self.propose  # type: ignore[method-assign]
+        drafter.propose = self.propose
 
     def propose(self, contexts: Sequence[Any], budgets: Sequence[Any]) -> Any:
         drafts = self._propose(contexts, budgets)
@@ -57,8 +60,11 @@ class Kept:
             state = self.drafter._states.get(context.request_id)
             if state is not None and cache.keys[0] is not None and cache.values[0] is not None:
                 count = cache.lengths[state.slot]
-                rows = (buffer[0][state.slot, :, :count].clone() for buffer in (cache.keys, cache.values))
-                self.found[context.request_id] = (list(context.tokens[: count + 1]), *rows)
+                keys, values = (
+                    torch.cat([buffer[state.slot, :, :count] for buffer in buffers])
+                    for buffers in (cache.keys, cache.values)
+                )
+                self.found[context.request_id] = (list(context.tokens[: count + 1]), keys, values)
         return drafts
 
 
@@ -138,7 +144,7 @@ def test_asked_twice_about_one_root_it_answers_alike(model: LanguageModel) -> No
         answers.append(([each.tree.tokens for each in first], [each.tree.tokens for each in second]))
         return second
 
-    drafter.propose = twice  # type: ignore[method-assign]
+    drafter.propose = twice
     llm = with_config({"method": drafter, "num_speculative_tokens": 4}, target=model)
     (output,) = run(llm, [tokens_of(1, 9, 100)], 20)
     assert output.error is None
