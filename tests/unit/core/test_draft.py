@@ -7,6 +7,7 @@ import torch
 
 from foretoken.core.columns import Columns
 from foretoken.core.draft import NO_DRAFT, Draft, HubPair, Sampled, TopThenSampled, WithoutReplacement
+from foretoken.core.residual import excess, residual, residual_at
 from foretoken.core.tree import TokenTree
 
 Q = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.875, 0.0]])
@@ -33,3 +34,17 @@ def test_a_token_without_a_column_was_not_drawn(kind: type) -> None:
 def test_a_draft_is_as_long_as_its_tree() -> None:
     assert len(Draft(TokenTree([4, 5, 6], [-1, -1, 0]))) == 3
     assert len(NO_DRAFT) == 0
+
+
+@pytest.mark.parametrize("kept", [(3,), (7, 1, 4), tuple(range(9))], ids=str)
+def test_what_is_left_is_that_of_the_whole_row(kept: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    p_V = torch.softmax(torch.randn(9, generator=generator), -1)
+    law = Sampled(
+        torch.softmax(torch.randn(2, len(kept), generator=generator), -1), (1,), Columns(torch.tensor(kept), 9)
+    )
+    whole = law.q_at(0)
+    assert [law.chance(0, token) for token in range(9)] == whole.tolist()
+    assert torch.equal(excess(p_V, law, 0), (p_V - whole).clamp(min=0))
+    assert torch.equal(residual_at(p_V, law, 0), residual(p_V, whole))
+    assert residual_at(whole, law, 0) is whole

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.core.columns import Columns
 from foretoken.core.draft import HubPair, Sampled, Tabulated, TopThenSampled, WithoutReplacement
 from foretoken.core.randomness import Streams
 from foretoken.core.siblings import draw_siblings, hub_of
@@ -76,3 +77,11 @@ def test_the_hub_is_the_first_of_equals() -> None:
     assert hub_of(torch.tensor([0.1, 0.3, 0.3, 0.3])) == 1
     assert hub_of(torch.tensor([0.5, 0.5])) == 0
     assert hub_of(Q) == 1
+
+
+def test_of_equal_columns_the_hub_is_that_of_the_smallest_token() -> None:
+    """Columns may be in any order; drafter and verifier must mean the same one."""
+    q_C, columns = torch.tensor([0.4, 0.4, 0.2]), Columns(torch.tensor([9, 2, 5]), 10)
+    assert hub_of(q_C, columns) == 1
+    assert draw_siblings(HubPair, q_C, 2, Script(0), columns) == [9, 2]
+    assert draw_siblings(HubPair, q_C, 2, Script(1, 2), columns) == [2, 5]

@@ -147,3 +147,36 @@ def test_drafts_that_were_asked_for_alone_resume_at_one_depth() -> None:
     drafter = Failing(requests[5].request_id, [None, 4, 2, 4, None, None])
     drafts, _, _ = ask(drafter, requests)
     assert [draft.tree.tokens for draft in drafts] == [(0,), (1,), (), (3,), (4,), ()]
+
+
+@pytest.mark.parametrize(
+    ("confidence", "good"),
+    [((0.0, 1.0), True), ((), True), ((0.5,), False), ((0.5, 1.1), False), ((-0.1, 1.0), False)],
+)
+def test_a_confidence_may_be_nothing_or_certain_and_no_more(confidence: tuple[float, ...], good: bool) -> None:
+    class Sure(Stub):
+        def draft(self, context: Context, budget: Budget) -> Draft:
+            return Draft(TokenTree([1, 2]), PointMass(), confidence=confidence)
+
+    recipe, faults, failed = Recipe("sure", Sure(), RatioVerifier(), 3, False, False, DensePlans()), Noted(), []
+    proposer = proposer_of(recipe, cast(Faults, faults))
+    (draft,) = proposer.propose([make_request([9], max_tokens=50)], 100, cast(list[Request], failed))
+    assert (len(draft), len(failed), len(faults.ended)) == ((2, 0, 0) if good else (0, 1, 1))
+
+
+def test_rows_are_shared_by_those_whom_the_controller_lets_draft() -> None:
+    """In the first steps nobody; then one of them tries."""
+    requests = [make_request([9] * length, max_tokens=50) for length in (9, 2, 5)]
+    drafter = Noting()
+    recipe = Recipe("noting", drafter, RatioVerifier(), 6, False, True, DensePlans())
+    controller = Controller()
+    proposer = Proposer(recipe, 100, 1000, controller, cast(Faults, None), own_nodes=2, own_rows=2, node_cost=0.1)
+    for _ in range(3):
+        assert [len(draft) for draft in proposer.propose(requests, 5, [])] == [0, 0, 0]
+        controller.measure(num_requests=3, nodes=0, accepted=0, draft=0.0, total=3.0)
+    assert not drafter.budgets
+    proposer.propose(requests, 5, [])
+    found = [budget.max_nodes for budget in drafter.budgets]
+    assert sorted(found) == [0, 0, 5]
+    proposer.propose(requests, 100, [])
+    assert max(budget.max_nodes for budget in drafter.budgets[3:]) == 6

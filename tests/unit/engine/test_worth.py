@@ -287,6 +287,11 @@ def test_the_first_trial_is_of_the_request_that_has_least_to_read_and_of_it_alon
     assert Book(reading=0.1).step(unread(300), unread(100), read) == [False, False, True]
 
 
+def test_who_would_gain_nothing_is_passed_over_for_the_next():
+    """Nothing is to come of the first, which has less to read."""
+    assert Book(reading=0.1).step(unread(50, room=3), unread(90, room=1000)) == [False, True]
+
+
 def test_a_trial_lasts_sixteen_steps_while_little_is_known():
     book = Book()
     request = unread(10)

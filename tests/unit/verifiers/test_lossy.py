@@ -312,6 +312,15 @@ def test_a_bound_itself_is_on_the_side_that_the_rule_says(rule: Any, stands: lis
         assert rule.decide(p_V, torch.tensor([0.5, 0.5], dtype=torch.float64), (0,), Unlucky(0))[0] == expected
 
 
+def test_where_the_target_is_uncertain_less_is_typical() -> None:
+    """Of twenty tokens alike, exp(-entropy) is a twentieth: delta decides; of two, epsilon does."""
+    flat, pair = torch.full((20,), 0.05), torch.tensor([0.9, 0.1])
+    for delta, every in ((0.9, True), (1.0, False)):
+        rule = TypicalVerifier(TypicalVerifier.Config(epsilon=0.3, delta=delta))
+        assert bool(rule.members(flat if every else flat * 0.999).all()) is every
+        assert rule.members(pair).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("rule", [ToleranceVerifier(ToleranceVerifier.Config(tolerance=0.5)), MixtureVerifier()])
 def test_at_temperature_0_a_token_may_be_as_far_from_the_argmax_as_the_rule_says(rule: Any) -> None:
     ratio = {"tolerance": 1 / 1.5, "mixture": 1.0 - 0.1 / (0.9 * 0.5)}[rule.name]

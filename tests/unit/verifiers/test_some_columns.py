@@ -11,11 +11,10 @@ from torch import Tensor
 from foretoken import catalog
 from foretoken.analysis.exactness.enumeration import CHAINS, KINDS, LAW_OF, TREES, TablePair, step_law, target_law
 from foretoken.core.columns import Columns
-from foretoken.core.draft import Draft, Sampled, Tabulated
+from foretoken.core.draft import Draft, Tabulated
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
-from foretoken.core.residual import excess, residual, residual_at
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers.ratio import RatioVerifier
 
@@ -102,15 +101,3 @@ def test_a_rule_that_mistakes_what_lies_outside_is_caught(mistake: type[RatioVer
     assert float((honest - target_law(pair, 2)).abs().max()) < 1e-9
     found = step_law(mistake(), pair, (-1, 0), "sampled", length=2).joint
     assert float((found - target_law(pair, 2)).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("kept", [(3,), (7, 1, 4), tuple(range(9))], ids=str)
-def test_what_is_left_is_that_of_the_whole_row(kept: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    p_V = torch.softmax(torch.randn(9, generator=generator), -1)
-    law = Sampled(torch.softmax(torch.randn(2, len(kept), generator=generator), -1), (1,), columns(kept, 9))
-    whole = law.q_at(0)
-    assert [law.chance(0, token) for token in range(9)] == whole.tolist()
-    assert torch.equal(excess(p_V, law, 0), (p_V - whole).clamp(min=0))
-    assert torch.equal(residual_at(p_V, law, 0), residual(p_V, whole))
-    assert residual_at(whole, law, 0) is whole
