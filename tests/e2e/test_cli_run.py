@@ -92,11 +92,13 @@ def test_bench_writes_results_and_report(tmp_path):
         '{"turns": ["Maria has 24 apples. How many has she?"], "category": "maths"}\n'
         '{"turns": ["I need a bus to Fresno."], "category": "chat"}\n'
     )
-    options = ["--suite", suite, "--max-tokens", 12, "--repeats", 2, "--threads", 1, "--methods", "ngram,draft_model"]
+    drafting = "draft_model+num_speculative_tokens=3"  # an adaptive one may draft nothing in so short a run
+    methods = ["--methods", f"ngram,{drafting}"]
+    options = ["--suite", suite, "--max-tokens", 12, "--repeats", 2, "--threads", 1, *methods]
     done = run(*FORETOKEN, "bench", *options, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")
     assert "speed-up by category" in done.stdout
     written = json.loads((tmp_path / "out.json").read_text())
-    assert [result["method"] for result in written["results"]] == ["none", "ngram", "draft_model"]
+    assert [result["method"] for result in written["results"]] == ["none", "ngram", drafting]
     for result in written["results"]:
         assert result["speedup"] > 0
         assert result["spread"]["speedup"][0] <= result["speedup"] <= result["spread"]["speedup"][1]
