@@ -128,7 +128,8 @@ class _Native:
         self, head: FeatureHead, embedding_VW: Tensor, scores: Projection | Head, target: LanguageModel
     ) -> None:
         config, width = head.config, head.config.width
-        self._net, self._dtype = deepcopy(head).float(), target.dtype
+        assert target.fused is not None
+        self._net, self._dtype, self._library = deepcopy(head).float(), target.dtype, target.fused.library
         parts = head.layer(0).self_attn
         linears = (parts.q_proj, parts.k_proj, parts.v_proj)
         self._fc = self._linear(head.fc.weight if head.paired else head.fc.weight[:, width:])
@@ -159,7 +160,8 @@ class _Native:
                 max_length=target.max_length,
                 final_norm_D=torch.ones(width) if head.norm is None else head.norm.weight,
                 head=scores,
-            )
+            ),
+            self._library,
         )
 
     def fuse(self, states_TF: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ class _Native:
 
     def _linear(self, weight_OK: Tensor) -> nn.Module:
         packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()
-        return TiledLinear(packed, len(weight_OK), None)
+        return TiledLinear(packed, len(weight_OK), None, self._library)
 
 
 def _block(layer: HeadBlock, norm: nn.Module | None, skipped: int) -> Block:

@@ -262,7 +262,8 @@ class AdapterHead:
         self._target = target
         self._fused: FusedDecoder | None = None
         if target.fused is not None:
-            self._fused = FusedDecoder(adapter.layout(target.fused.head, target.dtype, target.max_length))
+            layout = adapter.layout(target.fused.head, target.dtype, target.max_length)
+            self._fused = FusedDecoder(layout, target.fused.library)
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()

@@ -24,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from foretoken.core.files import own_cache_folder
+from foretoken.models.fused import selftest
 
 _HERE = Path(__file__).parent
 _SOURCES = sorted(each.name for each in _HERE.iterdir() if each.suffix in (".c", ".h"))
@@ -108,7 +109,7 @@ def _built(compiler: list[str], target: Path) -> ctypes.CDLL:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
         unfinished.chmod(0o600)
         found = _loaded(unfinished)
-        reason = _tried(found)
+        reason = selftest.failure(found)
         if reason is not None:
             raise _Unfit(f"what {compiler[0]} makes of it fails its self-test ({reason})")
         with unfinished.open("ab") as file:
@@ -156,12 +157,6 @@ def _loaded(path: Path) -> ctypes.CDLL:
     except AttributeError as error:
         raise _Unfit(f"{path} lacks a function ({error})") from None
     return found
-
-
-def _tried(found: ctypes.CDLL) -> str | None:
-    from foretoken.models.fused.selftest import failure  # it needs decoders, which need a library
-
-    return failure(found)
 
 
 def _key(compiler: list[str]) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.fused import build, checks, structs, team
+from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection
 from foretoken.models.fused.packing import UNITS, tiled
 from foretoken.models.fused.room import Room
@@ -55,20 +55,17 @@ class FusedDecoder:
 
     Args:
         layout: what to compute; its blocks are read and packed one after the other.
+        library: compiled decoder.c; build.py has the machine's one.
         taken: told each block's index and packed weights as soon as they are packed.
-        library: compiled decoder.c; None: the machine's one.
     """
 
     def __init__(
         self,
         layout: Layout,
+        library: ctypes.CDLL,
         taken: Callable[[int, PackedBlock], None] | None = None,
-        *,
-        library: ctypes.CDLL | None = None,
     ) -> None:
-        found = library or build.library()
-        assert found is not None, "fit.misfit says whether there is a compiled decoder"
-        self._library = found
+        self.library = library
         self._keep: list[Any] = []  # what the native side reads
         self._dtype = layout.dtype
         self._rotary = RotaryTables(layout.rotary)
@@ -204,8 +201,8 @@ class FusedDecoder:
             thresholds=thresholds.buffer_info()[0] if plan.thresholds else None,
             attention_seconds=None if plan.clock is None else ctypes.pointer(attention),
         )
-        handle = own.handle  # held while the call runs
-        if self._library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call)):
+        handle = own.handle(self.library)  # held while the call runs
+        if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call)):
             raise MemoryError(f"there is no memory for a forward of {num_rows} rows")
         if plan.clock is not None:
             plan.clock.attention_seconds += attention.value
@@ -261,7 +258,7 @@ class FusedDecoder:
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
         pairs = [cache.buffers(layer, row, row) for layer in range(model.num_layers)]
         checks.check_buffers(self._sizes, cache, pairs)
-        found = self._rooms[cache] = Room(self._library, cache, pairs)
+        found = self._rooms[cache] = Room(self.library, cache, pairs)
         return found
 
     # ------------------------------------------------------------------ packing

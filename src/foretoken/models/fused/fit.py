@@ -103,10 +103,13 @@ class Adoption:
         self._replaced: list[tuple[Any, str]] = []
         self._tied = model.lm_head.weight is model.model.embed_tokens.weight
         self._model = model
+        library = build.library()
+        assert library is not None, "misfit says whether there is a compiled decoder"
+        self._library = library
         with torch.no_grad():
-            self.decoder = FusedDecoder(_layout(model, max_length), self._take)
+            self.decoder = FusedDecoder(_layout(model, max_length), library, self._take)
             head = self.decoder.head
-            self._replace(model, "lm_head", TiledLinear(head.packed, head.vocab_size, None))
+            self._replace(model, "lm_head", TiledLinear(head.packed, head.vocab_size, None, library))
 
     def undo(self) -> None:
         """Make plain modules again, with the weights that there were, bit for bit."""
@@ -140,7 +143,7 @@ class Adoption:
     def _swap(self, parent: Any, name: str, packed: Tensor) -> None:
         linear = getattr(parent, name)
         bias = None if linear.bias is None else linear.bias.detach()
-        self._replace(parent, name, TiledLinear(packed, linear.out_features, bias))
+        self._replace(parent, name, TiledLinear(packed, linear.out_features, bias, self._library))
 
     def _replace(self, parent: Any, name: str, module: nn.Module) -> None:
         setattr(parent, name, module)

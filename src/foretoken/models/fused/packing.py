@@ -12,7 +12,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from foretoken.models.fused import build, team
+from foretoken.models.fused import team
 from foretoken.models.fused.structs import Linear
 
 UNITS = {torch.float32: 1, torch.bfloat16: 2}
@@ -41,10 +41,12 @@ class TiledLinear(nn.Module):
         packed: [tiles, K / unit, 16, unit], possibly every other tile of a larger pack.
         out_features: outputs; the last tile may be padded.
         bias: of the layer that this stands for, or None.
+        library: compiled decoder.c.
     """
 
-    def __init__(self, packed: Tensor, out_features: int, bias: Tensor | None) -> None:
+    def __init__(self, packed: Tensor, out_features: int, bias: Tensor | None, library: ctypes.CDLL) -> None:
         super().__init__()
+        self._library = library
         self._packed = packed
         self.own_bias = bias
         self._bias = None if bias is None else _padded(bias, 16 * packed.shape[0])
@@ -69,8 +71,7 @@ class TiledLinear(nn.Module):
             )
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         out = torch.empty(flat.shape[0], packed.shape[0] * 16)
-        library, own = build.library(), team.current()
-        assert library is not None
+        own = team.current()
         call = Linear(
             bf16=int(packed.dtype == torch.bfloat16),
             tile_stride=packed.stride(0) // packed.shape[3],
@@ -83,8 +84,8 @@ class TiledLinear(nn.Module):
             out=out.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
         )
-        handle = own.handle
-        if library.foretoken_linear(handle.address, ctypes.addressof(call)):
+        handle = own.handle(self._library)
+        if self._library.foretoken_linear(handle.address, ctypes.addressof(call)):
             raise MemoryError("there is no memory for a product over packed weights")
         return out[:, : self.out_features].to(x.dtype).view(*x.shape[:-1], self.out_features)
 

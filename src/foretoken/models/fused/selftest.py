@@ -32,18 +32,18 @@ _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 def failure(library: ctypes.CDLL) -> str | None:
     """What is wrong with a library; None if nothing is."""
     for dtype in (torch.float32, torch.bfloat16):
-        decoder = FusedDecoder(_layout(dtype), library=library)
-        alone = _rows(decoder, library, [1] * len(_TOKENS), threads=1)
+        decoder = FusedDecoder(_layout(dtype), library)
+        alone = _rows(decoder, [1] * len(_TOKENS), threads=1)
         if not alone.isfinite().all():
             return f"{dtype}: logits are not finite"
         for threads in (1, 2):
             for chunks in _CHUNKS:
-                if not torch.equal(_rows(decoder, library, chunks, threads=threads), alone):
+                if not torch.equal(_rows(decoder, chunks, threads=threads), alone):
                     sizes = ", ".join(map(str, chunks))
                     return f"{dtype}: rows in chunks of {sizes} on {threads} threads differ from single ones"
-        tree = _tree(decoder, library)
+        tree = _tree(decoder)
         for node in range(-1, len(_PARENTS)):
-            if not torch.equal(tree[node + 1], _path(decoder, library, node)):
+            if not torch.equal(tree[node + 1], _path(decoder, node)):
                 return f"{dtype}: a tree's row differs from its own path"
     return None
 
@@ -97,30 +97,30 @@ def _layout(dtype: torch.dtype) -> Layout:
     )
 
 
-def _rows(decoder: FusedDecoder, library: ctypes.CDLL, chunks: Sequence[int], *, threads: int) -> Tensor:
-    return _after(decoder, library, _TOKENS, chunks, threads=threads)[0]
+def _rows(decoder: FusedDecoder, chunks: Sequence[int], *, threads: int) -> Tensor:
+    return _after(decoder, _TOKENS, chunks, threads=threads)[0]
 
 
-def _path(decoder: FusedDecoder, library: ctypes.CDLL, node: int) -> Tensor:
+def _path(decoder: FusedDecoder, node: int) -> Tensor:
     tokens = _tree_tokens()
     path = [tokens.tokens[each] for each in tokens.path_to(node)] if node >= 0 else []
     tokens_read = (*_TOKENS, 3, *path)
-    return _after(decoder, library, tokens_read, [1] * len(tokens_read), threads=1)[0][-1]
+    return _after(decoder, tokens_read, [1] * len(tokens_read), threads=1)[0][-1]
 
 
 def _tree_tokens() -> TokenTree:
     return TokenTree([(5 + 3 * each) % _VOCAB for each in range(len(_PARENTS))], _PARENTS)
 
 
-def _tree(decoder: FusedDecoder, library: ctypes.CDLL) -> Tensor:
-    _, cache = _after(decoder, library, _TOKENS, _CHUNKS[0], threads=1)
+def _tree(decoder: FusedDecoder) -> Tensor:
+    _, cache = _after(decoder, _TOKENS, _CHUNKS[0], threads=1)
     batch = PackedBatch()
     batch.add_tree(0, len(_TOKENS), 3, _tree_tokens())
-    return _forward(decoder, library, cache, batch, threads=2)
+    return _forward(decoder, cache, batch, threads=2)
 
 
 def _after(
-    decoder: FusedDecoder, library: ctypes.CDLL, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int
+    decoder: FusedDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int
 ) -> tuple[Tensor, KVCache]:
     cache = KVCache(_NUM_BLOCKS, 1, 64)
     cache.acquire()
@@ -130,15 +130,13 @@ def _after(
         begin = cache.lengths[0]
         chunk = tokens[begin : begin + size]
         batch.add_chunk(0, begin, chunk, wanted=len(chunk))
-        found.append(_forward(decoder, library, cache, batch, threads=threads))
+        found.append(_forward(decoder, cache, batch, threads=threads))
         cache.commit(0, range(len(chunk)))
     return torch.cat(found), cache
 
 
-def _forward(
-    decoder: FusedDecoder, library: ctypes.CDLL, cache: KVCache, batch: PackedBatch, *, threads: int
-) -> Tensor:
-    with Team(threads, library=library) as team:
+def _forward(decoder: FusedDecoder, cache: KVCache, batch: PackedBatch, *, threads: int) -> Tensor:
+    with Team(threads) as team:
         found = decoder.forward(batch, NativePlan(cache), Span(0, _NUM_BLOCKS), top=0).logits_MV.clone()
     team.close()
     return found

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from foretoken.models.fused import build
-
 _current: ContextVar[Team | None] = ContextVar("team", default=None)
 
 
@@ -25,6 +23,7 @@ class _Handle:
     """A native team, freed with the last reference: a forward that is under way holds one."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
         self._free = library.foretoken_team_free
         self.address: int | None = library.foretoken_team_new()
         if not self.address:
@@ -41,20 +40,16 @@ class Team:
 
     Args:
         threads: the calling thread included; None: as many as torch uses, asked at every forward.
-        library: whose functions it will run; None: the machine's one.
     Raises:
         ValueError: fewer than one thread.
-        RuntimeError: no compiled decoder.
     """
 
-    def __init__(self, threads: int | None = None, *, library: ctypes.CDLL | None = None) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads={threads}: a team has one thread at least, the caller")
         self._threads = threads
-        library = library or build.library()
-        if library is None:
-            raise RuntimeError("there is no compiled decoder on this machine that a team could work for")
-        self._handle: _Handle | None = _Handle(library)
+        self._handle: _Handle | None = None
+        self._closed = False
         self._before: list[Token[Team | None]] = []
 
     @property
@@ -62,21 +57,22 @@ class Team:
         """Threads of the next forward."""
         return torch.get_num_threads() if self._threads is None else self._threads
 
-    @property
-    def handle(self) -> _Handle:
-        """What the native side knows the team by; hold it while a forward runs.
+    def handle(self, library: ctypes.CDLL) -> _Handle:
+        """What a library knows the team by, from its first forward on; hold it while a forward runs.
 
         Raises:
             RuntimeError: the team has been closed.
         """
-        handle = self._handle
-        if handle is None:
+        if self._closed:
             raise RuntimeError("the team is closed: make another one")
+        handle = self._handle
+        if handle is None or handle.library is not library:
+            handle = self._handle = _Handle(library)
         return handle
 
     def close(self) -> None:
         """End the threads, after a forward that is under way."""
-        self._handle = None
+        self._handle, self._closed = None, True
 
     def __enter__(self) -> Team:
         self._before.append(_current.set(self))
