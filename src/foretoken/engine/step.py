@@ -151,9 +151,10 @@ class Engine:
             spare -= 0 if kept else len(tree) - len(draft)
             batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree)
             current.jobs.append(Job(request, draft, rows, rows))
+        sees = self.recipe.drafter.needs.hidden_layers is not None
         for request, count in work.prefill:
             begin = cache.lengths[request.slot]
-            if not begin and self.recipe.weighed and not request.own_past:
+            if not begin and sees and self.recipe.weighed and not request.own_past:
                 request.shown = not self.controller.hopeless(request, len(self.scheduler.running))
             last = begin + count == len(request.tokens)
             cache.reserve(request.slot, count)

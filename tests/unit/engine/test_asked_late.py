@@ -193,3 +193,29 @@ def test_what_was_computed_for_a_request_that_has_ended_is_not_shown():
     watching, texts = seen_by(lambda done: done >= 12)
     (prompt,) = watching.shown[1]  # its prompt, and none of its nine tokens
     assert len(prompt.hidden[2]) == len(texts[1]) - 9
+
+
+@pytest.mark.parametrize("hopeless", [True, False])
+def test_a_request_without_hope_is_neither_shown_nor_drafted_for(hopeless):
+    watching = Watching()
+    llm = with_drafter(watching, adaptive=True)
+    asked_when(llm, lambda done: True)
+    llm.engine.controller.hopeless = lambda request, num_requests: hopeless
+    watched: list[int] = []
+    propose = watching.propose
+    watching.propose = lambda contexts, budgets: (
+        watched.append(sum(each.max_nodes for each in budgets)),
+        propose(contexts, budgets),
+    )[1]
+    outputs = llm.generate(PROMPTS[:2], params())
+    assert [output.token_ids for output in outputs] == [greedy(prompt, LENGTH) for prompt in PROMPTS[:2]]
+    assert bool(watching.shown) is not hopeless
+    assert any(watched) is not hopeless
+
+
+def test_a_drafter_that_looks_at_tokens_alone_never_gives_a_request_up():
+    llm = with_config(RECIPES["ngram"])
+    asked_when(llm, lambda done: True)
+    llm.engine.controller.hopeless = lambda request, num_requests: True
+    outputs = llm.generate(PROMPTS[:4], params())
+    assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
