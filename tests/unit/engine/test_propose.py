@@ -35,9 +35,12 @@ class Noting(Stub):
         return Draft(TokenTree(range(min(budget.max_nodes, budget.max_depth))), PointMass())
 
 
-def proposer_of(recipe: Recipe, faults: Faults, max_length: int = 1000) -> Proposer:
+def proposer_of(
+    recipe: Recipe, faults: Faults, max_length: int = 1000, controller: Controller | None = None
+) -> Proposer:
     unseen = Unseen(recipe.drafter, faults)
-    return Proposer(recipe, 100, max_length, Controller(), faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
+    controller = controller or Controller()
+    return Proposer(recipe, 100, max_length, controller, faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
 
 
 def budgets(
@@ -170,7 +173,7 @@ def test_rows_are_shared_by_those_whom_the_controller_lets_draft() -> None:
     drafter = Noting()
     recipe = Recipe("noting", drafter, RatioVerifier(), 6, False, True, DensePlans())
     controller = Controller()
-    proposer = Proposer(recipe, 100, 1000, controller, cast(Faults, None), own_nodes=2, own_rows=2, node_cost=0.1)
+    proposer = proposer_of(recipe, cast(Faults, None), controller=controller)
     for _ in range(3):
         assert [len(draft) for draft in proposer.propose(requests, 5, [])] == [0, 0, 0]
         controller.measure(num_requests=3, nodes=0, accepted=0, draft=0.0, total=3.0)
