@@ -232,7 +232,6 @@ def kept(place: Path, *tokens: int) -> str:
     [
         ("kangaroo", {"threshold": 0.0, "max_depth": 3}, (20, 57)),  # both
         ("del", {"exit_layer": 2, "draft_length": 3}, (20, 33)),  # one of the two
-        ("eagle", {"max_depth": 3}, (20, 57)),
         ("eagle", {"max_depth": 3}, (20, 33)),
         ("eagle", {"tree": True, "width": 2, "max_depth": 3, "num_speculative_tokens": 4}, (20, 57)),
         ("scylla", {"tree": False, "max_depth": 3}, (33, 57)),
