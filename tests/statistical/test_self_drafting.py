@@ -232,22 +232,26 @@ def kept(place: Path, *tokens: int) -> str:
     [
         ("kangaroo", {"threshold": 0.0, "max_depth": 3}, (20, 57)),  # both
         ("del", {"exit_layer": 2, "draft_length": 3}, (20, 33)),  # one of the two
+        ("eagle", {"max_depth": 3}, (20, 33)),
+        ("eagle", {"tree": True, "width": 2, "max_depth": 3, "num_speculative_tokens": 4}, (20, 57)),
+        ("scylla", {"tree": False, "max_depth": 3}, (33, 57)),
     ],
     ids=str,
 )
 def test_texts_have_the_target_s_law_whatever_tokens_are_drafted(
     method: str, options: dict[str, Any], tokens: tuple[int, ...], tmp_path: Path
 ) -> None:
-    found, stood = fit(method, verifier="ratio", draft_vocab=kept(tmp_path, *tokens), **options)
+    verifier = None if options.get("tree") else "ratio"
+    found, stood = fit(method, verifier=verifier, draft_vocab=kept(tmp_path, *tokens), **options)
     assert found.p_value > PLAUSIBLE
     assert 0.1 < stood < 0.99
 
 
-class Epsilon(DynamicExitDrafter):
+class _Epsilon:
     """Planted: the token that is not scored is said to have a little q, and the drawn one less than it had."""
 
     def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
-        return [self._spread(draft) for draft in super().propose(contexts, budgets)]
+        return [self._spread(draft) for draft in super().propose(contexts, budgets)]  # type: ignore[misc]
 
     def _spread(self, draft: Draft) -> Draft:
         law = draft.law
@@ -258,9 +262,21 @@ class Epsilon(DynamicExitDrafter):
         return replace(draft, law=Sampled(q_KV / 1.3, law.row_of))
 
 
-def test_a_little_q_where_it_is_0_is_seen(tmp_path: Path) -> None:
-    config = Epsilon.Config(exit_layer=2, draft_length=3, draft_vocab=kept(tmp_path, 20, 33))
-    found, _ = fit(Epsilon(config, model()), num_speculative_tokens=3, verifier="ratio")
+class EpsilonExits(_Epsilon, DynamicExitDrafter):
+    pass
+
+
+class EpsilonEagle(_Epsilon, EagleDrafter):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(EpsilonExits, {"exit_layer": 2, "draft_length": 3}), (EpsilonEagle, {"max_depth": 3})],
+)
+def test_a_little_q_where_it_is_0_is_seen(method: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    config = method.Config(draft_vocab=kept(tmp_path, 20, 33), **options)
+    found, _ = fit(method(config, model()), num_speculative_tokens=3, verifier="ratio")
     assert found.p_value < PLAUSIBLE / 100
 
 

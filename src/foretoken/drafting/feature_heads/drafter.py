@@ -25,11 +25,14 @@ from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
+from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import check_numbers
+from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.models import anatomy
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
@@ -85,6 +88,7 @@ class HeadRunner(Protocol):
     Attributes:
         num_layers: of its cache.
         scored: tokens that it scores.
+        odd_rows: what scores them, if that is not the target's whole head, as in "it has ..."; None: it is.
     """
 
     @property
@@ -93,20 +97,26 @@ class HeadRunner(Protocol):
     @property
     def scored(self) -> int: ...
 
+    @property
+    def odd_rows(self) -> str | None: ...
+
     def features(self, states_TF: Tensor) -> Tensor:
         """[T, W] of the target's states, the depths side by side; a row's bits depend on that row only."""
         ...
 
-    def forward(self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int) -> tuple[Output, Tensor]:
+    def forward(
+        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int, rows: HeadRows | None = None
+    ) -> tuple[Output, Tensor]:
         """Run pairs; keys and values go into the cache.
 
         Args:
             batch: a row for each pair, with its token.
             g_TW: their features.
             top: how many tokens of each wanted row to rank.
+            rows: of the target's head, scored in place of all; only without ``odd_rows``.
         Returns:
-            logits of the wanted rows over the target's vocabulary with the ranked tokens, and the features that
-            follow these rows, [M, W].
+            logits of the wanted rows over the target's vocabulary, or over the columns of ``rows``, with the ranked
+            tokens, and the features that follow these rows, [M, W].
         """
         ...
 
@@ -119,11 +129,14 @@ class GrowthOptions:
         tree: propose a tree of the most probable continuations instead of a chain.
         max_depth: longest path of a draft.
         width: of a tree: continuations recorded at a node, and nodes expanded at a level.
+        draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
+            (docs/methods/vocabtrim.md); None: all that the head scores.
     """
 
     tree: bool = False
     max_depth: int = 6
     width: int = 8
+    draft_vocab: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.tree, bool):
@@ -132,13 +145,14 @@ class GrowthOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
                 raise ConfigError(f"{name}={value!r} must be an integer between 1 and 64")
+        draft_vocabulary.check_option(self.draft_vocab)
 
 
 class FeatureDrafter(Drafter):
     """Drafts with a head over the target's hidden states; a subclass finds the head.
 
     Exact: chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; a token that
-    the head does not score has q = 0. Lossless under any lossless verifier that knows the kind.
+    the head or a draft vocabulary does not score has q = 0. Lossless under any lossless verifier that knows the kind.
 
     Args:
         options: of the drafts.
@@ -146,6 +160,10 @@ class FeatureDrafter(Drafter):
         runner: of the head.
         depths: of the target's residual stream, in the order in which the head reads them.
         final: whether it reads the deepest one behind the target's final norm.
+    Raises:
+        ConfigError: a draft vocabulary is asked for, and something else than the target's whole head scores.
+        ModelError, MismatchError: there is none in its folder, or it is damaged, or another tokenizer's.
+        UnsupportedArchitecture: the target does more to hidden states than a linear head.
     """
 
     laws: tuple[type[Law], ...] = (Sampled,)
@@ -165,7 +183,14 @@ class FeatureDrafter(Drafter):
         longest = options.max_depth * (options.width if options.tree else 1)
         self._cache = KVCache(runner.num_layers, _SLOTS, target.max_length + longest)
         self._tail = longest
-        self._top = min(options.width, runner.scored) if options.tree else 1
+        if options.draft_vocab is not None and runner.odd_rows is not None:
+            raise ConfigError(
+                f"draft_vocab={options.draft_vocab!r}: keeps rows of the target's head, but what '{self.name}' drafts "
+                f"with has {runner.odd_rows}; leave draft_vocab out"
+            )
+        vocabulary = draft_vocabulary.find(options.draft_vocab, target)
+        self._columns = DraftColumns(target, vocabulary, target.vocab_size)
+        self._top = min(options.width, runner.scored, len(self._columns)) if options.tree else 1
         self._states: dict[int, _State] = {}
 
     def on_forward(self, features: Sequence[Features]) -> None:
@@ -198,19 +223,23 @@ class FeatureDrafter(Drafter):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
             active = [draft for draft in growing if self._pays(draft, 1.0, 1.0)]
+            self._columns.begin([draft.context for draft in active])
             while active:
                 output, starts = self._read(active)
                 for draft, start in zip(active, starts, strict=True):
+                    stop, own = start + len(draft.frontier), draft.budget.own_past
+                    seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
                     if self.options.tree:
-                        draft.record_level(output, start, width=self.options.width, name=self.name)
+                        draft.record_level(seen, first, width=self.options.width, name=self.name)
                     else:
-                        self._extend_chain(draft, output, start)
+                        self._extend_chain(draft, seen, first)
                 active = [draft for draft in active if draft.frontier]
         drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The root's row and those of accepted nodes wait for the next draft."""
+        self._columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
             if state is not None and state.shown is not None:
@@ -218,6 +247,7 @@ class FeatureDrafter(Drafter):
                 state.shown = None
 
     def release(self, request_id: int) -> None:
+        self._columns.release(request_id)
         state = self._states.pop(request_id, None)
         if state is not None:
             self._cache.release(state.slot)
@@ -228,14 +258,14 @@ class FeatureDrafter(Drafter):
         """One child: the argmax at temperature 0, else drawn. Whether there is one is decided from q alone."""
         context, parent = draft.context, draft.frontier[0]
         greedy = context.params.greedy
-        raw_1V, q_V = output.logits_MV[row : row + 1], None
+        raw_1V, columns, q_V = output.logits_MV[row : row + 1], output.columns, None
         if not greedy:
-            q_V = torch.softmax(draft.process(raw_1V, output.columns)[0].float(), dim=-1)
+            q_V = torch.softmax(draft.process(raw_1V, columns)[0].float(), dim=-1)
             # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
             confidence = float((q_V * q_V).sum()) ** 0.5
         else:
             if not context.laws.trivial:
-                output, row = Output.of(draft.process(raw_1V, output.columns), top=1), 0
+                output, row = Output.of(draft.process(raw_1V, columns), top=1, columns=columns), 0
             confidence = output.top_shares[row]
         draft.expanded, draft.frontier = draft.frontier, []
         if confidence != confidence:  # none of the tokens that are scored may be emitted
@@ -247,9 +277,8 @@ class FeatureDrafter(Drafter):
             draft.keep_greedy_law(output, row)
             node = draft.add(output.best[row], parent, confidence, 0)
         else:
-            (token,) = draw_siblings(Sampled, q_V, 1, context.streams)
-            draft.q_rows.append(q_V)
-            node = draft.add(token, parent, confidence, len(draft.q_rows) - 1)
+            (token,) = draw_siblings(Sampled, q_V, 1, context.streams, columns)
+            node = draft.add(token, parent, confidence, draft.keep(q_V, columns))
         if draft.has_room(node):
             draft.frontier = [node]
 
@@ -332,7 +361,7 @@ class FeatureDrafter(Drafter):
             for node in draft.frontier:
                 draft.rows[node] = len(draft.rows)
         g_TW = features[0] if len(features) == 1 else torch.cat(features)
-        output, following_MW = self._runner.forward(batch, self._cache, g_TW, top=self._top)
+        output, following_MW = self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=self._columns.rows)
         for draft, start in zip(active, starts, strict=True):
             draft.following_MW = following_MW[start : start + len(draft.frontier)]
             if draft.frontier == [ROOT]:

@@ -29,6 +29,7 @@ from foretoken.models.dense import DensePlan
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.fused.packing import TiledLinear, tiled
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
@@ -70,8 +71,7 @@ class Runner:
             self.head: DraftHead = OwnHead(weight_KW, ids_K, target.vocab_size)
             self._native = None
             if target.fused is not None and _fits(head):
-                shared = head.lm_head is None and head.ids_K is None
-                scores = target.fused.head if shared else Projection(weight_KW)
+                scores = target.fused.head if self.odd_rows is None else Projection(weight_KW)
                 self._native = _Native(head, embedding_VW.float(), scores, target)
             else:
                 self._embedding_VW = embedding_VW
@@ -87,6 +87,13 @@ class Runner:
         return len(self.head.ids_K) if self.head.ids_K is not None else self._target.vocab_size
 
     @property
+    def odd_rows(self) -> str | None:
+        """See :class:`foretoken.drafting.feature_heads.drafter.HeadRunner`."""
+        if self.head.ids_K is not None:
+            return f"a vocabulary of its own, of {len(self.head.ids_K)} tokens"
+        return None if self._net.lm_head is None else "a head of its own (lm_head)"
+
+    @property
     def native(self) -> bool:
         """Whether it runs in native code."""
         return self._native is not None
@@ -99,10 +106,12 @@ class Runner:
         return self._net.fuse(states_TF.to(self._target.dtype))
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int) -> tuple[Output, Tensor]:
+    def forward(
+        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int, rows: HeadRows | None = None
+    ) -> tuple[Output, Tensor]:
         """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.forward`."""
         if self._native is not None:
-            return self._native.forward(batch, cache, g_TW, self.head, top)
+            return self._native.forward(batch, cache, g_TW, self.head, top, rows)
         net, plan = self._net, DensePlan(cache, batch)
         ids_T = batch.ids_1T(self._target.device)[0]
         cos_Td, sin_Td = net.rotary_at(batch.positions_1T(self._target.device)[0])
@@ -117,6 +126,8 @@ class Runner:
         h_MW = h_TW[batch.wanted]
         if not batch.wanted:
             return Output.of(h_MW), h_MW
+        if rows is not None:
+            return self._target.score(net.read_out(h_MW), top=top, final_norm=False, head=rows), net.following(h_MW)
         logits_MK = self.head.score(net.read_out(h_MW))
         return on_target(Output.of(logits_MK, top=top), self.head), net.following(h_MW)
 
@@ -172,7 +183,7 @@ class _Native:
         return found
 
     def forward(
-        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, head: DraftHead, top: int
+        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, head: DraftHead, top: int, rows: HeadRows | None
     ) -> tuple[Output, Tensor]:
         """See :class:`Runner`."""
         net, depth = self._net, self._net.num_layers
@@ -185,8 +196,9 @@ class _Native:
                 entering = entering + net.fc.bias
         span = Span(0, depth, entering, taps=(depth,), tap_rows=batch.wanted, final_norm=net.norm is not None)
         beside = beside_TO if net.paired else None
-        found = self._decoder.forward(batch, NativePlan(cache), span, top=top, beside_TQ=beside)
-        return on_target(Output.ranked(found), head), net.following(found.hidden[depth])
+        packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
+        found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed, beside_TQ=beside)
+        return on_target(Output.ranked(found, columns), head), net.following(found.hidden[depth])
 
     def _beside(self, tokens: list[int]) -> Tensor:
         ids_T = torch.tensor(tokens)

@@ -16,6 +16,7 @@ from foretoken.models.attention import following
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
 
@@ -39,6 +40,8 @@ class MtpDrafter(FeatureDrafter):
             tree: propose a tree of the most probable continuations instead of a chain.
             max_depth: longest path of a draft.
             width: of a tree: continuations recorded at a node, and nodes expanded at a level.
+            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
+                (docs/methods/vocabtrim.md), of a layer that scores with the target's own head; None: all.
             norm_output: the layer reads its own output behind its norm, as SGLang has it; else before, as vLLM has it.
         """
 
@@ -64,13 +67,16 @@ class _Runner:
     def __init__(self, target: LanguageModel, layer: PredictionLayer, norm_output: bool) -> None:
         self._target, self._layer, self._norm_output = target, layer, norm_output
         self.scored = target.vocab_size
+        self.odd_rows = "a head of its own (shared_head.head)" if layer.own_head else None
 
     def features(self, states_TF: Tensor) -> Tensor:
         """The states as they are: the final norm has been applied."""
         return states_TF.to(self._target.dtype)
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int) -> tuple[Output, Tensor]:
+    def forward(
+        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int, rows: HeadRows | None = None
+    ) -> tuple[Output, Tensor]:
         """See :class:`foretoken.drafting.feature_heads.drafter.HeadRunner`."""
         device = self._target.device
         positions_1T, ids_T = batch.positions_1T(device), batch.ids_1T(device)[0]
@@ -78,4 +84,7 @@ class _Runner:
             h_MW = self._layer(ids_T, g_TW, positions_1T)[batch.wanted]
         if not batch.wanted:
             return Output.of(h_MW), h_MW
-        return Output.of(self._layer.score(h_MW), top=top), self._layer.feature(h_MW, self._norm_output)
+        following_MW = self._layer.feature(h_MW, self._norm_output)
+        if rows is not None:
+            return self._target.score(self._layer.norm(h_MW), top=top, final_norm=False, head=rows), following_MW
+        return Output.of(self._layer.score(h_MW), top=top), following_MW

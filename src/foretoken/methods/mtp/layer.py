@@ -33,6 +33,8 @@ class PredictionLayer(nn.Module):
     Raises:
         ModelError: a tensor is missing, of another shape, or not known; it is named.
         MismatchError: it is of another vocabulary.
+    Attributes:
+        own_head: whether it scores with other rows than the target's.
     """
 
     def __init__(self, target: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
@@ -79,7 +81,7 @@ class PredictionLayer(nn.Module):
     # ------------------------------------------------------------------ weights
 
     def _take(self, tensors: dict[str, Tensor], target: LanguageModel, parts: anatomy.Anatomy) -> None:
-        tables = {}
+        tables, differing = {}, set()
         for name, theirs in ((_EMBEDDING, parts.embedding), (_HEAD, parts.head)):
             own = tensors.pop(name, None)
             shared: Any = theirs.weight
@@ -90,8 +92,12 @@ class PredictionLayer(nn.Module):
                 )
             if own is not None and own.shape != shared.shape:
                 raise ModelError(f"{self._where}: {name} is {list(own.shape)}, but {list(shared.shape)} is wanted")
-            tables[name] = shared.detach() if own is None or _same(own, shared) else own.to(target.device, target.dtype)
+            tables[name] = shared.detach()
+            if own is not None and not _same(own, shared):
+                tables[name] = own.to(target.device, target.dtype)
+                differing.add(name)
         self.embedding_VW, self.head_VW = tables[_EMBEDDING], tables[_HEAD]
+        self.own_head = _HEAD in differing
         named = {ours: tensors.pop(theirs, None) for ours, theirs in _OWN.items()}
         given = {f"{ours}.weight": value for ours, value in named.items() if value is not None}
         given |= {"eh_proj.weight": tensors.pop("eh_proj.weight")} if "eh_proj.weight" in tensors else {}

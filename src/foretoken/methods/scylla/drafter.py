@@ -59,6 +59,8 @@ class ScyllaDrafter(FeatureDrafter):
             tree: propose a tree of the most probable continuations; else a chain.
             max_depth: longest path of a draft.
             width: of a tree: continuations recorded at a node, and nodes expanded at a level.
+            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
+                (docs/methods/vocabtrim.md), by a head that scores with the target's own; None: all that it scores.
         """
 
         head: str | None = None
