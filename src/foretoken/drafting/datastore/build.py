@@ -1,6 +1,6 @@
 """Making and extending a datastore: token documents in, sorted segments out, one segment in memory at a time.
 
-Sorting a segment takes about 18 bytes a token at its peak (2-byte tokens), so a segment of ``SEGMENT_TOKENS`` needs
+Sorting a segment takes about 16 bytes a token at its peak (2-byte tokens), so a segment of ``SEGMENT_TOKENS`` needs
 0.6 GB whatever the size of the corpus. An append writes a new segment; small neighbours of like size are sorted
 together, so there are never many.
 """
@@ -30,6 +30,7 @@ from foretoken.drafting.datastore.layout import (
 )
 
 SEGMENT_TOKENS = 1 << 25
+_AT_ONCE = 1 << 20  # suffixes
 _LIKE_SIZE = 2  # a segment at most so many times as large as the one behind it is sorted again with it
 
 Report = Callable[[int, int], None]
@@ -166,9 +167,13 @@ class _Stream:
 
     def taken(self) -> np.ndarray:
         """All of it, backwards; nothing is left."""
-        joined = _joined(self._pieces, self._dtype)[::-1].copy()
+        backwards: np.ndarray = np.empty(self.length, dtype=self._dtype)
+        end = self.length
+        for piece in self._pieces:
+            backwards[end - len(piece) : end] = piece[::-1]
+            end -= len(piece)
         self._pieces = []
-        return joined
+        return backwards
 
 
 def _written(folder: Path, manifest: Manifest, name: str, backwards: np.ndarray, documents: int) -> Segment:
@@ -197,7 +202,14 @@ def suffixes_of(tokens: np.ndarray) -> np.ndarray:
         ) from None
     width = tokens.dtype.itemsize
     order = divsufsort(tokens.view(np.uint8))
-    return (order[order % width == 0] // width).astype(f"<u{SUFFIX_BYTES}")
+    suffixes: np.ndarray = np.empty(len(tokens), dtype=f"<u{SUFFIX_BYTES}")
+    kept = 0
+    for begin in range(0, len(order), _AT_ONCE):  # the whole of it in one expression would take three times the memory
+        some = order[begin : begin + _AT_ONCE]
+        some = some[some % width == 0] // width
+        suffixes[kept : kept + len(some)] = some
+        kept += len(some)
+    return suffixes
 
 
 def _joined(pieces: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
