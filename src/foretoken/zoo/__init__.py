@@ -19,6 +19,7 @@ _HERE = Path(__file__).resolve().parent
 
 MODELS = {
     "base": "dense target: Llama layout, 8 layers, width 384, 15.7 M parameters, chat template",
+    "base-tasks-2": "base continued on tasks in two stages: answers word problems, profiles, JSON and functions",
     "draft": "draft of base: Llama layout, 2 layers, width 192, 2.4 M parameters, distilled on base's own words",
     "moe": "mixture of experts: Qwen3-MoE layout, 6 layers, width 256, 8 experts of which 2 compute a token",
     "hybrid": "hybrid: Bamba layout, 2 Mamba-2 and 2 attention layers by turns, width 256",
