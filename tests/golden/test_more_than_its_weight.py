@@ -215,7 +215,7 @@ def test_weights_that_were_packed_wrongly_are_not_used(
     save_model("phi", tmp_path)
     mistaken(monkeypatch)
     model = load(tmp_path, dtype=dtype, device="cpu")
-    (message,) = [record.message for record in caplog.records if record.name.startswith("foretoken")]
+    (message,) = [record.message for record in caplog.records if record.name == "foretoken.models.load"]
     assert "runs unpacked" in message
     assert "do not agree" in message
     assert not any(isinstance(each, prepack.PackedLinear) for each in model.model.modules())
