@@ -41,6 +41,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the text, beside the model's own; kept in token_ids, not in the text.
         logprobs: None for none; k for the emitted token's log-probability and the k most probable tokens', under
             the model's own law before temperature, penalties and filters.
+        prompt_logprobs: the same of every token of the prompt but the first; None for none. The whole prompt is read
+            for it, with logits of every row.
         n: independent completions of the same prompt.
         logit_bias: token id -> value added to its logit.
         ignore_eos: do not stop at the model's end-of-text tokens.
@@ -65,6 +67,7 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = field(default_factory=tuple)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     logit_bias: Mapping[int, float] | None = None
     ignore_eos: bool = False
@@ -85,8 +88,9 @@ class SamplingParams:
         self._check_integer("n", 1, "ask for at least one completion")
         if self.seed is not None:
             self._check_integer("seed", 0, "use a non-negative integer below 2**63", high=2**63 - 1)
-        if self.logprobs is not None:
-            self._check_integer("logprobs", 0, "use None for none", high=1000)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check_integer(name, 0, "use None for none", high=1000)
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: "

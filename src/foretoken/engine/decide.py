@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from torch import Tensor
+
 from foretoken.core.errors import RequestError
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -14,6 +16,7 @@ from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.engine.faults import Faults
 from foretoken.engine.recipe import Recipe
+from foretoken.engine.request import TokenLogprob
 from foretoken.engine.round import Job, Round
 from foretoken.models.language_model import Output
 from foretoken.models.last_states import LastStates
@@ -44,11 +47,16 @@ class Decider:
         row = 0
         open_jobs: list[Job] = []
         for job in current.jobs:
-            rows = slice(row, row + job.wanted)
-            row += job.wanted
-            if job.wanted == 0 or job.request.finished:
+            first = row + job.read
+            rows = slice(first, first + job.wanted)
+            row = rows.stop
+            if job.request.finished or not (job.read or job.wanted):
                 continue
             try:
+                if job.read:
+                    _read_prompt(job, output.logits_MV[first - job.read : first])
+                if not job.wanted:
+                    continue
                 if not all(map(math.isfinite, output.peaks[rows])):
                     raise RequestError(
                         "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
@@ -164,6 +172,15 @@ class Decider:
 
     def _rule_of(self, job: Job) -> str:
         return f"verifier '{self._recipe.verifier_for(job.draft, job.request.params).name}'"
+
+
+def _read_prompt(job: Job, logits_MV: Tensor) -> None:
+    """How probable the model found the prompt's tokens behind the chunk's rows."""
+    request = job.request
+    assert request.prompt_logprobs is not None
+    known = 1 + len(request.prompt_logprobs)
+    tokens = request.tokens[known : known + job.read]
+    request.prompt_logprobs += TokenLogprob.of_rows(logits_MV, tokens, request.params.prompt_logprobs or 0)
 
 
 def _laws(job: Job) -> Laws:

@@ -224,21 +224,38 @@ class LLM:
             raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
         return {"prompt_token_ids": list(ids)}
 
-    def new_requests(self, prompt: Prompt, params: SamplingParams | None = None) -> list[Request]:
+    def new_requests(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, max_draft: int | None = None
+    ) -> list[Request]:
         """The requests that :meth:`generate` would make of one prompt, not queued yet.
 
-        For tests and measurements that drive ``llm.engine`` themselves: ``engine.add(request)``, then
-        ``engine.step()`` until ``request.finished``.
+        For those who drive ``llm.engine`` themselves (the server's loop, tests, measurements): ``engine.add(request)``,
+        then ``engine.step()`` until ``request.finished``.
 
+        Args:
+            prompt, params: as for :meth:`generate`.
+            max_draft: draft nodes a step for these requests, at most; 0: plain decoding; None: as the recipe has it.
         Returns:
             ``params.n`` requests.
         Raises:
             InputError: the prompt is empty, too long or of the wrong kind.
-            ConfigError: params do not fit the recipe.
+            ConfigError: params do not fit the recipe, or ``max_draft`` is out of range, or would change what a recipe
+                writes in which drafter and target take turns.
         """
         params = params or SamplingParams()
         self._params_for([prompt], params)
-        return self._requests(prompt, params, 0)
+        if max_draft is not None:
+            if not isinstance(max_draft, int) or isinstance(max_draft, bool) or max_draft < 0:
+                raise ConfigError(f"max_draft={max_draft!r} must be an integer, at least 0; 0 is plain decoding")
+            if self.recipe.takes_turns:
+                raise ConfigError(
+                    f"max_draft={max_draft}: with method '{self.recipe.method}' drafter and target take turns, so that "
+                    "another length is another text; leave it out"
+                )
+        requests = self._requests(prompt, params, 0)
+        for request in requests:
+            request.max_draft = max_draft
+        return requests
 
     def close(self) -> None:
         """Cancel whatever runs."""
@@ -324,6 +341,7 @@ class LLM:
                     max_total=min(len(ids) + params.max_tokens, self.target.max_length),
                     text=text,
                     logprobs=None if params.logprobs is None else [],
+                    prompt_logprobs=None if params.prompt_logprobs is None or number else [],
                 )
             )
         return requests
@@ -392,7 +410,8 @@ class LLM:
         prompt_ids = first.tokens[: first.num_prompt]
         if prompt is None:
             prompt = self._prompt_text(first)
-        return RequestOutput(prompt, prompt_ids, [self._completion(request) for request in group])
+        completions = [self._completion(request) for request in group]
+        return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
 
     def _completion(self, request: Request) -> Completion:
         if request.text is None:

@@ -39,11 +39,13 @@ class RequestOutput:
         prompt: the prompt as text (decoded if token ids were given).
         prompt_token_ids: the prompt as the model saw it.
         outputs: ``params.n`` completions.
+        prompt_logprobs: one entry per token of the prompt but the first, if asked for.
     """
 
     prompt: str
     prompt_token_ids: list[int]
     outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     @property
     def text(self) -> str:

@@ -107,7 +107,7 @@ class Proposer:
 
     def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
-        shared = [request for request in decoding if request.shown and not request.own_past]
+        shared = [each for each in decoding if each.shown and not each.own_past and each.max_draft != 0]
         chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
         return {request.request_id: rule for request, rule in chosen if rule is not None}
 
@@ -125,6 +125,8 @@ class Proposer:
                 nodes = 0
             else:
                 nodes = shared_nodes
+            if request.max_draft is not None:
+                nodes = min(nodes, request.max_draft)
             stop_rule: StopRule | None = None
             if recipe.adaptive and own:
                 stop_rule = request.own_rule = request.own_rule or OwnPastRule(self._node_cost)

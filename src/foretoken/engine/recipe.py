@@ -113,11 +113,12 @@ class Recipe:
                 f"verifier='greedy' cannot honour temperature={params.temperature:g}: "
                 "use temperature 0, or leave the verifier out to get the strongest lossless rule"
             )
-        if self.promise == "approximate" and params.logprobs is not None:
-            raise ConfigError(
-                f"logprobs={params.logprobs} with {self.why_approximate}: log-probabilities are the target's, "
-                "but this recipe emits by another law; leave one of them out"
-            )
+        for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if self.promise == "approximate" and asked is not None:
+                raise ConfigError(
+                    f"{name}={asked} with {self.why_approximate}: log-probabilities are the target's, "
+                    "but this recipe emits by another law; leave one of them out"
+                )
 
     @property
     def why_approximate(self) -> str:

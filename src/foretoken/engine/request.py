@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from foretoken.core.laws import LawMaker
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
@@ -16,10 +19,10 @@ from foretoken.engine.worth import Standing
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities of one emitted token under the model's own law (before temperature, penalties and filters).
+    """Log-probabilities of one token under the model's own law (before temperature, penalties and filters).
 
     Attributes:
-        token_id: the emitted token.
+        token_id: the emitted token, or one of the prompt's.
         logprob: its log-probability.
         top: the k most probable tokens and their log-probabilities, most probable first.
     """
@@ -27,6 +30,17 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of_rows(cls, logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+        """Of each row's token, and its ``top`` most probable ones."""
+        logp_MV = torch.log_softmax(logits_MV.float(), dim=-1)
+        best = logp_MV.topk(min(top, logp_MV.shape[-1]), dim=-1)
+        tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [
+            cls(token, float(logp_V[token]), tuple(zip(ids, values, strict=True)))
+            for token, logp_V, (ids, values) in zip(tokens, logp_MV, tops, strict=True)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +61,9 @@ class Request:
         own_past: whether its drafts may follow from its own past only (``Recipe.own_past``).
         shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
+        max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
+        prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
     """
 
@@ -64,10 +80,12 @@ class Request:
     finish_reason: str | None = None
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)
     own_past: bool = False
     shown: bool = True
     own_rule: OwnPastRule | None = None
+    max_draft: int | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0
 

@@ -20,9 +20,10 @@ class Job:
 
     Attributes:
         num_rows: its rows in the batch: the root, the draft's, and those that its verifier probes behind them.
-        wanted: how many of them get logits; 0 for a chunk in the middle of a prompt.
+        wanted: how many of them, the last ones, are decided; 0 for a chunk in the middle of a prompt.
         prompt: whether the rows are a chunk of its prompt.
-        laws, logits_MV: the target's at the wanted rows without probes, once the forward is done.
+        read: rows in front of the decided ones whose logits say how probable the prompt was.
+        laws, logits_MV: the target's at the decided rows without probes, once the forward is done.
         verdict: None until its rule has decided; it stays so where the request has ended.
     """
 
@@ -31,6 +32,7 @@ class Job:
     num_rows: int
     wanted: int
     prompt: bool = False
+    read: int = 0
     laws: Laws | None = None
     logits_MV: Tensor | None = None
     verdict: Verdict | None = None

@@ -18,9 +18,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
-import torch
-from torch import Tensor
-
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.needs import HiddenLayers
@@ -158,8 +155,9 @@ class Engine:
                 request.shown = not self.controller.hopeless(request, len(self.scheduler.running))
             last = begin + count == len(request.tokens)
             cache.reserve(request.slot, count)
-            batch.add_chunk(request.slot, begin, request.tokens[begin : begin + count], wanted=int(last))
-            current.jobs.append(Job(request, NO_DRAFT, count, int(last), prompt=True))
+            read = 0 if request.prompt_logprobs is None else count - last
+            batch.add_chunk(request.slot, begin, request.tokens[begin : begin + count], wanted=read + last)
+            current.jobs.append(Job(request, NO_DRAFT, count, int(last), prompt=True, read=read))
         return current
 
     def forward(self, current: Round) -> None:
@@ -320,7 +318,7 @@ class Engine:
         if request.logprobs is not None:
             assert job.logits_MV is not None
             top = request.params.logprobs or 0
-            request.logprobs += _logprobs(job.logits_MV[path_rows[:taken]], tokens[:taken], top)
+            request.logprobs += TokenLogprob.of_rows(job.logits_MV[path_rows[:taken]], tokens[:taken], top)
         return taken
 
 
@@ -338,13 +336,3 @@ def check_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: i
         raise RequestError(
             f"verifier '{verifier}' probes tokens from {min(behind)} to {max(behind)}: they must be below {vocab_size}"
         )
-
-
-def _logprobs(logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of each row's token and its ``top`` best tokens."""
-    logp_MV = torch.log_softmax(logits_MV.float(), dim=-1)
-    values, ids = logp_MV.topk(min(top, logp_MV.shape[-1]), dim=-1) if top else (logp_MV[:, :0], logp_MV[:, :0].long())
-    return [
-        TokenLogprob(token, float(logp_V[token]), tuple(zip(row_ids, row_values, strict=True)))
-        for token, logp_V, row_ids, row_values in zip(tokens, logp_MV, ids.tolist(), values.tolist(), strict=True)
-    ]

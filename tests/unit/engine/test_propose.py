@@ -75,6 +75,16 @@ def test_a_tree_finds_room_in_the_cache() -> None:
     assert budget.max_nodes == 3
 
 
+@pytest.mark.parametrize(("most", "nodes"), [(None, 6), (0, 0), (2, 2), (9, 6)])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_request_may_ask_for_less(most: int | None, nodes: int, seed: int | None) -> None:
+    asking = make_request([9], max_tokens=50, temperature=1.0, seed=seed)
+    asking.max_draft = most
+    other = make_request([9], max_tokens=50)
+    mine, theirs = budgets([asking, other])
+    assert (mine.max_nodes, theirs.max_nodes) == (min(nodes, 2) if seed else nodes, 6)
+
+
 def test_spare_rows_are_shared_evenly() -> None:
     requests = [make_request([9], max_tokens=50) for _ in range(3)]
     assert [each.max_nodes for each in budgets(requests, spare=11)] == [3, 3, 3]
