@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretoken.core.sampling import SamplingParams
     from foretoken.engine.llm import LLM
+    from foretoken.serve.async_llm import AsyncLLM
 
     __version__: str
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "foretoken.engine.llm", "SamplingParams": "foretoken.core.sampling"}
+_HOMES = {
+    "AsyncLLM": "foretoken.serve.async_llm",
+    "LLM": "foretoken.engine.llm",
+    "SamplingParams": "foretoken.core.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

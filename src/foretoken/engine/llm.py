@@ -257,6 +257,20 @@ class LLM:
             request.max_draft = max_draft
         return requests
 
+    def output_of(self, group: Sequence[Request], prompt: str | None = None) -> RequestOutput:
+        """The completions of one prompt as they stand, of requests that :meth:`new_requests` made of it.
+
+        Args:
+            group: all of them.
+            prompt: its text if that is known; None: decoded again.
+        """
+        first = group[0]
+        prompt_ids = first.tokens[: first.num_prompt]
+        if prompt is None:
+            prompt = self._prompt_text(first)
+        completions = [self._completion(request) for request in group]
+        return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
+
     def close(self) -> None:
         """Cancel whatever runs."""
         for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
@@ -366,7 +380,7 @@ class LLM:
                 for group in ended:
                     started.remove(group)
                     if progress is not None:
-                        progress(self._output(group))
+                        progress(self.output_of(group))
         except BaseException as stop:
             for group in groups:
                 for request in group:
@@ -374,9 +388,9 @@ class LLM:
             if isinstance(stop, KeyboardInterrupt) and progress is not None:
                 for group in (*started, *waiting):  # what was generated is not lost: hand it over as it stands
                     if any(each.num_output for each in group):
-                        progress(self._output(group))
+                        progress(self.output_of(group))
             raise
-        return [self._output(group) for group in groups]
+        return [self.output_of(group) for group in groups]
 
     def _stream(self, request: Request) -> Iterator[Chunk]:
         assert request.text is not None
@@ -388,7 +402,7 @@ class LLM:
                 with self.engine.lock:  # tokens, text and end as of one moment
                     tokens, ended = request.tokens[request.num_prompt + sent :], request.finished
                     if tokens or ended:
-                        output = self._output([request], prompt)
+                        output = self.output_of([request], prompt)
                         text = request.text.release(final=ended)
                 if not tokens and not ended:
                     self.engine.step()
@@ -404,14 +418,6 @@ class LLM:
         ids = request.tokens[: request.num_prompt]
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-    def _output(self, group: Sequence[Request], prompt: str | None = None) -> RequestOutput:
-        first = group[0]
-        prompt_ids = first.tokens[: first.num_prompt]
-        if prompt is None:
-            prompt = self._prompt_text(first)
-        completions = [self._completion(request) for request in group]
-        return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
 
     def _completion(self, request: Request) -> Completion:
         if request.text is None:

@@ -1,0 +1,85 @@
+"""``AsyncLLM``: the engine's loop as an asyncio object."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.llm import LLM, Messages, Prompt
+from foretoken.engine.output import RequestOutput
+from foretoken.serve.loop import Delta, EngineLoop
+
+
+class AsyncLLM:
+    """An :class:`LLM` for asyncio: many coroutines generate and stream at once, one thread runs the engine.
+
+        async with AsyncLLM("zoo:base", speculative_config={"method": "suffix"}) as llm:
+            async for delta in llm.stream("Once upon a time"):
+                print(delta.text, end="")
+
+    Args:
+        model: as for :class:`LLM`, or an ``LLM`` that exists.
+        max_queue: prompts that may wait for a slot; more raise ``Overloaded``.
+        options: of :class:`LLM`.
+    Raises:
+        ForetokenError: see :class:`LLM`.
+    """
+
+    def __init__(self, model: str | Path | LLM, *, max_queue: int = 256, **options: Any) -> None:
+        self.llm = model if isinstance(model, LLM) else LLM(model, **options)
+        self.loop = EngineLoop(self.llm, max_queue=max_queue).start()
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
+        """Complete one prompt. A task that is cancelled ends the request within a step.
+
+        Raises:
+            InputError, ConfigError: see :meth:`LLM.generate`.
+            Overloaded, Stopped: the loop does not take it.
+        """
+        ticket = self.loop.submit(self.llm.new_requests(prompt, params or self.llm.default_params))
+        try:
+            async for _ in ticket.deltas():
+                pass
+        finally:
+            self.loop.cancel(ticket)
+        return self.llm.output_of(ticket.requests)
+
+    async def chat(self, messages: Messages, params: SamplingParams | None = None) -> RequestOutput:
+        """Answer one conversation."""
+        return await self.generate(self.llm.chat_prompt(messages), params)
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Delta, None]:
+        """Complete one prompt, and yield what is new after each step; ``delta.index`` says of which completion.
+
+        Closing the iterator ends the request within a step. A request that fails ends with a delta that has an
+        ``error``.
+        """
+        ticket = self.loop.submit(self.llm.new_requests(prompt, params or self.llm.default_params))
+        try:
+            async with aclosing(ticket.deltas()) as news:
+                async for deltas in news:
+                    for delta in deltas:
+                        yield delta
+        finally:
+            self.loop.cancel(ticket)
+
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> AsyncGenerator[Delta, None]:
+        """Answer one conversation, see :meth:`stream`."""
+        return self.stream(self.llm.chat_prompt(messages), params)
+
+    async def close(self, seconds: float | None = 0.0) -> None:
+        """Take no more, wait so long for what runs (None: as long as it takes), and end."""
+        await asyncio.get_running_loop().run_in_executor(None, self.loop.close, seconds)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

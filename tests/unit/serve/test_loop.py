@@ -1,0 +1,221 @@
+"""The thread that owns the engine: what it hands out, and how requests come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from foretoken import AsyncLLM
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.llm import LLM
+from foretoken.serve.loop import Delta, EngineLoop, Overloaded, Stopped, Ticket
+from helpers.zoo_llms import PROMPTS, assert_idle, base, with_config
+
+ENDLESS = SamplingParams(max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return with_config({"method": "suffix"}, max_num_seqs=2)
+
+
+@pytest.fixture
+def loop(llm: LLM) -> Iterator[EngineLoop]:
+    loop = EngineLoop(llm, max_queue=3).start()
+    yield loop
+    loop.close()
+    assert not loop.alive
+    assert_idle(llm)
+
+
+async def read(ticket: Ticket) -> dict[int, Delta]:
+    whole: dict[int, Delta] = {}
+    async for deltas in ticket.deltas():
+        for delta in deltas:
+            if delta.index in whole:
+                whole[delta.index].join(delta)
+            else:
+                whole[delta.index] = delta
+    return whole
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def bounded() -> Any:
+        return await asyncio.wait_for(work(), 120)
+
+    return asyncio.run(bounded())
+
+
+def test_what_comes_in_pieces_is_what_generate_gives(loop: EngineLoop, llm: LLM) -> None:
+    prompts = PROMPTS[:4]
+    params = SamplingParams(max_tokens=20, logprobs=1, temperature=0.7, seed=3, n=2)
+
+    async def work() -> list[dict[int, Delta]]:
+        tickets = [loop.submit(llm.new_requests(prompt, params)) for prompt in prompts[:2]]
+        return await asyncio.gather(*map(read, tickets))
+
+    found = run(work)
+    for pieces, output in zip(found, base().generate(list(prompts[:2]), params), strict=True):
+        for index, wanted in enumerate(output.outputs):
+            whole = pieces[index]
+            assert (whole.text, whole.token_ids, whole.finish_reason) == (
+                wanted.text,
+                wanted.token_ids,
+                wanted.finish_reason,
+            )
+            assert wanted.logprobs is not None
+            assert [each.token_id for each in whole.logprobs] == whole.token_ids
+            assert len(whole.drafted) == len(whole.token_ids)
+    assert loop.totals.tokens == sum(len(each.token_ids) for pieces in found for each in pieces.values())
+    assert loop.totals.accepted_tokens == sum(sum(each.drafted) for pieces in found for each in pieces.values())
+
+
+def test_a_reader_that_leaves_ends_its_request_within_a_step(loop: EngineLoop, llm: LLM) -> None:
+    async def work() -> int:
+        ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
+        async for _ in ticket.deltas():
+            break
+        loop.cancel(ticket)
+        while loop.num_running:
+            await asyncio.sleep(0.001)
+        return ticket.requests[0].num_output
+
+    assert run(work) < 100
+    assert loop.totals.ended == {"cancelled": 1}
+
+
+def test_cancelled_before_it_began(loop: EngineLoop, llm: LLM) -> None:
+    async def work() -> dict[int, Delta]:
+        ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
+        loop.cancel(ticket)
+        return await read(ticket)
+
+    assert run(work)[0].finish_reason == "cancelled"
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(loop: EngineLoop, llm: LLM) -> None:
+    async def work() -> None:
+        tickets = [loop.submit(llm.new_requests(PROMPTS[0], ENDLESS)) for _ in range(2 + 3)]
+        with pytest.raises(Overloaded, match="queue holds 3") as refused:
+            loop.submit(llm.new_requests(PROMPTS[0], SHORT))
+        assert 1.0 <= refused.value.retry_after <= 60.0
+        loop.cancel(tickets[0])
+        await read(tickets[0])
+        last = loop.submit(llm.new_requests(PROMPTS[0], SHORT))
+        for ticket in tickets:
+            loop.cancel(ticket)
+        assert len((await read(last))[0].token_ids) == 12
+
+    run(work)
+
+
+def test_draining_lets_what_runs_end_and_takes_no_more(llm: LLM) -> None:
+    loop = EngineLoop(llm).start()
+
+    async def work() -> None:
+        ticket = loop.submit(llm.new_requests(PROMPTS[0], SHORT))
+        loop.drain()
+        with pytest.raises(Stopped, match="shutting down"):
+            loop.submit(llm.new_requests(PROMPTS[1], SHORT))
+        assert (await read(ticket))[0].finish_reason == "length"
+
+    run(work)
+    assert loop.close(seconds=10)
+
+
+def test_closing_ends_what_runs_with_an_error(llm: LLM) -> None:
+    loop = EngineLoop(llm).start()
+
+    async def work() -> dict[int, Delta]:
+        ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
+        async for _ in ticket.deltas():
+            break
+        assert not await asyncio.get_running_loop().run_in_executor(None, loop.close, 0.0)
+        return await read(ticket)
+
+    ended = run(work)[0]
+    assert (ended.finish_reason, ended.error) == ("error", "the server is shutting down")
+    assert_idle(llm)
+
+
+def test_a_request_that_takes_too_long_ends(llm: LLM) -> None:
+    loop = EngineLoop(llm, max_seconds=0.3).start()
+    ended = run(lambda: read(loop.submit(llm.new_requests(PROMPTS[0], SamplingParams(max_tokens=500, min_tokens=499)))))
+    assert loop.close(seconds=10)
+    if ended[0].finish_reason == "length":
+        pytest.fail("500 tokens in a third of a second: ask for more")
+    assert "longer than 0.3 seconds" in ended[0].error
+
+
+def test_an_engine_that_dies_says_so_to_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = EngineLoop(llm).start()
+    monkeypatch.setattr(llm.engine, "step", lambda: 1 / 0)
+
+    async def work() -> dict[int, Delta]:
+        ended = await read(loop.submit(llm.new_requests(PROMPTS[0], SHORT)))
+        while loop.alive:
+            await asyncio.sleep(0.001)
+        with pytest.raises(Stopped, match="the engine has died: division by zero"):
+            loop.submit(llm.new_requests(PROMPTS[0], SHORT))
+        return ended
+
+    assert run(work)[0].error == "the engine has died: division by zero"
+    assert not loop.alive
+    assert_idle(llm)
+
+
+def test_a_closed_event_loop_harms_nobody(loop: EngineLoop, llm: LLM) -> None:
+    async def leave() -> None:
+        loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
+
+    asyncio.run(leave())  # closes its event loop while the request runs
+    found = run(lambda: read(loop.submit(llm.new_requests(PROMPTS[0], SHORT))))
+    assert found[0].finish_reason == "length"
+    deadline = time.monotonic() + 60
+    while loop.num_running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loop.totals.ended.get("cancelled") == 1
+
+
+def test_beside_somebody_who_uses_the_same_llm(loop: EngineLoop, llm: LLM) -> None:
+    wanted = base().generate([PROMPTS[1]], SamplingParams(max_tokens=40))[0].token_ids
+    found: list[list[int]] = []
+    beside = threading.Thread(
+        target=lambda: found.append(llm.generate([PROMPTS[1]], SamplingParams(max_tokens=40))[0].token_ids)
+    )
+    beside.start()
+    ours = run(lambda: read(loop.submit(llm.new_requests(PROMPTS[1], SamplingParams(max_tokens=40)))))
+    beside.join(timeout=60)
+    assert found == [wanted]
+    assert ours[0].token_ids == wanted
+
+
+def test_the_asyncio_face() -> None:
+    params = SamplingParams(max_tokens=16)
+    wanted = base().generate(list(PROMPTS[:3]), params)
+
+    async def work() -> None:
+        async with AsyncLLM(with_config({"method": "suffix"})) as llm:
+            outputs = await asyncio.gather(*(llm.generate(prompt, params) for prompt in PROMPTS[:3]))
+            assert [each.token_ids for each in outputs] == [each.token_ids for each in wanted]
+            text = ""
+            async for delta in llm.stream(PROMPTS[0], params):
+                text += delta.text
+            assert text == wanted[0].text
+            stream = llm.stream(PROMPTS[0], ENDLESS)
+            await anext(stream)
+            await stream.aclose()
+            task = asyncio.ensure_future(llm.generate(PROMPTS[0], ENDLESS))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            while llm.loop.num_running:
+                await asyncio.sleep(0.001)
+            assert llm.loop.totals.ended["cancelled"] == 2
+
+    run(work)
