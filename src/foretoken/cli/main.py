@@ -22,10 +22,12 @@ from foretoken.cli import (
     bench_verify,
     calibrate,
     certify,
+    chat,
     datastore,
     generate,
     methods,
     rag,
+    serve,
     train,
     zoo,
 )
@@ -43,6 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("methods")(methods.methods)
 bench.app.command("verify")(bench_verify.verify)
 app.add_typer(bench.app, name="bench")
@@ -55,6 +58,7 @@ app.add_typer(train.app, name="train")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")
 app.command("rag")(rag.rag)
+app.command("serve")(serve.serve)
 app.add_typer(zoo.app, name="zoo")
 
 

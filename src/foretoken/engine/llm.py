@@ -28,7 +28,7 @@ from foretoken.models.load import load
 log = logging.getLogger(__name__)
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -201,11 +201,16 @@ class LLM:
         """Answer one conversation and yield a chunk per step."""
         return self.stream(self.chat_prompt(messages), params)
 
-    def chat_prompt(self, messages: Messages) -> dict[str, list[int]]:
+    def chat_prompt(
+        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[str, list[int]]:
         """The prompt that the chat template makes of a conversation.
 
+        Args:
+            messages: mappings with ``role`` and ``content``, and what else the template reads.
+            tools: functions that the model may call, as JSON schemas; how it says that it calls one is the template's.
         Raises:
-            InputError: the model has no chat template, or the messages do not fit it.
+            InputError: the model has no chat template, or messages or tools do not fit it.
         """
         if not self.is_chat_model:
             raise InputError(f"model '{self.target.name}' has no chat template: use generate with a plain prompt")
@@ -215,9 +220,16 @@ class LLM:
             for key in ("role", "content"):
                 if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
                     raise InputError(f"message {index} needs a string '{key}': {message!r:.80}")
+            _check_unicode(message["content"], f"message {index}")
+        if tools and "tools" not in str(self.tokenizer.chat_template):
+            raise InputError(f"the chat template of model '{self.target.name}' knows no tools: leave them out")
         try:
             ids = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
             )["input_ids"]
         except Exception as error:
             # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
@@ -309,6 +321,7 @@ class LLM:
         if isinstance(prompt, str):
             if not prompt:
                 raise InputError(f"{where} is empty: give at least one character")
+            _check_unicode(prompt, where)
             ids = list(self.tokenizer(prompt)["input_ids"])
         elif isinstance(prompt, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
             ids = list(prompt)
@@ -457,6 +470,14 @@ def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
             found.in_words,
         )
     return found.params
+
+
+def _check_unicode(text: str, place: str) -> None:
+    """Refuse half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place} is not valid Unicode (character {error.start + 1}): save it as UTF-8") from None
 
 
 def _as_list(prompts: Any) -> list[Any]:

@@ -258,6 +258,11 @@ class EngineLoop:
             self._draining = True
             self._changed.notify()
 
+    def wait_until_idle(self, seconds: float | None) -> bool:
+        """Wait until nothing runs or waits, so many seconds at most (None: as long as it takes); whether that came."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open or not self.alive, seconds)
+
     def close(self, seconds: float | None = 0.0) -> bool:
         """Drain, wait for the end of what runs, cancel what is left, and end the thread.
 
@@ -267,8 +272,8 @@ class EngineLoop:
             whether everything had ended by itself.
         """
         self.drain()
+        done = self.wait_until_idle(seconds)
         with self._changed:
-            done = self._changed.wait_for(lambda: not self._open or not self.alive, seconds)
             self._stopping = True
             self._changed.notify()
         if self._thread.is_alive():

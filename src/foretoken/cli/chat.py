@@ -1,0 +1,147 @@
+"""``foretoken chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.cli.answers import statistics
+from foretoken.cli.console import emit, note
+from foretoken.cli.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    Model,
+    Settings,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+    seed_option,
+    temperature_option,
+)
+from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.sampling import SamplingParams
+
+_METHOD, _SAMPLING = "Method", "Sampling"
+_HELP = "/new begins again, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
+
+
+def chat(
+    model: Model = DEFAULT_MODEL,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            help="A drafter; 'foretoken methods' lists them.",
+            show_default="suffix; with --draft-model draft_model",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    sets: Settings = None,
+    draft_model: DraftModel = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
+    ] = 1024,
+    temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
+    seed: Annotated[int | None, seed_option(_SAMPLING)] = None,
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    verbose: Verbose = False,
+) -> None:
+    """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
+
+    Answers go to stdout, everything else to stderr: what is piped in is one
+    message a line.
+
+    [bold]Examples[/bold]
+
+      foretoken chat
+
+      foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
+    """
+    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
+    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    check_placement(dtype, device)
+    check_model_name(model)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    llm = load_model(
+        model,
+        config,
+        verbose=verbose,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=1,
+        trust_remote_code=trust_remote_code,
+    )
+    if not llm.is_chat_model:
+        raise ConfigError(f"{model} has no chat template: use foretoken generate")
+    begin = [] if system is None else [{"role": "system", "content": system}]
+    _converse(llm, begin, params)
+
+
+def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams) -> None:
+    asked = sys.stdin.isatty()
+    if asked:
+        note(_HELP)
+    messages = list(begin)
+    while (text := _read(asked)) is not None:
+        if not text:
+            continue
+        if text == "/quit":
+            return
+        if text == "/new":
+            messages = list(begin)
+            continue
+        if text.startswith("/"):
+            note(_HELP)
+            continue
+        answer = _answer(llm, [*messages, {"role": "user", "content": text}], params)
+        if answer is not None:
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+
+def _read(asked: bool) -> str | None:
+    """The next message; None at the end."""
+    try:
+        if asked:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        return None
+    except UnicodeDecodeError:
+        raise InputError("standard input is not UTF-8 text") from None
+    return line.strip() if line else None
+
+
+def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams) -> str | None:
+    """Stream one answer; None where there was none."""
+    output = None
+    try:
+        with contextlib.closing(llm.stream_chat(messages, params)) as chunks:
+            for chunk in chunks:
+                output = chunk.output
+                emit(chunk.text, end="")
+    except InputError as error:  # longer than the context, or no Unicode: the conversation stays as it was
+        note(f"error: {error}; /new begins again")
+        return None
+    except KeyboardInterrupt:
+        pass
+    emit("")
+    if output is None:
+        return None
+    if output.error:
+        note(f"error: {output.error}")
+        return None
+    note(statistics([output], output.metrics.seconds))
+    return str(output.text)

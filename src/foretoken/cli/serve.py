@@ -1,0 +1,164 @@
+"""``foretoken serve``: an OpenAI-compatible server over one model."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from foretoken.cli.console import note
+from foretoken.cli.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    Settings,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+)
+from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.core.errors import ConfigError
+
+_SERVER, _LIMITS, _METHOD = "Server", "Limits", "Method"
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.")
+    ] = DEFAULT_MODEL,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            help="A drafter; 'foretoken methods' lists them.",
+            show_default="suffix; with --draft-model draft_model",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    sets: Settings = None,
+    draft_model: DraftModel = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen at; 0.0.0.0: every one.", rich_help_panel=_SERVER)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0: one that is free.", rich_help_panel=_SERVER)
+    ] = 8000,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--served-model-name",
+            metavar="NAME",
+            help="What clients call the model.",
+            show_default="as it is loaded",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="FORETOKEN_API_KEY",
+            help="What clients must send under /v1.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain-seconds",
+            min=0,
+            metavar="S",
+            help="That running requests get after SIGTERM.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = 60.0,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, help="Requests that run at the same time.", rich_help_panel=_LIMITS)
+    ] = 16,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-len",
+            min=2,
+            metavar="N",
+            help="Tokens of a request, prompt included; default: the model's limit.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    max_queue: Annotated[
+        int,
+        typer.Option(
+            "--max-queue", min=0, metavar="N", help="Requests that may wait; more get 429.", rich_help_panel=_LIMITS
+        ),
+    ] = 256,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option("--max-seconds", min=0.1, metavar="S", help="Longest time of a request.", rich_help_panel=_LIMITS),
+    ] = None,
+    max_body: Annotated[
+        int,
+        typer.Option("--max-body", min=1, metavar="BYTES", help="Of a request, at most.", rich_help_panel=_LIMITS),
+    ] = 8 * 2**20,
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model to any OpenAI client: chat, completions, responses; streams, log-probabilities, tools.
+
+    Also /health, /metrics (Prometheus, vLLM's names) and /docs. SIGTERM lets running requests end and answers new
+    ones with 503. Needs the extra 'serve': pip install "foretoken[serve]".
+
+    [bold]Examples[/bold]
+
+      foretoken serve
+
+      foretoken serve ./my-model --method suffix --port 8080 --api-key secret
+
+      curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"model": "zoo:base", "prompt": "Hi"}'
+    """
+    _check_installed()
+    check_placement(dtype, device)
+    check_model_name(model)
+    if api_key is not None and not api_key.strip():
+        raise ConfigError("--api-key is empty: leave it out, or give one")
+    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
+    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+
+    from foretoken.serve import server
+
+    with server.bind(host, port) as listening:
+        llm = load_model(
+            model,
+            config,
+            verbose=verbose,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+        )
+        from foretoken.serve.app import create_app
+        from foretoken.serve.loop import EngineLoop
+        from foretoken.serve.service import Limits, Service
+
+        loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
+        service = Service(loop, name or model, Limits(body=max_body))
+        place = f"[{host}]" if ":" in host else host
+        note(f"serving {service.name} with {method} at http://{place}:{listening.getsockname()[1]} (Ctrl-C to stop)")
+        if api_key is None and not server.is_loopback(host):
+            note("anybody who can reach this address may use it: --api-key asks for a key")
+        server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
+
+
+def _check_installed() -> None:
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"foretoken serve needs {package}: pip install 'foretoken[serve]'")

@@ -1,0 +1,258 @@
+"""The ASGI application: paths, keys, limits, and errors in one form. uvicorn and Ray run the same one."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foretoken.core.errors import nearest
+from foretoken.serve.chat import Chat
+from foretoken.serve.completions import Completion
+from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.metrics import LoopCollector, exposition
+from foretoken.serve.responses import Response as MadeResponse
+from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
+from foretoken.serve.service import FINGERPRINT, Service, first_of
+from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
+
+_IGNORED = "x-foretoken-ignored"
+_PAGE = (Path(__file__).parent / "page.html").read_bytes()
+_NOTHING_FROM_ELSEWHERE = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+}
+_BODIES = (ChatRequest, CompletionRequest, ResponsesRequest)
+_CODES = {400: "bad request", 401: "no key, or another one", 404: "no such model", 413: "too large"}
+_MORE_CODES = {429: "the queue is full", 500: "the request failed", 503: "shutting down"}
+
+
+def create_app(service: Service, *, api_key: str | None = None) -> FastAPI:
+    """The application over one model.
+
+    Args:
+        service: the model; its loop runs already, and is ended by whoever began it.
+        api_key: what clients must send as a bearer token under ``/v1``; None: nothing.
+    """
+    app = FastAPI(
+        title="Foretoken",
+        version=FINGERPRINT.removeprefix("foretoken-"),
+        description="An OpenAI-compatible server over speculative decoding.",
+        responses={code: {"description": what, "content": _ERROR} for code, what in (_CODES | _MORE_CODES).items()},
+    )
+    service.timings.registry.register(LoopCollector(service.loop, service.name))
+    app.add_middleware(_Guard, limit=service.limits.body, api_key=api_key)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_bug)
+    _add_paths(app, service)
+    _describe(app)
+    return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Take FastAPI's 422 out of the description: invalid fields are answered with 400 here."""
+    described = app.openapi()
+    for methods in described["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        described["components"]["schemas"].pop(name, None)
+
+
+def _add_paths(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"])
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await _answer(Chat(service, body), body, request, stream=bool(body.stream))
+
+    @app.post("/v1/completions", summary="Continue a text", tags=["openai"])
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await _answer(Completion(service, body), body, request, stream=bool(body.stream))
+
+    @app.post("/v1/responses", summary="Make a response, without a memory of earlier ones", tags=["openai"])
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        return await _answer(MadeResponse(service, body), body, request, stream=bool(body.stream))
+
+    async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
+        headers = {_IGNORED: ",".join(body.ignored)} if body.ignored else {}
+        if stream:
+            # the first event is waited for: what is refused is refused with a status
+            events = await unless_gone(request.receive, first_of(asked.events()))
+            if events is None:
+                return Response(status_code=CLIENT_GONE)
+            return EventStream(events, patience=service.limits.patience, headers=headers)
+
+        async def whole() -> Response:
+            return JSONResponse(await asked.answer(), headers=headers)
+
+        return await answered(request, whole())
+
+    def model_card() -> dict[str, Any]:
+        llm = service.llm
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "foretoken",
+            "root": llm.target.name,
+            "max_model_len": llm.target.max_length,
+            "method": llm.recipe.method,
+            "promise": llm.recipe.promise,
+        }
+
+    @app.get("/v1/models", summary="The model that is served", tags=["openai"])
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_card()]}
+
+    @app.get("/v1/models/{name:path}", summary="What is known of it", tags=["openai"])
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return model_card()
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(_PAGE, media_type="text/html; charset=utf-8", headers=_NOTHING_FROM_ELSEWHERE)
+
+    @app.get("/page.json", include_in_schema=False)
+    async def of_the_page() -> dict[str, str]:
+        recipe = service.llm.recipe
+        return {"model": service.name, "method": recipe.method, "promise": recipe.promise}
+
+    @app.get("/health", summary="200 while requests can run", tags=["operation"])
+    async def health() -> Response:
+        if not service.loop.accepting:
+            why = f"the engine has died: {service.loop.failure}" if service.loop.failure else "shutting down"
+            raise ApiError(503, why, code="unavailable")
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics", summary="Numbers for Prometheus", tags=["operation"], response_class=Response)
+    async def metrics() -> Response:
+        return Response(exposition(service.timings.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/version", summary="The version of the server", tags=["operation"])
+    async def version() -> dict[str, str]:
+        return {"version": app.version}
+
+
+class _Guard:
+    """Refuses requests without the key, and bodies that are too large, before anything is read of them."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, api_key: str | None) -> None:
+        self._app = app
+        self._limit = limit
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        try:
+            if self._key is not None and scope["path"].startswith("/v1"):
+                self._check_key(headers)
+            length = headers.get(b"content-length", b"0")
+            self._check_length(int(length) if length.isdigit() else 0)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        read = 0
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._limit:  # what FastAPI lets through while it reads a body
+                raise HTTPException(413, self._too_long)
+            return message
+
+        await self._app(scope, bounded, send)
+
+    def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
+        assert self._key is not None
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
+            message = "no API key, or another one: send 'Authorization: Bearer KEY'"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_length(self, length: int) -> None:
+        if length > self._limit:
+            raise ApiError(413, self._too_long)
+
+    @property
+    def _too_long(self) -> str:
+        return f"the request has more than {self._limit} bytes: shorten it"
+
+
+# ---------------------------------------------------------------------- errors
+
+_ERROR = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "required": ["error"],
+            "properties": {
+                "error": {
+                    "type": "object",
+                    "required": ["message", "type", "param", "code"],
+                    "properties": {
+                        "message": {"type": "string"},
+                        "type": {"type": "string"},
+                        "param": {"type": ["string", "null"]},
+                        "code": {"type": ["string", "null"]},
+                    },
+                }
+            },
+        }
+    }
+}
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    return api_error(error).response()
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _invalid(error).response()
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first of what is wrong with a body, in words."""
+    found = error.errors()
+    for each in found:  # a misspelt field explains what else is missing
+        if each["type"] == "extra_forbidden":
+            name = _place(each["loc"])
+            known = {field for body in _BODIES for field in body.model_fields}
+            hint = f"; {nearest(name, known)}" if "." not in name else ""
+            return ApiError(400, f"unknown field '{name}'{hint}", param=name, code="unknown_field")
+    first = found[0]
+    name = _place(first["loc"])
+    # where a field may be of several types, each of them says what it would have needed
+    ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
+    given = first.get("input")
+    shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
+    return ApiError(400, f"{name or 'the body'}: {', or '.join(ways)}{shown}", param=name or None)
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """The path to a field, without the names that pydantic gives to the types of a union."""
+    parts = [str(each) for each in location]
+    return ".".join(each for each in parts if each not in ("body", "str", "int") and not set("[-") & set(each))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    words = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}
+    told = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
+    return told.response()
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return ApiError(500, f"internal: {type(error).__name__}: {error}").response()

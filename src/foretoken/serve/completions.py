@@ -1,0 +1,157 @@
+"""``POST /v1/completions``: texts that are continued, in one piece or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+from foretoken.engine.llm import Prompt
+from foretoken.engine.request import TokenLogprob
+from foretoken.serve.errors import ApiError
+from foretoken.serve.loop import Delta
+from foretoken.serve.schema import CompletionRequest
+from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
+from foretoken.serve.stream import DONE, event
+
+_LENGTH = 16  # OpenAI's default
+
+
+class Completion:
+    """Prompts that are to be continued.
+
+    Args:
+        service: the model.
+        body: what was asked.
+    Raises:
+        ApiError: they cannot be; nothing runs.
+    """
+
+    def __init__(self, service: Service, body: CompletionRequest) -> None:
+        service.check_model(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options go with stream=true only", param="stream_options")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise ApiError(400, f"best_of={body.best_of} is not supported: leave it out, or use n", param="best_of")
+        if body.max_tokens == 0 and not body.echo:
+            raise ApiError(400, "max_tokens=0 goes with echo=true only: ask for at least one token", param="max_tokens")
+        self.service = service
+        self.body = body
+        self.id, self.created = new_id("cmpl"), int(time.time())
+        length = _LENGTH if body.max_tokens is None else body.max_tokens
+        self.nothing = length == 0  # only the prompt is asked for: one token is computed, and not shown
+        scored = body.logprobs if body.echo else None
+        params = service.params(body, max_tokens=max(1, length), logprobs=body.logprobs, prompt_logprobs=scored)
+        self.prompts = _prompts(body)
+        self.n = params.n
+        self.requests = service.requests(self.prompts, params, body.speculation, "prompt")
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        deltas = await self.service.whole(self.requests)
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.service.name,
+            "choices": [self._choice(delta, first=True, offset=0) for delta in deltas],
+            "usage": self._usage(),
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes."""
+        options = self.body.stream_options
+        every = options is not None and bool(options.continuous_usage_stats)
+        offsets: dict[int, int] = {}
+        with self.service.running(self.requests) as ticket:
+            async for deltas in ticket.deltas():
+                for delta in deltas:
+                    try:
+                        refuse_failure(delta)
+                    except ApiError as error:
+                        yield event(error.body)
+                        return
+                    offset = offsets.get(delta.index)
+                    choice = self._choice(delta, first=offset is None, offset=offset or 0)
+                    offsets[delta.index] = (offset or 0) + len(choice["text"])
+                    yield event(self._chunk([choice], self._usage() if every else None))
+        if options is not None and options.include_usage:
+            yield event(self._chunk([], self._usage()))
+        yield DONE
+
+    # ------------------------------------------------------------------ inside
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.service.usage(self.requests, len(self.prompts))
+        if self.nothing:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
+    def _choice(self, delta: Delta, *, first: bool, offset: int) -> dict[str, Any]:
+        text = "" if self.nothing else delta.text
+        entries: list[TokenLogprob | None] = [] if self.nothing else list(delta.logprobs)
+        if first and self.body.echo:
+            prompt = self._prompt_text(delta.index)
+            text = prompt + text
+            entries = [*self._prompt_entries(delta.index), *entries]
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "text": text,
+            "logprobs": None if self.body.logprobs is None else self._logprobs(delta.index, entries, offset),
+            "finish_reason": "length" if self.nothing else delta.finish_reason,
+        }
+        if self.body.speculation is not None and self.body.speculation.show:
+            choice["speculation"] = self.service.shown(delta)
+        return choice
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self.prompts[index // self.n]
+        if isinstance(prompt, str):
+            return prompt
+        text: str = self.service.llm.tokenizer.decode(list(cast(Sequence[int], prompt)), skip_special_tokens=False)
+        return text
+
+    def _prompt_entries(self, index: int) -> list[TokenLogprob | None]:
+        """The prompt's tokens; None for the first, of which nothing is known."""
+        scored = self.requests[index - index % self.n].prompt_logprobs
+        return [None, *scored] if scored is not None else []
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob | None], offset: int) -> dict[str, Any]:
+        first = self.requests[index].tokens[0]
+        tokens, values, tops, offsets = [], [], [], []
+        for entry in entries:
+            text = self.service.token_text(first if entry is None else entry.token_id)[0]
+            tokens.append(text)
+            values.append(None if entry is None else entry.logprob)
+            best = {} if entry is None else {t: value for t, _, value in self.service.top(entry)}
+            if entry is not None:
+                best.setdefault(text, entry.logprob)
+            tops.append(None if entry is None else best)
+            offsets.append(offset)
+            offset += len(text)
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        chunk = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.service.name,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+        }
+        options = self.body.stream_options
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            chunk["usage"] = usage
+        return chunk
+
+
+def _prompts(body: CompletionRequest) -> list[Prompt]:
+    """One prompt or several: a list of integers is one."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [given]
+    return list(cast(list[Prompt], given))

@@ -1,0 +1,80 @@
+"""Errors as OpenAI's API has them: ``{"error": {message, type, param, code}}`` and a status.
+
+400 a mistake in the request    401 no or another key    404 no such model or path    405 another method is meant
+413 too large                   429 the queue is full    500 the request failed       503 shutting down, or dead
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.serve.loop import Overloaded, Stopped
+
+_NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has |')")
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+_MORE_TYPES = {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Args:
+        status: of HTTP.
+        message: names the field, the value and the remedy.
+        param: the field, if it is one's fault.
+        code: for programs.
+        headers: beside the usual ones.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        # a lone surrogate, quoted from the request, cannot be written
+        message = str(self).encode("utf-8", "backslashreplace").decode("utf-8")
+        kind = (_TYPES | _MORE_TYPES).get(self.status, "server_error")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def api_error(error: Exception, param: str | None = None) -> ApiError:
+    """What a client is told of an error of ours.
+
+    Args:
+        param: the field that was being read; None: the one that the message begins with.
+    """
+    if isinstance(error, ApiError):
+        return error
+    message = str(error) or type(error).__name__
+    if isinstance(error, Overloaded):
+        return ApiError(429, message, code="overloaded", headers={"Retry-After": str(math.ceil(error.retry_after))})
+    if isinstance(error, Stopped):
+        return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})
+    if isinstance(error, (ConfigError, InputError)):
+        named = _NAMED.match(message)
+        code = "context_length_exceeded" if "the context holds" in message else None
+        return ApiError(400, message, param=param or (named[1] if named else None), code=code)
+    return ApiError(500, message)

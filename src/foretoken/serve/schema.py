@@ -1,0 +1,261 @@
+"""What a client may send. OpenAI's fields, the sampling fields that vLLM adds, and ``speculation``.
+
+Strict: a number is no string, and an unknown field is refused, since a field that is not understood may have been meant
+to change the answer. What is known to change nothing here is listed in :class:`Ignored`, taken, and named in the header
+``x-foretoken-ignored``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Count = Annotated[int, Field(ge=1)]
+_Index = Annotated[int, Field(ge=0)]
+_TokenIds = list[_Index]
+
+
+class Fields(BaseModel):
+    """Base of all parts of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Ignored(Fields):
+    """Fields that change nothing of the answer: whose it is, where it is kept, what it costs."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """Those that were sent, with a value."""
+        return [name for name in Ignored.model_fields if getattr(self, name) is not None]
+
+
+class Speculation(Fields):
+    """How a request is sped up: an extension. Under a lossless recipe it changes the time and not the law."""
+
+    enabled: Annotated[bool, Field(description="False: plain decoding.")] = True
+    num_speculative_tokens: Annotated[
+        _Index | None, Field(description="Draft tokens a step, at most; null: as the server has it.")
+    ] = None
+    show: Annotated[bool, Field(description="Say of each token whether it was drafted.")] = False
+
+    @property
+    def max_draft(self) -> int | None:
+        """Draft nodes a step, at most; None: as the recipe has it."""
+        return self.num_speculative_tokens if self.enabled else 0
+
+
+class StreamOptions(Fields):
+    """What a stream says beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Ignored):
+    """Fields of every way to ask. Null or left out: as the checkpoint asks, else OpenAI's default."""
+
+    model: str
+    temperature: Annotated[float | None, Field(ge=0)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=-1)] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    repetition_penalty: Annotated[float | None, Field(gt=0)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    stop: str | list[str] | None = None
+    stop_token_ids: _TokenIds | None = None
+    min_tokens: _Index | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    n: Annotated[int | None, Field(ge=1, le=128)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+
+
+class TextPart(Fields):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Fields):
+    """Which function an answer has called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Fields):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    audio: None = None
+    annotations: Any = None
+
+    @property
+    def text(self) -> str:
+        """Its content as one text; parts are joined by line ends."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Function(Fields):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    """A tool that the model may use; functions are known."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ResponseFormat(Fields):
+    """The form of the answer."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(Sampling):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class CompletionRequest(Sampling):
+    """``POST /v1/completions``."""
+
+    prompt: (
+        str
+        | Annotated[_TokenIds, Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[_TokenIds], Field(min_length=1)]
+    )
+    max_tokens: _Index | None = None
+    logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    echo: bool | None = None
+    best_of: Annotated[int | None, Field(ge=1)] = None
+    suffix: None = None
+
+
+class InputPart(Fields):
+    """A piece of an input message of ``/v1/responses``."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class InputMessage(Fields):
+    """A message of ``/v1/responses``."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputPart]
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCall(Fields):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCallOutput(Fields):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponseTool(Fields):
+    """A function, as ``/v1/responses`` writes it."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Fields):
+    """The form of the answer."""
+
+    format: ResponseFormat | None = None
+    verbosity: None = None
+
+
+class ResponsesRequest(Ignored):
+    """``POST /v1/responses``: stateless, text and function tools."""
+
+    model: str
+    input: str | Annotated[list[InputCall | InputCallOutput | InputMessage], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: _Count | None = None
+    temperature: Annotated[float | None, Field(ge=0)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    stream: bool | None = None
+    text: TextFormat | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    background: Literal[False] | None = None
+    include: Annotated[list[str] | None, Field(max_length=0)] = None
+    reasoning: None = None
+    speculation: Speculation | None = None

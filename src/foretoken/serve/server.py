@@ -1,0 +1,84 @@
+"""A process that serves one model: uvicorn around the application, and an orderly end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from foretoken.core.errors import ConfigError
+from foretoken.serve.loop import EngineLoop
+
+log = logging.getLogger(__name__)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    return host in _LOOPBACK
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens; it is taken before a model is loaded, which may last minutes.
+
+    Args:
+        port: 0 takes a free one.
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: {why}; another port, or 0 for any that is free") from None
+
+
+def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_seconds: float) -> None:
+    """Serve until a signal: then new requests get 503, running ones end, and what is left is ended by force.
+
+    Args:
+        loop: of the application; closed at the end.
+        listening: see :func:`bind`.
+        drain_seconds: that running requests may take after the first SIGTERM or SIGINT; a second one ends them.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+    try:
+        _Server(config, loop, drain_seconds).run(sockets=[listening])
+    finally:
+        loop.close()
+
+
+class _Server(uvicorn.Server):
+    """Goes on listening while it drains, so that a client that comes late is told why it is refused."""
+
+    def __init__(self, config: uvicorn.Config, loop: EngineLoop, seconds: float) -> None:
+        super().__init__(config)
+        self._loop = loop
+        self._seconds = seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
+        """See uvicorn: called for SIGINT and SIGTERM."""
+        if self._loop.accepting:
+            log.info("draining after %s", signal.Signals(sig).name)
+            self._loop.drain()
+            threading.Thread(target=self._drain, name="foretoken-drain", daemon=True).start()
+        else:
+            self.should_exit = self.force_exit = True
+
+    def _drain(self) -> None:
+        self._loop.wait_until_idle(self._seconds)
+        self.should_exit = True

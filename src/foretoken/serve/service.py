@@ -1,0 +1,231 @@
+"""What the ways to ask have in common: parameters, prompts, tickets, and what a request has used."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.metrics import Metrics
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.llm import LLM, Prompt
+from foretoken.engine.request import Request, TokenLogprob
+from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.loop import Delta, EngineLoop, Ticket
+from foretoken.serve.metrics import Timings
+from foretoken.serve.schema import Sampling, Speculation
+from foretoken.serve.token_text import TokenText
+
+_SAME_NAME = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "n"),
+)
+FINGERPRINT = f"foretoken-{version('foretoken')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        body: bytes of a request, at most.
+        patience: seconds that a client may take to receive one piece of a stream.
+    """
+
+    body: int = 8 * 2**20
+    patience: float = 60.0
+
+
+class Service:
+    """One model behind its loop.
+
+    Args:
+        loop: runs it.
+        name: what clients call it.
+        limits: what is taken.
+    """
+
+    def __init__(self, loop: EngineLoop, name: str, limits: Limits | None = None) -> None:
+        self.loop = loop
+        self.name = name
+        self.limits = limits or Limits()
+        self.created = int(time.time())
+        self.timings = Timings(name)
+        self.token_text = TokenText(self.llm.tokenizer)
+        asked = self.llm.default_params
+        # a checkpoint that asks for nothing leaves OpenAI's default, which is to sample
+        self._defaults = replace(asked, temperature=1.0) if asked.greedy else asked
+
+    @property
+    def llm(self) -> LLM:
+        return self.loop.llm
+
+    def check_model(self, name: str) -> None:
+        """Refuse another model than the one that is served.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name != self.name:
+            message = f"the model '{name}' is not served here; there is '{self.name}'"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def params(self, body: Sampling, **more: Any) -> SamplingParams:
+        """Sampling params of a request: what it says, else the defaults.
+
+        Args:
+            more: fields that are not of the same name in every way to ask; None: the default's.
+        Raises:
+            ApiError: 400, names the field.
+        """
+        given = {name: getattr(body, name) for name in _SAME_NAME} | more
+        given |= {"seed": None if body.seed is None else body.seed % 2**63, "logit_bias": _bias(body.logit_bias)}
+        try:
+            return replace(self._defaults, **{name: value for name, value in given.items() if value is not None})
+        except ForetokenError as error:
+            raise api_error(error) from None
+
+    def requests(
+        self, prompts: Sequence[Prompt], params: SamplingParams, speculation: Speculation | None, param: str
+    ) -> list[Request]:
+        """The requests of some prompts, ``params.n`` for each.
+
+        Args:
+            param: the field that the prompts come from.
+        Raises:
+            ApiError: 400: a prompt or the params cannot be used.
+        """
+        max_draft = None if speculation is None else speculation.max_draft
+        found = []
+        for prompt in prompts:
+            try:
+                found += self.llm.new_requests(prompt, params, max_draft=max_draft)
+            except ForetokenError as error:
+                at_prompt = "prompt 0" in str(error)
+                raise api_error(error, param if at_prompt else None) from None
+        return found
+
+    @contextmanager
+    def running(self, requests: Sequence[Request]) -> Iterator[Ticket]:
+        """Run requests while somebody waits for them; they end with the block.
+
+        Raises:
+            ApiError: 429 or 503: there is no room, or no engine.
+        """
+        try:
+            ticket = self.loop.submit(requests)
+        except ForetokenError as error:
+            raise api_error(error) from None
+        try:
+            yield ticket
+        finally:
+            self.loop.cancel(ticket)
+            self.timings.count(ticket)
+
+    async def whole(self, requests: Sequence[Request]) -> list[Delta]:
+        """Run requests to their end: all that came of each.
+
+        Raises:
+            ApiError: one of them failed; the others are ended.
+        """
+        found: dict[int, Delta] = {}
+        with self.running(requests) as ticket:
+            async for deltas in ticket.deltas():
+                for delta in deltas:
+                    refuse_failure(delta)
+                    if delta.index in found:
+                        found[delta.index].join(delta)
+                    else:
+                        found[delta.index] = delta
+        return [found[index] for index in sorted(found)]
+
+    def usage(self, requests: Sequence[Request], num_prompts: int) -> dict[str, Any]:
+        """What requests have used so far, and how speculation went.
+
+        Args:
+            num_prompts: of how many prompts they are: a prompt counts once.
+        """
+        total = Metrics()
+        for request in requests:
+            total.add(request.metrics)
+        prompt = sum(request.num_prompt for request in requests[:: max(1, len(requests) // num_prompts)])
+        tokens = sum(request.num_output for request in requests)
+        speculation = {
+            "method": self.llm.recipe.method,
+            "promise": self.llm.recipe.promise_for(requests[0].params),
+            "steps": total.num_steps,
+            "tokens_per_step": round(total.tokens_per_step, 4),
+            "draft_tokens": total.num_draft_tokens,
+            "accepted_tokens": total.num_accepted_tokens,
+            "distortion": None if total.distortion != total.distortion else total.distortion,
+        }
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0, "speculation": speculation},
+        }
+
+    def shown(self, delta: Delta) -> list[dict[str, Any]]:
+        """The tokens of a delta and where each comes from; special ones, which are no text, have no bytes."""
+        special = self.token_text.special
+        return [
+            {"bytes": [] if token in special else list(self.token_text(token)[1]), "drafted": drafted}
+            for token, drafted in zip(delta.token_ids, delta.drafted, strict=True)
+        ]
+
+    def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
+        """The most probable tokens of a place: text, bytes, log-probability."""
+        return [(*self.token_text(token), value) for token, value in entry.top]
+
+
+def refuse_failure(delta: Delta) -> None:
+    """Raise what ended a request, if that was a failure.
+
+    Raises:
+        ApiError: 500, or 503 where the server ends.
+    """
+    if delta.error is not None:
+        unavailable = "shutting down" in delta.error or "longer than" in delta.error or "has died" in delta.error
+        raise ApiError(503 if unavailable else 500, delta.error)
+
+
+async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same events, of which the first exists already: what is refused is refused before the answer begins."""
+    try:
+        begun = await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+
+    async def again() -> AsyncGenerator[bytes, None]:
+        try:
+            yield begun
+            async for each in events:
+                yield each
+        finally:
+            await events.aclose()
+
+    return again()
+
+
+def new_id(kind: str) -> str:
+    """An identifier as OpenAI's look."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    try:
+        return {int(token): value for token, value in given.items()}
+    except ValueError:
+        raise ApiError(
+            400, f"logit_bias has the keys {sorted(given)}: token ids are meant", param="logit_bias"
+        ) from None

@@ -1,0 +1,89 @@
+"""A server in this process: real sockets, real clients, over the bundled target."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+
+import uvicorn
+
+from foretoken.engine.llm import LLM
+from foretoken.serve.app import create_app
+from foretoken.serve.loop import EngineLoop
+from foretoken.serve.server import bind
+from foretoken.serve.service import Limits, Service
+
+NAME = "zoo:base"
+
+
+class Served:
+    """A server that runs, and raw requests to it."""
+
+    def __init__(self, port: int, loop: EngineLoop, service: Service) -> None:
+        self.port = port
+        self.loop = loop
+        self.service = service
+        self.url = f"http://127.0.0.1:{port}"
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def send(
+        self, path: str, body: Any = None, *, method: str = "POST", headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, HTTPResponse]:
+        """One request: status, JSON (text where it is none), and the response with its headers."""
+        raw = body if isinstance(body, (bytes, str)) or body is None else json.dumps(body)
+        with closing(self.connect()) as connection:
+            connection.request(method, path, raw, {"content-type": "application/json", **(headers or {})})
+            response = connection.getresponse()
+            text = response.read().decode()
+        try:
+            return response.status, json.loads(text), response
+        except ValueError:
+            return response.status, text, response
+
+    def get(self, path: str) -> tuple[int, Any, HTTPResponse]:
+        return self.send(path, method="GET")
+
+    @contextmanager
+    def begun(self, path: str, body: Any) -> Iterator[HTTPResponse]:
+        """A stream that has begun; the client goes away at the end of the block."""
+        with closing(self.connect()) as connection:
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            with connection.getresponse() as response:
+                yield response
+
+    def events(self, path: str, body: Any) -> list[Any]:
+        """All events of a stream, "[DONE]" as it is."""
+        with self.begun(path, body) as response:
+            assert response.status == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            text = response.read().decode()
+        data = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+        return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+
+@contextmanager
+def served(llm: LLM, *, api_key: str | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Served]:
+    """Serve an LLM on a free port until the block ends."""
+    loop = EngineLoop(llm, **options).start()
+    service = Service(loop, NAME, limits)
+    listening = bind("127.0.0.1", 0)
+    config = uvicorn.Config(
+        create_app(service, api_key=api_key), lifespan="off", log_level="critical", timeout_graceful_shutdown=2
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
+    thread.start()
+    try:
+        yield Served(listening.getsockname()[1], loop, service)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        loop.close()
+        listening.close()

@@ -1,0 +1,374 @@
+"""The paths under /v1, over real sockets: what is answered, streamed and refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from foretoken.core.errors import RequestError
+from foretoken.core.sampling import SamplingParams
+from foretoken.serve.service import Limits
+from foretoken.testing import Oracle
+from helpers.serving import NAME, Served, served
+from helpers.zoo_llms import PROMPTS, base, with_config, with_drafter
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ENDLESS = {"ignore_eos": True, "max_tokens": 900}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(with_config({"method": "suffix"}), max_queue=4, limits=Limits(body=100_000)) as running:
+        yield running
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": NAME, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+def continued(prompt: Any, **more: Any) -> dict[str, Any]:
+    return {"model": NAME, "prompt": prompt, "temperature": 0, **more}
+
+
+def idle(server: Served) -> None:
+    deadline = time.monotonic() + 30
+    while server.loop.num_running or server.loop.num_waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# ---------------------------------------------------------------------- what is answered
+
+
+def test_a_conversation_is_answered_as_by_the_library(server: Served) -> None:
+    params = SamplingParams(max_tokens=40, logprobs=2)
+    (wanted,) = base().chat([{"role": "user", "content": PROMPTS[0]}], params)
+    status, body, _ = server.send(CHAT, said(PROMPTS[0], max_tokens=40, logprobs=True, top_logprobs=2))
+    assert status == 200
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == wanted.text
+    assert choice["finish_reason"] == wanted.finish_reason
+    assert body["usage"]["completion_tokens"] == len(wanted.token_ids) == len(choice["logprobs"]["content"])
+    assert body["usage"]["prompt_tokens"] == len(wanted.prompt_token_ids)
+    for entry, truth in zip(choice["logprobs"]["content"], wanted.logprobs or (), strict=True):
+        assert entry["logprob"] == pytest.approx(truth.logprob, abs=1e-4)
+        assert len(entry["top_logprobs"]) == 2
+    shown = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]).decode()
+    assert shown.removesuffix("<|end|>") == wanted.text
+
+
+@pytest.mark.parametrize("text", PROMPTS)
+def test_a_stream_is_the_same_text_in_pieces(server: Served, text: str) -> None:
+    fields = {"max_tokens": 30, "logprobs": True, "n": 2, "seed": 5, "temperature": 0.8}
+    _, whole, _ = server.send(CHAT, said(text, **fields))
+    events = server.events(CHAT, said(text, **fields, stream=True, stream_options={"include_usage": True}))
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    for index, choice in enumerate(whole["choices"]):
+        mine = [each["choices"][0] for each in events[:-2] if each["choices"][0]["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(each["delta"].get("content", "") for each in mine) == choice["message"]["content"]
+        assert [each["finish_reason"] for each in mine if each["finish_reason"]] == [choice["finish_reason"]]
+        entries = [entry for each in mine if each["logprobs"] for entry in each["logprobs"]["content"]]
+        assert [each["token"] for each in entries] == [each["token"] for each in choice["logprobs"]["content"]]
+    assert all(each["usage"] is None for each in events[:-2])
+
+
+def test_texts_are_continued_many_at_once(server: Served) -> None:
+    prompts = list(PROMPTS[:3])
+    params = SamplingParams(max_tokens=10, temperature=0.9, seed=1, n=2)
+    outputs = base().generate(prompts, params)
+    status, body, _ = server.send(TEXT, continued(prompts, max_tokens=10, temperature=0.9, seed=1, n=2))
+    assert status == 200
+    assert [each["text"] for each in body["choices"]] == [done.text for each in outputs for done in each.outputs]
+    assert [each["index"] for each in body["choices"]] == list(range(6))
+    assert body["usage"]["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in outputs)
+    ids = [list(each.prompt_token_ids) for each in outputs]
+    assert (
+        server.send(TEXT, continued(ids, max_tokens=10, temperature=0.9, seed=1, n=2))[1]["choices"] == body["choices"]
+    )
+    one = server.send(TEXT, continued(ids[0], max_tokens=10))[1]["choices"]
+    assert len(one) == 1
+
+
+def test_an_echoed_prompt_has_log_probabilities_and_offsets(server: Served) -> None:
+    _, body, _ = server.send(TEXT, continued(PROMPTS[1], echo=True, logprobs=1, max_tokens=5))
+    (choice,) = body["choices"]
+    shown = choice["logprobs"]
+    assert choice["text"].startswith(PROMPTS[1])
+    assert "".join(shown["tokens"]) == choice["text"]
+    assert shown["token_logprobs"][0] is None
+    assert all(value <= 0 for value in shown["token_logprobs"][1:])
+    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+    _, scored, _ = server.send(TEXT, continued(PROMPTS[1], echo=True, logprobs=1, max_tokens=0))
+    count = body["usage"]["prompt_tokens"]
+    assert scored["choices"][0]["text"] == PROMPTS[1]
+    assert scored["choices"][0]["logprobs"]["token_logprobs"] == shown["token_logprobs"][:count]
+    assert scored["usage"]["completion_tokens"] == 0
+
+
+def test_a_stop_string_inside_an_accepted_block_trims_all_alike() -> None:
+    asked = continued(PROMPTS[2], max_tokens=24, logprobs=0, ignore_eos=True)
+    (known,) = base().generate([PROMPTS[2]], SamplingParams(max_tokens=24, ignore_eos=True))
+    oracle = Oracle({tuple(known.prompt_token_ids): known.token_ids})
+    with served(with_drafter(oracle)) as running:
+        free = running.send(TEXT, asked)[1]
+        tokens = free["choices"][0]["logprobs"]["tokens"]
+        assert free["usage"]["completion_tokens_details"]["speculation"]["steps"] < 6
+        stop = "".join(tokens[9:11])  # in the middle of the second block of seven
+        stopped = running.send(TEXT, asked | {"stop": stop})[1]
+        plain = running.send(TEXT, asked | {"stop": stop, "speculation": {"enabled": False}})[1]
+    (choice,), usage = stopped["choices"], stopped["usage"]
+    assert choice["text"] == free["choices"][0]["text"].split(stop)[0]
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["logprobs"]["tokens"]) == usage["completion_tokens"] < 24
+    assert usage["completion_tokens_details"]["speculation"]["draft_tokens"] > 0
+    assert plain["choices"] == stopped["choices"]
+    assert plain["usage"]["completion_tokens"] == usage["completion_tokens"]
+    assert plain["usage"]["completion_tokens_details"]["speculation"]["draft_tokens"] == 0
+
+
+def test_a_request_says_how_it_was_sped_up_and_may_switch_it_off(server: Served) -> None:
+    again = "a b c d e f a b c d e f a b c d e f a b c"
+    for extra, most in (({"num_speculative_tokens": 1}, 1), ({"enabled": False}, 0)):
+        _, body, _ = server.send(TEXT, continued(again, max_tokens=20, speculation={"show": True, **extra}))
+        report = body["usage"]["completion_tokens_details"]["speculation"]
+        assert report["draft_tokens"] <= most * report["steps"]
+        shown = body["choices"][0]["speculation"]
+        assert sum(each["drafted"] for each in shown) == report["accepted_tokens"]
+        assert b"".join(bytes(each["bytes"]) for each in shown).decode() == body["choices"][0]["text"]
+        assert report["promise"] == "same text"
+
+
+def test_a_response_and_its_events(server: Served) -> None:
+    asked = {
+        "model": NAME,
+        "input": PROMPTS[0],
+        "instructions": "Be brief.",
+        "temperature": 0,
+        "max_output_tokens": 200,
+    }
+    status, whole, response = server.send(RESPONSES, asked | {"store": False, "metadata": {"a": "b"}})
+    assert status == 200
+    assert (whole["status"], whole["store"], whole["metadata"]) == ("completed", False, {"a": "b"})
+    assert response.headers["x-foretoken-ignored"] == "metadata,store"
+    text = whole["output"][0]["content"][0]["text"]
+    (wanted,) = base().chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPTS[0]}],
+        SamplingParams(max_tokens=200),
+    )
+    assert text == wanted.text
+    events = server.events(RESPONSES, asked | {"stream": True})
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    kinds = [each["type"] for each in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-1] == "response.completed"
+    assert "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta") == text
+    assert events[-1]["response"]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    cut = server.send(RESPONSES, asked | {"max_output_tokens": 3})[1]
+    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+def test_a_conversation_given_as_items(server: Served) -> None:
+    turns = [("user", "Hi"), ("assistant", "Hello."), ("user", PROMPTS[0])]
+    items = [{"role": role, "content": [{"type": "input_text", "text": text}]} for role, text in turns]
+    whole = server.send(RESPONSES, {"model": NAME, "input": items, "temperature": 0, "max_output_tokens": 12})[1]
+    (wanted,) = base().chat([{"role": r, "content": t} for r, t in turns], SamplingParams(max_tokens=12))
+    assert whole["output"][0]["content"][0]["text"] == wanted.text
+
+
+def test_parts_developers_and_names(server: Served) -> None:
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "name": "Ann", "content": parts}]
+    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello\nthere"}]
+    bodies = [
+        server.send(CHAT, {"model": NAME, "messages": each, "temperature": 0, "max_tokens": 8})[1]
+        for each in (messages, plain)
+    ]
+    assert bodies[0]["choices"] == bodies[1]["choices"]
+
+
+def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
+    asked = {"model": NAME, "prompt": PROMPTS[3]}
+    texts = {server.send(TEXT, asked)[1]["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) > 1  # temperature 1
+    assert server.send(TEXT, asked | {"ignore_eos": True})[1]["usage"]["completion_tokens"] == 16
+    seeds = [server.send(TEXT, asked | {"seed": seed})[1]["choices"] for seed in (-5, -5, 2**63 - 1)]
+    assert seeds[0] == seeds[1]
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param", "says"),
+    [
+        (CHAT, {"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        (CHAT, {"guided_json": {}}, "guided_json", "unknown field"),
+        (CHAT, {"temperature": -1}, "temperature", "greater than or equal to 0"),
+        (CHAT, {"temperature": "1"}, "temperature", "got '1'"),
+        (CHAT, {"n": 0}, "n", "greater than or equal to 1"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
+        (CHAT, {"stop": ["", "a"]}, "stop", "non-empty"),
+        (CHAT, {"stop_token_ids": [99999]}, "stop_token_ids", "8192 entries"),
+        (CHAT, {"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+        (CHAT, {"logit_bias": {"99999": 1}}, "logit_bias", "8192 entries"),
+        (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens", "greater than max_tokens"),
+        (CHAT, {"messages": []}, "messages", "at least 1 item"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages", "has no content"),
+        (CHAT, {"messages": [{"role": "user", "content": "a \ud800 b"}]}, "messages", "not valid Unicode"),
+        (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "input should be"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "input should be"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "messages", "knows no tools"),
+        (CHAT, {"speculation": {"num_speculative_tokens": -1}}, "speculation.num_speculative_tokens", "greater"),
+        (TEXT, {"prompt": ""}, "prompt", "empty"),
+        (TEXT, {"prompt": []}, "prompt", "at least 1 item"),
+        (TEXT, {"prompt": [[1], []]}, "prompt", "empty"),
+        (TEXT, {"prompt": [99999]}, "prompt", "8192 entries"),
+        (TEXT, {"prompt": "word " * 5000}, "prompt", "the context holds"),
+        (TEXT, {"best_of": 3}, "best_of", "not supported"),
+        (TEXT, {"suffix": "x"}, "suffix", "should be None"),
+        (TEXT, {"max_tokens": 0}, "max_tokens", "echo=true"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "should be None"),
+    ],
+)
+def test_a_mistake_is_named(server: Served, path: str, change: dict[str, Any], param: str, says: str) -> None:
+    sound = {CHAT: said("Hi"), TEXT: continued("Hi"), RESPONSES: {"model": NAME, "input": "Hi"}}[path]
+    status, body, _ = server.send(path, sound | change)
+    assert status == 400, body
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["type"] == "invalid_request_error"
+    assert says in body["error"]["message"]
+    assert str(body["error"]["param"]).startswith(param)
+    idle(server)
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "body", "method"),
+    [
+        (404, CHAT, said("Hi") | {"model": "gpt-4"}, "POST"),
+        (404, "/v1/models/gpt-4", None, "GET"),
+        (404, "/v1/embeddings", {}, "POST"),
+        (405, CHAT, None, "GET"),
+        (400, CHAT, "{not json", "POST"),
+        (400, CHAT, b"\xff\xfe", "POST"),
+        (400, CHAT, "[" * 5000, "POST"),
+        (
+            400,
+            CHAT,
+            '{"model": "zoo:base", "messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
+            "POST",
+        ),
+        (413, CHAT, said("a" * 200_000), "POST"),
+    ],
+)
+def test_errors_have_one_form(server: Served, status: int, path: str, body: Any, method: str) -> None:
+    found, answer, _ = server.send(path, body, method=method)
+    assert found == status
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_body_that_does_not_say_how_long_it_is_is_bounded_too(server: Served) -> None:
+    pieces = iter([b" " * 50_000] * 3)
+    with closing(server.connect()) as connection:
+        connection.request("POST", CHAT, pieces, {"content-type": "application/json"}, encode_chunked=True)
+        with connection.getresponse() as response:
+            assert response.status == 413
+
+
+def test_a_full_queue_is_429_with_a_time_to_come_back(server: Served) -> None:
+    with ExitStack() as streams:
+        for _ in range(3):
+            begun = server.begun(CHAT, said(PROMPTS[0], stream=True, n=4, **ENDLESS))
+            assert streams.enter_context(begun).status == 200
+        status, body, response = server.send(TEXT, continued("Hi"))
+        assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+    idle(server)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_its_request(server: Served, stream: bool) -> None:
+    before = server.loop.totals.ended.get("cancelled", 0)
+    body = continued(PROMPTS[0], stream=stream, max_tokens=3500, ignore_eos=True)
+    with closing(server.connect()) as connection:
+        connection.request("POST", TEXT, json.dumps(body), {"content-type": "application/json"})
+        if stream:
+            with connection.getresponse() as response:
+                response.read(10)
+        while not server.loop.num_running:
+            time.sleep(0.001)
+    idle(server)
+    assert server.loop.totals.ended["cancelled"] == before + 1
+    assert server.send(TEXT, continued("Hi", max_tokens=2))[0] == 200
+
+
+def test_a_key_is_asked_for_under_v1_only() -> None:
+    with served(with_config({"method": "none"}), api_key="secret") as running:
+        for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+            status, body, response = running.send(TEXT, continued("Hi"), headers=headers)
+            assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert running.get("/v1/models")[0] == 401
+        good = {"Authorization": "Bearer secret"}
+        assert running.send(TEXT, continued("Hi", max_tokens=2), headers=good)[0] == 200
+        assert running.get("/health")[0] == 200
+        assert running.get("/metrics")[0] == 200
+
+
+def test_a_request_that_fails_in_the_engine(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service.llm.engine._decider, "_fill_in", _fail)
+    status, body, _ = server.send(TEXT, continued("Hi"))
+    assert (status, body["error"]["type"], body["error"]["message"]) == (500, "server_error", "planted")
+    events = server.events(TEXT, continued("Hi", stream=True))
+    assert events[-1]["error"]["message"] == "planted"
+
+
+def _fail(*_: Any) -> None:
+    raise RequestError("planted")
+
+
+# ---------------------------------------------------------------------- operation
+
+
+def test_health_models_version_and_numbers(server: Served) -> None:
+    assert server.get("/health")[:2] == (200, {"status": "ok"})
+    models = server.get("/v1/models")[1]["data"]
+    assert [each["id"] for each in models] == [NAME]
+    assert server.get(f"/v1/models/{NAME}")[1] == models[0]
+    assert set(server.get("/version")[1]) == {"version"}
+    server.send(TEXT, continued("a b c d a b c d a b c", max_tokens=12))
+    text = server.get("/metrics")[1]
+    totals = server.loop.totals
+    for line in (
+        f'vllm:generation_tokens_total{{model_name="{NAME}"}} {float(totals.tokens)}',
+        f'vllm:spec_decode_num_accepted_tokens_total{{model_name="{NAME}"}} {float(totals.accepted_tokens)}',
+        f'vllm:num_requests_running{{model_name="{NAME}"}} 0.0',
+        f'foretoken:tokens_per_step{{model_name="{NAME}"}} {totals.tokens / totals.steps}',
+    ):
+        assert line in text.split("\n")
+    assert "vllm:time_to_first_token_seconds_bucket" in text
+
+
+def test_draining_answers_503() -> None:
+    asked = continued("Hi", stream=True, max_tokens=60, ignore_eos=True)
+    with served(with_config({"method": "none"})) as running, running.begun(TEXT, asked) as response:
+        running.loop.drain()
+        status, body, late = running.send(TEXT, continued("Hi"))
+        assert (status, body["error"]["code"]) == (503, "unavailable")
+        assert late.headers["retry-after"]
+        assert running.get("/health")[0] == 503
+        assert b"[DONE]" in response.read()  # what ran has ended

@@ -1,0 +1,59 @@
+"""Calls in what a model writes, whole and in pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foretoken.serve.tools import CallReader, calls_in
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
+
+
+def function(call: dict[str, Any]) -> tuple[str, Any]:
+    assert call["type"] == "function"
+    assert call["id"].startswith("call_")
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
+
+
+def test_text_and_calls() -> None:
+    text, calls = calls_in(f"Let me see. {CALL} {CALL}")
+    assert text == "Let me see."
+    assert [function(each) for each in calls] == [("add", {"a": 1, "b": "é"})] * 2
+    assert "index" not in calls[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no call",
+        "a < b <tool",
+        "<tool_call>not json</tool_call> x",
+        '<tool_call>{"nome": 1}</tool_call>',
+        "<tool_call>[",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert calls_in(text) == (text, [])
+
+
+def test_a_call_that_the_limit_has_cut_is_read_if_it_is_whole() -> None:
+    assert function(calls_in('<tool_call>{"name": "f", "arguments": {}}')[1][0]) == ("f", {})
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_pieces_are_the_same_as_the_whole(size: int) -> None:
+    whole = f"One {CALL}two <tool{CALL}<tool_call>oops</tool_call>end<tool_"
+    reader, text, calls = CallReader(), "", []
+    for begin in range(0, len(whole), size):
+        piece, found = reader.read(whole[begin : begin + size], final=False)
+        assert "<tool_call>\n" not in piece
+        text, calls = text + piece, calls + found
+    piece, found = reader.read("", final=True)
+    text, calls = text + piece, calls + found
+    assert text == "One two <tool<tool_call>oops</tool_call>end<tool_"
+    assert [each["index"] for each in calls] == [0, 1]
+    assert reader.num_calls == 2
+    assert [function(each)[0] for each in calls] == ["add", "add"]
