@@ -82,6 +82,7 @@ def chat(
         device=device,
         threads=threads,
         max_num_seqs=1,
+        enable_prefix_caching=True,
         trust_remote_code=trust_remote_code,
     )
     if not llm.is_chat_model:

@@ -104,6 +104,14 @@ def serve(
         int,
         typer.Option("--max-body", min=1, metavar="BYTES", help="Of a request, at most.", rich_help_panel=_LIMITS),
     ] = 8 * 2**20,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Reuse what was read of prompts that begin alike.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = True,
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
@@ -143,6 +151,7 @@ def serve(
             threads=threads,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
+            enable_prefix_caching=prefix_caching,
             trust_remote_code=trust_remote_code,
         )
         from foretoken.serve.app import create_app

@@ -27,6 +27,8 @@ from foretoken.models.load import load
 
 log = logging.getLogger(__name__)
 
+PREFIX_BYTES = 2**30  # of the cache of keys and values, where prefixes are kept
+
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
@@ -52,6 +54,10 @@ class LLM:
             for (``default_params``), as vLLM's and transformers' do; "none": they are greedy. Requests with params
             are as these say. One warning says what is asked for.
         trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
+        enable_prefix_caching: what a request has read is kept, and not read again for a prompt that begins alike
+            (engine/prefixes.py). The text is the same; the time to the first token is not, so measurements leave it
+            off. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
+        prefix_cache_bytes: the cache of keys and values is not made larger than this for that purpose.
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -71,6 +77,8 @@ class LLM:
         seed: int | None = None,
         generation_config: str = "auto",
         trust_remote_code: bool = False,
+        enable_prefix_caching: bool = False,
+        prefix_cache_bytes: int = PREFIX_BYTES,
     ) -> None:
         _check_limits(max_num_seqs, max_rows_per_step)
         if generation_config not in CHOICES:
@@ -81,7 +89,8 @@ class LLM:
             torch.set_num_threads(threads)
         target = load(model, dtype=dtype, device=device, max_length=max_model_len, trust_remote_code=trust_remote_code)
         defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
-        self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+        prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
+        self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
 
     @classmethod
     def from_target(
@@ -93,12 +102,15 @@ class LLM:
         max_rows_per_step: int = 512,
         seed: int | None = None,
         default_params: SamplingParams | None = None,
+        enable_prefix_caching: bool = False,
+        prefix_cache_bytes: int = PREFIX_BYTES,
     ) -> LLM:
         """A recipe over a target that is loaded already: weights are shared, the cache is its own.
 
         Args:
             target: as ``foretoken.models.load.load`` gives it, or the ``target`` of another ``LLM``.
-            speculative_config, max_num_seqs, max_rows_per_step, seed: as for the class.
+            speculative_config, max_num_seqs, max_rows_per_step, seed, enable_prefix_caching, prefix_cache_bytes: as for
+                the class.
             default_params: of requests that bring none; None: greedy, as ``SamplingParams()`` has it.
         Raises:
             ConfigError: an option is unknown or out of range.
@@ -107,7 +119,8 @@ class LLM:
         _check_limits(max_num_seqs, max_rows_per_step)
         llm = cls.__new__(cls)
         defaults = default_params or SamplingParams()
-        llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults)
+        prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
+        llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
         return llm
 
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
@@ -119,6 +132,8 @@ class LLM:
             max_rows_per_step=self.max_rows_per_step,
             seed=self._seed,
             default_params=self.default_params,
+            enable_prefix_caching=self._prefix_bytes is not None,
+            prefix_cache_bytes=self._prefix_bytes or PREFIX_BYTES,
         )
 
     def _build(
@@ -128,16 +143,20 @@ class LLM:
         max_num_seqs: int,
         max_rows_per_step: int,
         seed: int | None,
-        default_params: SamplingParams | None = None,
+        default_params: SamplingParams,
+        prefix_bytes: int | None,
     ) -> None:
         self.target = target
-        self.default_params = default_params or SamplingParams()
+        self.default_params = default_params
         self.tokenizer = target.tokenizer
         self.max_num_seqs = max_num_seqs
         self.max_rows_per_step = max_rows_per_step
         self.recipe = compose.build(speculative_config, target)
-        self.engine = Engine(target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step)
+        self.engine = Engine(
+            target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step, prefix_bytes=prefix_bytes
+        )
         self._seed = seed
+        self._prefix_bytes = prefix_bytes
         self._ids = itertools.count()  # threads may ask at once
 
     @property
@@ -237,7 +256,12 @@ class LLM:
         return {"prompt_token_ids": list(ids)}
 
     def new_requests(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, max_draft: int | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        max_draft: int | None = None,
+        cache_salt: str | None = None,
     ) -> list[Request]:
         """The requests that :meth:`generate` would make of one prompt, not queued yet.
 
@@ -247,6 +271,7 @@ class LLM:
         Args:
             prompt, params: as for :meth:`generate`.
             max_draft: draft nodes a step for these requests, at most; 0: plain decoding; None: as the recipe has it.
+            cache_salt: only requests with the same one share what was read of a prompt.
         Returns:
             ``params.n`` requests.
         Raises:
@@ -267,6 +292,7 @@ class LLM:
         requests = self._requests(prompt, params, 0)
         for request in requests:
             request.max_draft = max_draft
+            request.cache_salt = cache_salt
         return requests
 
     def output_of(self, group: Sequence[Request], prompt: str | None = None) -> RequestOutput:

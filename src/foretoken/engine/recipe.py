@@ -81,6 +81,14 @@ class Recipe:
         """Whether drafter and target write in turns, so that a token may be the drafter's alone."""
         return self.verifier is not None and self.verifier.offers.takes_turns
 
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether a prompt may be taken as read where another request has read it.
+
+        Not where the drafter is shown the states of every row, nor where the cache holds what a sparse target computed.
+        """
+        return self.plan.exact and self.drafter.needs.hidden_layers is None
+
     def own_past(self, params: SamplingParams) -> bool:
         """Whether drafts of a request may follow from its own past only.
 

@@ -61,6 +61,8 @@ class Request:
         own_past: whether its drafts may follow from its own past only (``Recipe.own_past``).
         shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
+        cache_salt: only requests with the same one reuse what it has read.
+        num_cached: tokens of its prompt that were reused, not read.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
@@ -85,6 +87,8 @@ class Request:
     own_past: bool = False
     shown: bool = True
     own_rule: OwnPastRule | None = None
+    cache_salt: str | None = None
+    num_cached: int = 0
     max_draft: int | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.request import Request
 from foretoken.models.cache import KVCache
 
@@ -41,6 +42,7 @@ class Scheduler:
             its even share, ``max_rows // cache.max_slots - 1``.
         drafted_first: a draft may begin with the first token of the answer: a prompt's last token is not fed, but is
             the root of that draft.
+        prefixes: keeps what finished requests have read; None: nothing is kept.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Scheduler:
         kept: Callable[[Request], int] = lambda request: 0,
         *,
         drafted_first: bool = False,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
         self.kept = kept
         self.drafted_first = drafted_first
+        self.prefixes = prefixes
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -69,9 +73,13 @@ class Scheduler:
 
     def next(self) -> Work:
         """Decide the next step. Requests that finished or were cancelled must have been removed."""
-        while self.waiting and self.cache.free_slots and len(self.running) < self.max_rows:
+        places = self.cache if self.prefixes is None else self.prefixes
+        while self.waiting and places.free_slots and len(self.running) < self.max_rows:
             request = self.waiting.popleft()
-            request.slot = self.cache.acquire()
+            if self.prefixes is None:
+                request.slot = self.cache.acquire()
+            else:
+                request.slot = self.prefixes.acquire(request, self.running)
             self.running.append(request)
         decoding: list[Request] = []
         filling: list[Request] = []
@@ -94,7 +102,8 @@ class Scheduler:
         """Take a finished request out and free its slot."""
         if request.slot >= 0:
             self.running.remove(request)
-            self.cache.release(request.slot)
+            if self.prefixes is None or not self.prefixes.keep(request):
+                self.cache.release(request.slot)
             request.slot = -1
         elif request in self.waiting:
             self.waiting.remove(request)

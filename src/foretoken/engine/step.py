@@ -29,6 +29,7 @@ from foretoken.engine.executors.executor import Executor
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.faults import Faults
 from foretoken.engine.own_past import ROW_COST
+from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
@@ -52,13 +53,27 @@ class Engine:
         recipe: drafter, verifier, and the plan of a step.
         max_slots: requests that run at once, at most.
         max_rows: rows of one forward, at most.
+        prefix_bytes: how large the cache may be made so that prefixes can be reused; None: nothing is reused. Nor is
+            it by a recipe whose drafter wants to see every row of a prompt, or whose plan is not exact.
     """
 
-    def __init__(self, target: LanguageModel, recipe: Recipe, *, max_slots: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        target: LanguageModel,
+        recipe: Recipe,
+        *,
+        max_slots: int,
+        max_rows: int,
+        prefix_bytes: int | None = None,
+    ) -> None:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
-        self.scheduler = Scheduler(self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns)
+        reuses = prefix_bytes is not None and recipe.reuses_prefixes
+        self.prefixes = Prefixes(self.cache, prefix_bytes) if reuses and prefix_bytes is not None else None
+        self.scheduler = Scheduler(
+            self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns, prefixes=self.prefixes
+        )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         self.controller = Controller(reading)
         self.executor: Executor = SerialExecutor()

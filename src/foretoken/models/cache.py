@@ -75,6 +75,11 @@ class KVCache:
         return len(self._free)
 
     @property
+    def grows_next(self) -> bool:
+        """Whether the next slot to be acquired needs larger buffers."""
+        return bool(self._free) and self._free[-1] >= self.num_slots
+
+    @property
     def num_bytes(self) -> int:
         """Bytes held at present."""
         return sum(each.nbytes for each in (*self.keys, *self.values) if each is not None)

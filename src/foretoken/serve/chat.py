@@ -41,7 +41,7 @@ class Chat:
         prompt = chat_prompt(service, body.messages, body.tools if self.with_tools else None)
         length = body.max_completion_tokens or body.max_tokens or _UNLIMITED
         params = service.params(body, max_tokens=length, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-        self.requests = service.requests([prompt], params, body.speculation, "messages")
+        self.requests = service.requests([prompt], params, body, "messages")
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""

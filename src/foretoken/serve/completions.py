@@ -44,7 +44,7 @@ class Completion:
         params = service.params(body, max_tokens=max(1, length), logprobs=body.logprobs, prompt_logprobs=scored)
         self.prompts = _prompts(body)
         self.n = params.n
-        self.requests = service.requests(self.prompts, params, body.speculation, "prompt")
+        self.requests = service.requests(self.prompts, params, body, "prompt")
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.text import TextStream
@@ -143,8 +142,10 @@ class Totals:
     accepted_at: list[int] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)
 
-    def count_end(self, reason: str, metrics: Metrics) -> None:
+    def count_end(self, request: Request) -> None:
         """Count a request that has ended."""
+        reason, metrics = request.finish_reason or "", request.metrics
+        self.cached_tokens += request.num_cached
         self.ended[reason] = self.ended.get(reason, 0) + 1
         self.drafts += metrics.drafted_at[0] if metrics.drafted_at else 0
         self.accepted_at += [0] * (len(metrics.accepted_at) - len(self.accepted_at))
@@ -358,7 +359,7 @@ class EngineLoop:
             if request.finish_reason is not None:
                 ended += 1
                 del self._runs[request.request_id]
-                self.totals.count_end(request.finish_reason, request.metrics)
+                self.totals.count_end(request)
                 self._mean_seconds += (request.metrics.seconds - self._mean_seconds) / 16
         if ended:
             with self._changed:

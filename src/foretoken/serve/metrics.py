@@ -78,6 +78,8 @@ class LoopCollector(Collector):
         yield self._gauge("num_requests_waiting", "Requests that wait for a slot.", loop.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's rows that are taken, 1 is all.", used)
         yield self._counter("prompt_tokens", "Tokens of prompts.", totals.prompt_tokens)
+        yield self._counter("prefix_cache_queries", "Tokens of prompts that were looked for.", totals.prompt_tokens)
+        yield self._counter("prefix_cache_hits", "Tokens of prompts that were reused.", totals.cached_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", totals.tokens)
         yield self._counter("spec_decode_num_drafts", "Drafts that were verified.", totals.drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", totals.draft_tokens)

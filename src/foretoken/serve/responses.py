@@ -40,6 +40,8 @@ class Response:
 
     def __init__(self, service: Service, body: ResponsesRequest) -> None:
         service.check_model(body.model)
+        if body.background:
+            raise ApiError(400, "background=true is not supported: leave it out, or use stream", param="background")
         self.service = service
         self.body = body
         self.id, self.message_id, self.created = new_id("resp"), new_id("msg"), int(time.time())
@@ -49,7 +51,7 @@ class Response:
         sampling = Sampling(model=body.model, temperature=body.temperature, top_p=body.top_p)
         params = service.params(sampling, max_tokens=body.max_output_tokens or _UNLIMITED)
         self.params = params
-        self.requests = service.requests([prompt], params, body.speculation, "input")
+        self.requests = service.requests([prompt], params, body, "input")
 
     async def answer(self) -> dict[str, Any]:
         """The whole response."""

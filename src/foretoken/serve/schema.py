@@ -60,7 +60,7 @@ class StreamOptions(Fields):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[bool | None, Field(description="Taken; nothing is added.")] = None
 
 
 class Sampling(Ignored):
@@ -74,7 +74,7 @@ class Sampling(Ignored):
     repetition_penalty: Annotated[float | None, Field(gt=0)] = None
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: _TokenIds | None = None
     min_tokens: _Index | None = None
@@ -84,6 +84,9 @@ class Sampling(Ignored):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+    cache_salt: Annotated[
+        str | None, Field(min_length=1, description="Only requests with the same one share what was read of a prompt.")
+    ] = None
 
 
 class TextPart(Fields):
@@ -255,7 +258,8 @@ class ResponsesRequest(Ignored):
     truncation: Literal["disabled"] | None = None
     previous_response_id: None = None
     conversation: None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     include: Annotated[list[str] | None, Field(max_length=0)] = None
     reasoning: None = None
     speculation: Speculation | None = None
+    cache_salt: Annotated[str | None, Field(min_length=1)] = None

@@ -18,7 +18,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import Delta, EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
-from foretoken.serve.schema import Sampling, Speculation
+from foretoken.serve.schema import ResponsesRequest, Sampling
 from foretoken.serve.token_text import TokenText
 
 _SAME_NAME = (
@@ -91,20 +91,21 @@ class Service:
             raise api_error(error) from None
 
     def requests(
-        self, prompts: Sequence[Prompt], params: SamplingParams, speculation: Speculation | None, param: str
+        self, prompts: Sequence[Prompt], params: SamplingParams, body: Sampling | ResponsesRequest, param: str
     ) -> list[Request]:
         """The requests of some prompts, ``params.n`` for each.
 
         Args:
+            body: what else was asked.
             param: the field that the prompts come from.
         Raises:
             ApiError: 400: a prompt or the params cannot be used.
         """
-        max_draft = None if speculation is None else speculation.max_draft
+        max_draft = None if body.speculation is None else body.speculation.max_draft
         found = []
         for prompt in prompts:
             try:
-                found += self.llm.new_requests(prompt, params, max_draft=max_draft)
+                found += self.llm.new_requests(prompt, params, max_draft=max_draft, cache_salt=body.cache_salt)
             except ForetokenError as error:
                 at_prompt = "prompt 0" in str(error)
                 raise api_error(error, param if at_prompt else None) from None
@@ -153,7 +154,8 @@ class Service:
         total = Metrics()
         for request in requests:
             total.add(request.metrics)
-        prompt = sum(request.num_prompt for request in requests[:: max(1, len(requests) // num_prompts)])
+        firsts = requests[:: max(1, len(requests) // num_prompts)]
+        prompt = sum(request.num_prompt for request in firsts)
         tokens = sum(request.num_output for request in requests)
         speculation = {
             "method": self.llm.recipe.method,
@@ -168,7 +170,7 @@ class Service:
             "prompt_tokens": prompt,
             "completion_tokens": tokens,
             "total_tokens": prompt + tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": sum(request.num_cached for request in firsts)},
             "completion_tokens_details": {"reasoning_tokens": 0, "speculation": speculation},
         }
 

@@ -200,6 +200,18 @@ def test_parts_developers_and_names(server: Served) -> None:
     assert bodies[0]["choices"] == bodies[1]["choices"]
 
 
+def test_what_was_read_of_a_prompt_is_not_read_again() -> None:
+    with served(with_config({"method": "suffix"}, enable_prefix_caching=True)) as running:
+        long = "Once upon a time there was a cat that sat on a mat and " * 3
+        plain = running.send(TEXT, continued(long, cache_salt="mine"))[1]
+        again = running.send(TEXT, continued(long, cache_salt="mine"))[1]
+        other = running.send(TEXT, continued(long, cache_salt="theirs"))[1]
+        cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (plain, again, other)]
+        assert cached == [0, plain["usage"]["prompt_tokens"] - 1, 0]
+        assert plain["choices"] == again["choices"] == other["choices"]
+        assert f'vllm:prefix_cache_hits_total{{model_name="{NAME}"}} {float(cached[1])}' in running.get("/metrics")[1]
+
+
 def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
     asked = {"model": NAME, "prompt": PROMPTS[3]}
     texts = {server.send(TEXT, asked)[1]["choices"][0]["text"] for _ in range(4)}

@@ -1,0 +1,167 @@
+"""Prefix reuse: the same text, less read."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.llm import LLM
+from foretoken.engine.prefixes import common_prefix
+from foretoken.engine.request import Request
+from helpers.zoo_llms import with_config
+
+SYSTEM = list(range(100, 140))
+LONG = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def reusing(method: str = "suffix", **options: object) -> LLM:
+    config = {"method": method, "model": "zoo:draft"} if method == "draft_model" else {"method": method}
+    return with_config(config, enable_prefix_caching=True, **{"max_num_seqs": 3, **options})
+
+
+def run(llm: LLM, prompt: list[int], params: SamplingParams = LONG, salt: str | None = None) -> Request:
+    (request,) = llm.new_requests(prompt, params, cache_salt=salt)
+    llm.engine.add(request)
+    while not request.finished:
+        llm.engine.step()
+    return request
+
+
+def test_the_next_turn_of_a_conversation_reads_its_own_words_only() -> None:
+    llm, plain = reusing(), with_config({"method": "none"})
+    first = run(llm, [*SYSTEM, 7, 8])
+    second = run(llm, [*first.tokens, 9, 10, 11])
+    assert first.num_cached == 0
+    assert second.num_cached == len(first.tokens) - 1  # the last token was never read
+    assert second.output_ids == run(plain, [*first.tokens, 9, 10, 11]).output_ids
+    assert llm.engine.cache.num_slots == 1  # the slot was taken over
+
+
+def test_another_question_under_the_same_system_prompt_copies_it() -> None:
+    llm, plain = reusing(), with_config({"method": "none"})
+    run(llm, [*SYSTEM, *range(200, 280)])
+    other = run(llm, [*SYSTEM, 7, 8])
+    assert other.num_cached == len(SYSTEM)
+    again = run(llm, [*SYSTEM, *range(200, 280), 3])
+    assert again.num_cached == len(SYSTEM) + 80  # the long one is still there
+    for request in (other, again):
+        assert request.output_ids == run(plain, request.tokens[: request.num_prompt]).output_ids
+
+
+def test_a_running_request_shares_what_it_has_read() -> None:
+    llm, plain = reusing(), with_config({"method": "none"})
+    (busy,) = llm.new_requests([*SYSTEM, 5], SamplingParams(max_tokens=60, ignore_eos=True))
+    llm.engine.add(busy)
+    for _ in range(3):
+        llm.engine.step()
+    other = run(llm, [*SYSTEM, 6])
+    assert other.num_cached == len(SYSTEM)
+    while not busy.finished:
+        llm.engine.step()
+    assert other.output_ids == run(plain, [*SYSTEM, 6]).output_ids
+    assert busy.output_ids == run(plain, [*SYSTEM, 5], SamplingParams(max_tokens=60, ignore_eos=True)).output_ids
+
+
+def test_another_salt_shares_nothing() -> None:
+    llm = reusing()
+    run(llm, [*SYSTEM, 7], salt="a")
+    assert run(llm, [*SYSTEM, 7], salt="b").num_cached == 0
+    assert run(llm, [*SYSTEM, 7]).num_cached == 0
+    assert run(llm, [*SYSTEM, 7], salt="a").num_cached == len(SYSTEM)
+
+
+def test_what_asks_for_the_prompts_probabilities_reads_all_of_it() -> None:
+    llm = reusing()
+    run(llm, [*SYSTEM, 7])
+    request = run(llm, [*SYSTEM, 7], SamplingParams(max_tokens=2, prompt_logprobs=0))
+    assert request.num_cached == 0
+    assert len(request.prompt_logprobs or ()) == len(SYSTEM)
+
+
+def test_short_prefixes_and_failed_requests_are_not_kept() -> None:
+    llm = reusing()
+    run(llm, [1, 2, 3], SamplingParams(max_tokens=2))
+    assert llm.engine.cache.free_slots == 3
+    (request,) = llm.new_requests([*SYSTEM, 7], LONG)
+    llm.engine.add(request)
+    llm.engine.step()
+    llm.engine._faults.fail(request, RuntimeError("planted"))
+    assert llm.engine.cache.free_slots == 3
+
+
+def test_kept_slots_give_way_the_oldest_first() -> None:
+    llm = reusing(max_num_seqs=2)
+    prompts = [[*range(begin, begin + 30)] for begin in (300, 400, 500)]
+    for prompt in prompts:
+        run(llm, prompt)
+    assert run(llm, [*prompts[1], 9]).num_cached == 30
+    assert run(llm, [*prompts[2], 9]).num_cached == 30
+    assert run(llm, [*prompts[0], 9]).num_cached == 0
+    together = [llm.new_requests([*range(begin, begin + 20)], LONG)[0] for begin in (600, 700, 800)]
+    for request in together:
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    assert all(request.num_output == 8 for request in together)
+
+
+def test_the_cache_is_not_made_larger_than_is_said() -> None:
+    llm = reusing(max_num_seqs=8, prefix_cache_bytes=1)
+    for begin in range(300, 900, 100):
+        run(llm, [*range(begin, begin + 30)])
+    assert llm.engine.cache.num_slots == 1
+    roomy = reusing(max_num_seqs=8)
+    for begin in range(300, 900, 100):
+        run(roomy, [*range(begin, begin + 30)])
+    assert roomy.engine.cache.num_slots > 1
+
+
+@pytest.mark.parametrize("method", ["suffix", "draft_model"])
+def test_random_conversations_are_the_same_text(method: str) -> None:
+    rng = random.Random(1)
+    llm = reusing(method)
+    plain = with_config({"method": "none"})
+    histories = [[*SYSTEM, rng.randrange(3, 900)] for _ in range(4)]
+    cached = 0
+    for _ in range(3):
+        params = [
+            SamplingParams(max_tokens=rng.randrange(1, 12), temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(99))
+            for _ in histories
+        ]
+        if method == "draft_model":
+            params = [SamplingParams(max_tokens=each.max_tokens) for each in params]
+        requests = [llm.new_requests(tokens, each)[0] for tokens, each in zip(histories, params, strict=True)]
+        for request in requests:
+            llm.engine.add(request)
+        for step in range(200):
+            if not llm.engine.busy:
+                break
+            llm.engine.step()
+            if step == 2:
+                llm.engine.cancel(requests[rng.randrange(4)])
+        for place, request in enumerate(requests):
+            wanted = run(plain, histories[place], params[place]).output_ids
+            assert request.output_ids == wanted[: request.num_output]
+            assert request.finish_reason == "cancelled" or request.output_ids == wanted
+            cached += request.num_cached
+            histories[place] = [*request.tokens, *(rng.randrange(3, 900) for _ in range(rng.randrange(1, 30)))]
+    assert cached > 300
+
+
+def test_recipes_that_cannot_reuse_do_not() -> None:
+    llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True)
+    assert llm.engine.prefixes is None
+    sparse = with_config(
+        {"method": "suffix", "verification": {"attention": "per_head", "dense_below": 64}}, enable_prefix_caching=True
+    )
+    assert sparse.engine.prefixes is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "limit", "count"),
+    [([1, 2], [1, 2], 9, 2), ([1, 2], [1, 3], 9, 1), ([1, 2, 3], [1, 2, 3], 2, 2), ([], [1], 9, 0), ([2], [1], 9, 0)],
+)
+def test_common_prefix(first: list[int], second: list[int], limit: int, count: int) -> None:
+    assert common_prefix(first, second, limit) == count
