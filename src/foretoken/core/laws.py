@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.columns import Columns
+from foretoken.core.constraint import Constraint
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 
@@ -163,6 +164,7 @@ class LawMaker:
         vocab_size: V.
         stop_ids: tokens that end this request (used by min_tokens).
         device: where the logits live.
+        constraint: what the text may be; it reads what is appended.
     """
 
     def __init__(
@@ -172,8 +174,10 @@ class LawMaker:
         vocab_size: int,
         stop_ids: frozenset[int] = frozenset(),
         device: torch.device | str = "cpu",
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self.constraint = constraint
         self.num_output = 0
         self.vocab_size = vocab_size
         self.device = torch.device(device)
@@ -187,7 +191,7 @@ class LawMaker:
         bias = params.logit_bias or {}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
-        self._shapes = bool(bias) or self._counts or self._seen
+        self._shapes = bool(bias) or self._counts or self._seen or constraint is not None
 
     def copy(self) -> LawMaker:
         """An independent maker with the same history (for the completions of one prompt)."""
@@ -195,6 +199,7 @@ class LawMaker:
         twin.__dict__.update(self.__dict__)
         twin._output_V = None if self._output_V is None else self._output_V.clone()
         twin._seen_V = None if self._seen_V is None else self._seen_V.clone()
+        twin.constraint = None if self.constraint is None else self.constraint.copy()
         return twin
 
     @property
@@ -205,6 +210,8 @@ class LawMaker:
     def append(self, tokens: Sequence[int]) -> None:
         """Commit emitted tokens to the history."""
         self.num_output += len(tokens)
+        if self.constraint is not None:
+            self.constraint.append(tokens)
         if self._output_V is not None or self._seen_V is not None:
             ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
             if self._output_V is not None:
@@ -215,7 +222,7 @@ class LawMaker:
     def process(
         self, logits_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None = None
     ) -> Tensor:
-        """Apply bias, penalties, min_tokens, temperature and filters to each row under its hypothetical history.
+        """Apply bias, penalties, min_tokens, constraint, temperature and filters to each row under its own history.
 
         Args:
             logits_MV: raw logits; not modified.
@@ -243,6 +250,8 @@ class LawMaker:
                 depth = 0 if node == ROOT else tree.depths[node]
                 if self.num_output + depth < params.min_tokens:
                     x_MV[row, stops] = -torch.inf
+        if self.constraint is not None:
+            self._constrain(self.constraint, x_MV, tree, nodes, columns)
         if params.greedy:
             return x_MV
         if params.temperature != 1.0:
@@ -251,6 +260,18 @@ class LawMaker:
                 x_MV -= x_MV.amax(-1, keepdim=True)
             x_MV /= max(params.temperature, 1e-30)  # float32 has no smaller number to divide by safely
         return _filter(x_MV, params)
+
+    def _constrain(
+        self, constraint: Constraint, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None
+    ) -> None:
+        """Leave what may follow; a row that nobody can get to, or whose columns are all forbidden, stays as it is."""
+        for row, node in enumerate(nodes):
+            mask = constraint.allowed([tree.tokens[each] for each in tree.path_to(node)])
+            if mask is not None and columns is not None:
+                mask = mask[columns.ids_C]
+                mask = mask if mask.any() else None
+            if mask is not None:
+                x_MV[row].masked_fill_(~mask, -torch.inf)
 
     def _penalise(self, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None) -> None:
         for row, node in enumerate(nodes):

@@ -16,6 +16,60 @@ def _normalise_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputs:
+    """What a text has to be; exactly one of these. The names are vLLM's.
+
+    Attributes:
+        json: a JSON schema, as a mapping or as text; True: any JSON. It is laid out as ``json.dumps`` does.
+        json_object: True: any JSON object.
+        regex: a regular expression that the whole text matches.
+        choice: one of these texts.
+        grammar: a Lark grammar whose start is the whole text.
+    Raises:
+        ConfigError: none or several are given, or one is of the wrong kind.
+    """
+
+    json: Mapping[str, object] | str | bool | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+        if len(given) != 1:
+            names = ", ".join(each.name for each in fields(self))
+            raise ConfigError(f"structured_outputs has {given or 'nothing'}: give exactly one of {names}")
+        kind, value = given[0], getattr(self, given[0])
+        fits = {
+            "json": isinstance(value, (Mapping, str)) or value is True,
+            "json_object": value is True,
+            "choice": isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_text, value)),
+        }.get(kind, _is_text(value))
+        if not fits or (kind == "choice" and not value):
+            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts"}.get(kind, "a text")
+            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted}")
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given."""
+        return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> StructuredOutputs:
+        """Build from a mapping; an unknown key is an error that offers the nearest name."""
+        known = {each.name for each in fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"structured_outputs has the unknown key {key!r}: {nearest(str(key), known)}")
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to turn logits into tokens, and when to stop.
 
@@ -46,9 +100,11 @@ class SamplingParams:
         n: independent completions of the same prompt.
         logit_bias: token id -> value added to its logit.
         ignore_eos: do not stop at the model's end-of-text tokens.
-        grammar: reserved; refused with a clear error.
+        structured_outputs: what the text has to be, as :class:`StructuredOutputs` or a mapping of its fields; a text
+            that ``max_tokens`` cuts is the beginning of one. Not with ``ignore_eos`` or ``min_tokens``: a text that
+            is complete must be able to end.
 
-    Order of application: logit_bias, penalties, min_tokens, temperature, min_p, top_k, top_p.
+    Order of application: logit_bias, penalties, min_tokens, structured_outputs, temperature, min_p, top_k, top_p.
 
     Raises:
         ConfigError: a value is out of range; the message names field, value and remedy.
@@ -71,7 +127,7 @@ class SamplingParams:
     n: int = 1
     logit_bias: Mapping[int, float] | None = None
     ignore_eos: bool = False
-    grammar: str | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _normalise_stop(self.stop))
@@ -103,8 +159,7 @@ class SamplingParams:
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise ConfigError(f"stop_token_ids has {token!r}: token ids are non-negative integers")
         self._check_bias()
-        if self.grammar is not None:
-            raise ConfigError("grammar is not supported yet: leave it out, or check the text after generation")
+        self._check_structured()
 
     @property
     def greedy(self) -> bool:
@@ -150,6 +205,22 @@ class SamplingParams:
         if not good or (high is not None and value > high):
             limit = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ConfigError(f"{name}={value!r} must be an integer, {limit}: {remedy}")
+
+    def _check_structured(self) -> None:
+        wanted = self.structured_outputs
+        if wanted is None:
+            return
+        if isinstance(wanted, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_dict(wanted))
+        elif not isinstance(wanted, StructuredOutputs):
+            raise ConfigError(
+                f"structured_outputs={wanted!r:.60} must be StructuredOutputs, or a mapping like {{'json': SCHEMA}}"
+            )
+        if self.ignore_eos or self.min_tokens:
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ConfigError(
+                f"{name} with structured_outputs: a text that is complete must be able to end; leave one of them out"
+            )
 
     def _check_bias(self) -> None:
         if self.logit_bias is None:

@@ -112,7 +112,9 @@ class Decider:
         )
         # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
         if not math.isfinite(laws.logits_at(0).max()):
-            raise RequestError("no token is possible here: logit_bias and min_tokens forbid all of them")
+            raise RequestError(
+                "no token is possible here: logit_bias, min_tokens and structured_outputs forbid all of them"
+            )
 
     def _ask(self, jobs: Sequence[Job]) -> None:
         """Let each job's rule decide, the jobs of a rule together where it can; fills in the verdicts."""

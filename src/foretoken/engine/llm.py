@@ -15,12 +15,13 @@ import torch
 from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
-from foretoken.core.sampling import SamplingParams
+from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.engine import compose
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
+from foretoken.engine.structured import Grammars
 from foretoken.engine.text import TextStream, text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -155,6 +156,7 @@ class LLM:
         self.engine = Engine(
             target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step, prefix_bytes=prefix_bytes
         )
+        self.grammars = Grammars(target)
         self._seed = seed
         self._prefix_bytes = prefix_bytes
         self._ids = itertools.count()  # threads may ask at once
@@ -380,7 +382,10 @@ class LLM:
         for number, request_id in enumerate(request_ids):
             # mixed twice: a sum would be the seed of a neighbour's completion, too
             seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
-            laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device)
+            constraint = None
+            if isinstance(params.structured_outputs, StructuredOutputs):
+                constraint = self.grammars.constraint(params.structured_outputs, stop_ids)
+            laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device, constraint)
             text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
             requests.append(
                 Request(

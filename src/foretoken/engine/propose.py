@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.core.check import check
-from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Budget, StopRule
+from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.controller import Controller
 from foretoken.engine.faults import Faults
 from foretoken.engine.own_past import OwnPastRule
@@ -60,6 +61,32 @@ class Proposer:
         return self._own_rows if request.own_past else 0
 
     def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
+        """The drafter's drafts; where there is none, what a constraint forces.
+
+        Args, Returns: as :meth:`_drafts` has them.
+        """
+        drafts = self._drafts(decoding, spare_rows, failed)
+        spare = spare_rows - sum(map(len, drafts))
+        for place, request in enumerate(decoding):
+            constraint = request.laws.constraint
+            if constraint is None or len(drafts[place]) or request.finished or not self._may_force(request):
+                continue
+            limit = min(request.room - 1, spare, self._max_length - len(request.tokens))
+            forced = constraint.forced(limit)
+            if forced:
+                drafts[place] = Draft(TokenTree(forced), PointMass(), sources=("grammar",) * len(forced), forced=True)
+                spare -= len(forced)
+        return drafts
+
+    def _may_force(self, request: Request) -> bool:
+        """Whether a point mass that is not the drafter's may be verified: the rule takes it, and the drafter, which
+        is not told of it, finds out by itself what was read."""
+        recipe = self._recipe
+        kind = recipe.verifier is None or request.params.greedy or PointMass in recipe.drafter.laws
+        asked = recipe.evidence_for(request.params) is not None or recipe.drafter.needs.hidden_layers is not None
+        return kind and not asked and not recipe.takes_turns and request.max_draft != 0 and not request.own_past
+
+    def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
 
         What was drawn for the others is drawn again from where their streams stood before.
@@ -170,7 +197,7 @@ class Proposer:
                     "the root and one for each token"
                 )
             self._check_law(request, draft)
-        return drafts
+        return [_within(draft, request) for draft, request in zip(drafts, requests, strict=True)]
 
     def _check_law(self, request: Request, draft: Draft) -> None:
         """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
@@ -187,3 +214,29 @@ class Proposer:
             raise RequestError(
                 f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
             ) from error
+
+
+def _within(draft: Draft, request: Request) -> Draft:
+    """A draft without the nodes that the request's constraint forbids: they would be read for nothing.
+
+    Of point masses only: what was drawn from q stays, since leaving out what was drawn would be another law. q is
+    processed by the same law, so that hardly anything of it is forbidden.
+    """
+    constraint, tree = request.laws.constraint, draft.tree
+    if constraint is None or not isinstance(draft.law, PointMass) or draft.resume is not None or not len(draft):
+        return draft
+    place, kept = {ROOT: ROOT}, list[int]()
+    for node, parent in enumerate(tree.parents):
+        if parent in place and constraint.possible([tree.tokens[each] for each in tree.path_to(node)]):
+            place[node] = len(kept)
+            kept.append(node)
+    if len(kept) == len(tree):
+        return draft
+    if not kept or draft.evidence is not None:
+        return NO_DRAFT
+    return Draft(
+        TokenTree([tree.tokens[node] for node in kept], [place[tree.parents[node]] for node in kept]),
+        draft.law,
+        tuple(draft.confidence[node] for node in kept if draft.confidence),
+        sources=tuple(draft.sources[node] for node in kept if draft.sources),
+    )

@@ -236,16 +236,16 @@ class Engine:
                 self._faults.fail(job.request, error)
                 continue
             job.request.metrics.count_step(verdict, taken)
-            if job.request.own_rule is not None:
+            if job.request.own_rule is not None and not draft.forced:
                 job.request.own_rule.learn(draft, verdict)
             if len(draft):
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
                 job.request.metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
-                if self.recipe.adaptive and job.request.own_rule is None:
+                if self.recipe.adaptive and job.request.own_rule is None and not draft.forced:
                     self.controller.learn(draft, verdict)
-            if len(draft) or self.recipe.takes_turns:
+            if (len(draft) and not draft.forced) or self.recipe.takes_turns:
                 tested.append(job)
                 outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
         if outcomes:

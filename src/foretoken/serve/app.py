@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,15 +71,18 @@ def _describe(app: FastAPI) -> None:
 def _add_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"])
     async def chat(body: ChatRequest, request: Request) -> Response:
-        return await _answer(Chat(service, body), body, request, stream=bool(body.stream))
+        asked = await asyncio.to_thread(Chat, service, body)  # templates, tokens and grammars take their time
+        return await _answer(asked, body, request, stream=bool(body.stream))
 
     @app.post("/v1/completions", summary="Continue a text", tags=["openai"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await _answer(Completion(service, body), body, request, stream=bool(body.stream))
+        asked = await asyncio.to_thread(Completion, service, body)
+        return await _answer(asked, body, request, stream=bool(body.stream))
 
     @app.post("/v1/responses", summary="Make a response, without a memory of earlier ones", tags=["openai"])
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        return await _answer(MadeResponse(service, body), body, request, stream=bool(body.stream))
+        asked = await asyncio.to_thread(MadeResponse, service, body)
+        return await _answer(asked, body, request, stream=bool(body.stream))
 
     async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
         headers = {_IGNORED: ",".join(body.ignored)} if body.ignored else {}

@@ -11,7 +11,7 @@ from foretoken.engine.request import TokenLogprob
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import ChatRequest, Message, Tool
-from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
+from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import DONE, event
 from foretoken.serve.tools import CallReader, calls_in
 
@@ -40,7 +40,12 @@ class Chat:
         self.with_tools = bool(body.tools) and body.tool_choice != "none"
         prompt = chat_prompt(service, body.messages, body.tools if self.with_tools else None)
         length = body.max_completion_tokens or body.max_tokens or _UNLIMITED
-        params = service.params(body, max_tokens=length, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        params = service.params(
+            body,
+            max_tokens=length,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structured_outputs=structure(body.response_format),
+        )
         self.requests = service.requests([prompt], params, body, "messages")
 
     async def answer(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.serve.loop import Overloaded, Stopped
 
-_NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has |')")
+_NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has |'|\.)")
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 _MORE_TYPES = {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 

@@ -21,7 +21,7 @@ from foretoken.serve.schema import (
     Tool,
     ToolCall,
 )
-from foretoken.serve.service import Service, new_id, refuse_failure
+from foretoken.serve.service import Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import event
 from foretoken.serve.tools import CallReader, calls_in
 
@@ -49,7 +49,11 @@ class Response:
         tools = [_tool(each) for each in body.tools or ()] if self.with_tools else None
         prompt = chat_prompt(service, _messages(body), tools)
         sampling = Sampling(model=body.model, temperature=body.temperature, top_p=body.top_p)
-        params = service.params(sampling, max_tokens=body.max_output_tokens or _UNLIMITED)
+        form = None if body.text is None else body.text.format
+        params = service.params(
+            sampling, max_tokens=body.max_output_tokens or _UNLIMITED, structured_outputs=structure(form)
+        )
+        self.format = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
         self.params = params
         self.requests = service.requests([prompt], params, body, "input")
 
@@ -137,7 +141,7 @@ class Response:
             "service_tier": None,
             "store": False,
             "temperature": self.params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.format},
             "tool_choice": body.tool_choice or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_p": self.params.top_p,

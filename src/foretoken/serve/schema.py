@@ -63,6 +63,47 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[bool | None, Field(description="Taken; nothing is added.")] = None
 
 
+class JsonSchema(Fields):
+    """A named schema, as chat completions write it."""
+
+    name: str
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class AnyText(Fields):
+    """The answer may be any text."""
+
+    type: Literal["text"]
+
+
+class JsonObject(Fields):
+    """The answer is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Fields):
+    """The answer fits a JSON schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[AnyText | JsonObject | SchemaFormat, Field(discriminator="type")]
+
+
+class Structured(Fields):
+    """What the answer has to be: an extension, with vLLM's names. Exactly one of them."""
+
+    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class Sampling(Ignored):
     """Fields of every way to ask. Null or left out: as the checkpoint asks, else OpenAI's default."""
 
@@ -83,6 +124,7 @@ class Sampling(Ignored):
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    structured_outputs: Structured | None = None
     speculation: Speculation | None = None
     cache_salt: Annotated[
         str | None, Field(min_length=1, description="Only requests with the same one share what was read of a prompt.")
@@ -145,12 +187,6 @@ class Tool(Fields):
 
     type: Literal["function"]
     function: Function
-
-
-class ResponseFormat(Fields):
-    """The form of the answer."""
-
-    type: Literal["text"]
 
 
 class ChatRequest(Sampling):
@@ -234,10 +270,16 @@ class ResponseTool(Fields):
     strict: bool | None = None
 
 
+class NamedSchema(JsonSchema):
+    """The answer fits a JSON schema, as ``/v1/responses`` write it."""
+
+    type: Literal["json_schema"]
+
+
 class TextFormat(Fields):
     """The form of the answer."""
 
-    format: ResponseFormat | None = None
+    format: Annotated[AnyText | JsonObject | NamedSchema, Field(discriminator="type")] | None = None
     verbosity: None = None
 
 

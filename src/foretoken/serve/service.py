@@ -18,7 +18,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import Delta, EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
-from foretoken.serve.schema import ResponsesRequest, Sampling
+from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, ResponsesRequest, Sampling, SchemaFormat
 from foretoken.serve.token_text import TokenText
 
 _SAME_NAME = (
@@ -84,6 +84,11 @@ class Service:
             ApiError: 400, names the field.
         """
         given = {name: getattr(body, name) for name in _SAME_NAME} | more
+        if body.structured_outputs is not None:
+            if more.get("structured_outputs") is not None:
+                message = "both response_format and structured_outputs are given: keep one"
+                raise ApiError(400, message, param="structured_outputs")
+            given["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
         given |= {"seed": None if body.seed is None else body.seed % 2**63, "logit_bias": _bias(body.logit_bias)}
         try:
             return replace(self._defaults, **{name: value for name, value in given.items() if value is not None})
@@ -107,8 +112,10 @@ class Service:
             try:
                 found += self.llm.new_requests(prompt, params, max_draft=max_draft, cache_salt=body.cache_salt)
             except ForetokenError as error:
-                at_prompt = "prompt 0" in str(error)
-                raise api_error(error, param if at_prompt else None) from None
+                of_format = body.structured_outputs is None if isinstance(body, Sampling) else True
+                if str(error).startswith("structured_outputs") and of_format:  # it came by another name
+                    raise api_error(error, "response_format" if isinstance(body, Sampling) else "text.format") from None
+                raise api_error(error, param if "prompt 0" in str(error) else None) from None
         return found
 
     @contextmanager
@@ -185,6 +192,22 @@ class Service:
     def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
         """The most probable tokens of a place: text, bytes, log-probability."""
         return [(*self.token_text(token), value) for token, value in entry.top]
+
+
+def structure(form: AnyText | JsonObject | SchemaFormat | NamedSchema | None) -> dict[str, Any] | None:
+    """What a format asks of a text, as ``structured_outputs`` say it; None: nothing.
+
+    Raises:
+        ApiError: 400: it has no schema.
+    """
+    if form is None or isinstance(form, AnyText):
+        return None
+    if isinstance(form, JsonObject):
+        return {"json_object": True}
+    named = form.json_schema if isinstance(form, SchemaFormat) else form
+    if named.json_schema is None:
+        raise ApiError(400, f"the format '{named.name}' has no schema", param="response_format")
+    return {"json": named.json_schema}
 
 
 def refuse_failure(delta: Delta) -> None:

@@ -87,7 +87,15 @@ def test_what_is_out_of_range_is_refused_with_name_value_and_remedy(
         ({"logit_bias": {1: NAN}}, r"logit_bias\[1\]=nan"),
         ({"logit_bias": {1: True}}, r"logit_bias\[1\]=True"),
         ({"logit_bias": {1: "2"}}, r"logit_bias\[1\]='2'"),
-        ({"grammar": "x"}, "grammar is not supported yet"),
+        ({"structured_outputs": {}}, "exactly one of json, json_object, regex, choice, grammar"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one of"),
+        ({"structured_outputs": {"jsn": {}}}, "did you mean 'json'"),
+        ({"structured_outputs": {"choice": []}}, "exactly one|a list of texts"),
+        ({"structured_outputs": {"choice": "ab"}}, "must be a list of texts"),
+        ({"structured_outputs": {"regex": 5}}, "regex=5 must be a text"),
+        ({"structured_outputs": "a*"}, "must be StructuredOutputs"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos with structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens with structured_outputs"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> None:

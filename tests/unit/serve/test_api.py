@@ -181,6 +181,34 @@ def test_a_response_and_its_events(server: Served) -> None:
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+def test_answers_that_fit_a_schema(server: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 9}, "rooms": {"type": "integer", "maximum": 20}},
+        "required": ["city", "rooms"],
+        "additionalProperties": False,
+    }
+    named = {"name": "hotel", "schema": schema, "strict": True}
+    formats = [{"type": "json_schema", "json_schema": named}]
+    for form in formats:
+        for temperature in (0, 1):
+            body = server.send(CHAT, said("A hotel?", response_format=form, temperature=temperature, seed=1))[1]
+            assert set(json.loads(body["choices"][0]["message"]["content"])) == {"city", "rooms"}
+            assert body["choices"][0]["finish_reason"] == "stop"
+    whole = server.send(
+        RESPONSES,
+        {"model": NAME, "input": "A hotel?", "temperature": 0, "text": {"format": {"type": "json_schema", **named}}},
+    )[1]
+    assert set(json.loads(whole["output"][0]["content"][0]["text"])) == {"city", "rooms"}
+    assert whole["text"]["format"]["name"] == "hotel"
+    chosen = server.send(TEXT, continued("Hi", structured_outputs={"choice": ["yes", "no"]}))[1]
+    assert chosen["choices"][0]["text"] in ("yes", "no")
+    any_object = server.send(CHAT, said("A hotel?", response_format={"type": "json_object"}, max_tokens=200))[1]
+    (choice,) = any_object["choices"]
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+    assert choice["message"]["content"].startswith("{")
+
+
 def test_a_conversation_given_as_items(server: Served) -> None:
     turns = [("user", "Hi"), ("assistant", "Hello."), ("user", PROMPTS[0])]
     items = [{"role": role, "content": [{"type": "input_text", "text": text}]} for role, text in turns]
@@ -243,7 +271,23 @@ def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
         (CHAT, {"messages": [{"role": "user"}]}, "messages", "has no content"),
         (CHAT, {"messages": [{"role": "user", "content": "a \ud800 b"}]}, "messages", "not valid Unicode"),
         (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "input should be"),
-        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "input should be"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format", "'json_object', 'json_schema'"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format",
+            "no schema",
+        ),
+        (CHAT, {"structured_outputs": {"regex": "a("}}, "structured_outputs", "regex"),
+        (CHAT, {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, "structured", "uniqueItems"),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"uniqueItems": True}}}},
+            "text.format",
+            "uniqueItems",
+        ),
+        (CHAT, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
+        (TEXT, {"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "unknown field"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "messages", "knows no tools"),
         (CHAT, {"speculation": {"num_speculative_tokens": -1}}, "speculation.num_speculative_tokens", "greater"),
         (TEXT, {"prompt": ""}, "prompt", "empty"),

@@ -1,0 +1,37 @@
+"""What a text may be: one more filter of the processed law, asked at every node that a rule looks at."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Constraint(Protocol):
+    """Which tokens may follow, for one request: a grammar, a schema, an automaton.
+
+    A path is what is hypothetically emitted behind the committed output: tokens of a draft. It is part of the law and
+    not of the draft, so that every lossless rule stays lossless: the target's law under the constraint is what is kept.
+    """
+
+    @abstractmethod
+    def allowed(self, path: Sequence[int]) -> Tensor | None:
+        """bool [V]: which tokens may follow the path. None: the path itself cannot be; nobody will get there."""
+
+    @abstractmethod
+    def possible(self, path: Sequence[int]) -> bool:
+        """Whether the path can be."""
+
+    @abstractmethod
+    def forced(self, limit: int) -> list[int]:
+        """Tokens that follow for certain, at most so many: at each of their places no other is allowed."""
+
+    @abstractmethod
+    def append(self, tokens: Sequence[int]) -> None:
+        """Tokens were committed."""
+
+    @abstractmethod
+    def copy(self) -> Constraint:
+        """The same constraint with a history of its own."""

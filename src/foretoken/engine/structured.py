@@ -1,0 +1,154 @@
+"""Structured output: JSON schemas, regular expressions and grammars as constraints, through llguidance.
+
+The library tells which tokens may follow; what is allowed is a filter of the law (core/constraint.py). Where it allows
+one token only, that is drafted and verified like any other draft, never jumped over.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.constraint import Constraint
+from foretoken.core.errors import ConfigError
+from foretoken.core.sampling import StructuredOutputs
+from foretoken.models.language_model import LanguageModel
+
+# JSON as json.dumps writes it: a model that may put spaces anywhere may go on with them for ever
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LONGEST = 120  # characters of the library's message that are shown
+
+
+class Grammars:
+    """Compiles constraints for one target.
+
+    Args:
+        target: whose tokenizer and vocabulary.
+    """
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target = target
+        self._tokenizer: Any = None
+        self._lock = threading.Lock()
+
+    def constraint(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> Grammar:
+        """A constraint at its beginning.
+
+        Args:
+            stop_ids: tokens that end the request; they are allowed where the text may end.
+        Raises:
+            ConfigError: llguidance is not installed, cannot read the tokenizer, or does not support what is wanted.
+        """
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            raise ConfigError("structured_outputs need llguidance: pip install 'foretoken[structured]'") from None
+        kind, grammar = _grammar(wanted)
+        matcher = LLMatcher(self._vocabulary(), grammar)
+        if matcher.is_error():
+            why = " ".join(str(matcher.get_error()).split())
+            raise ConfigError(f"structured_outputs.{kind}: {why[:_LONGEST]}")
+        return Grammar(matcher, stop_ids, self._target.vocab_size, self._target.device)
+
+    def _vocabulary(self) -> Any:
+        with self._lock:
+            if self._tokenizer is None:
+                from llguidance.hf import from_tokenizer
+
+                ends = sorted(self._target.end_ids) or None
+                try:
+                    self._tokenizer = from_tokenizer(
+                        self._target.tokenizer, n_vocab=self._target.vocab_size, eos_token=ends
+                    )
+                except ValueError as error:
+                    name = self._target.name
+                    raise ConfigError(f"structured_outputs: the tokenizer of model '{name}': {error}") from None
+        return self._tokenizer
+
+
+class Grammar(Constraint):
+    """One request's place in a grammar.
+
+    Args:
+        matcher: llguidance's, which has read the committed output.
+        stop_ids: see :meth:`Grammars.constraint`.
+        vocab_size: V.
+        device: of the masks.
+    """
+
+    def __init__(self, matcher: Any, stop_ids: frozenset[int], vocab_size: int, device: torch.device) -> None:
+        self._matcher = matcher
+        self._stop_ids = stop_ids
+        self._stops = torch.tensor(sorted(stop_ids), dtype=torch.int64)
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def allowed(self, path: Sequence[int]) -> Tensor | None:
+        if not self._goes(path):
+            return None
+        matcher = self._matcher
+        if path:
+            matcher.consume_tokens(list(path))
+        if matcher.is_stopped():
+            mask_V = torch.zeros(self._vocab_size, dtype=torch.bool)
+        else:
+            found = bytearray(matcher.compute_logit_bias())  # a byte for each token, 0 where it is not allowed
+            mask_V = torch.frombuffer(found, dtype=torch.uint8)[: self._vocab_size] != 0
+        mask_V[self._stops] = bool(matcher.is_accepting())
+        if path:
+            matcher.rollback(len(path))
+        return mask_V.to(self._device)
+
+    def possible(self, path: Sequence[int]) -> bool:
+        if path and path[-1] in self._stop_ids:  # the end, if the text may end there
+            mask_V = self.allowed(path[:-1])
+            return mask_V is not None and bool(mask_V[path[-1]])
+        return self._goes(path)
+
+    def forced(self, limit: int) -> list[int]:
+        if limit < 1 or self._matcher.is_stopped():
+            return []
+        return [int(token) for token in self._matcher.compute_ff_tokens()[:limit]]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        text = [token for token in tokens if token not in self._stop_ids]
+        if text and not self._matcher.is_stopped():
+            self._matcher.consume_tokens(text)
+
+    def copy(self) -> Grammar:
+        return Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device)
+
+    def _goes(self, path: Sequence[int]) -> bool:
+        """Whether the text may go on with these tokens; an end among them is the end."""
+        if not path:
+            return True
+        if self._matcher.is_stopped() or not self._stop_ids.isdisjoint(path):
+            return False
+        count: int = self._matcher.validate_tokens(list(path))
+        return count == len(path)
+
+
+def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
+    """The kind that is wanted, and llguidance's own form of it."""
+    from llguidance import LLMatcher
+
+    kind = wanted.kind
+    value: Any = getattr(wanted, kind)
+    try:
+        if kind == "json":
+            schema = json.loads(value) if isinstance(value, str) else value
+            return kind, LLMatcher.grammar_from_json_schema({} if schema is True else schema, defaults=_LAYOUT)
+        if kind == "json_object":
+            return kind, LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_LAYOUT)
+        if kind == "regex":
+            return kind, LLMatcher.grammar_from_regex(value)
+        if kind == "choice":
+            return kind, LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
+        return kind, LLMatcher.grammar_from_lark(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"structured_outputs.{kind}: {str(error)[:_LONGEST]}") from None
