@@ -18,6 +18,7 @@ from foretoken.cli import (
     analyze,
     analyze_scaling,
     analyze_tradeoff,
+    batch,
     bench,
     bench_verify,
     calibrate,
@@ -59,6 +60,7 @@ app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")
 app.command("rag")(rag.rag)
 app.command("serve")(serve.serve)
+app.command("batch")(batch.batch)
 app.add_typer(zoo.app, name="zoo")
 
 

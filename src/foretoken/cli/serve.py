@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ from foretoken.cli.options import (
 from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError
 
-_SERVER, _LIMITS, _METHOD = "Server", "Limits", "Method"
+_SERVER, _LIMITS, _METHOD, _CLUSTER = "Server", "Limits", "Method", "Cluster"
 
 
 def serve(
@@ -112,6 +112,16 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = True,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
+    replicas: Annotated[
+        str,
+        typer.Option(
+            "--replicas",
+            metavar="N|MIN:MAX",
+            help="With --ray: how many; a range goes by load.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "1",
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
@@ -129,9 +139,11 @@ def serve(
 
       foretoken serve ./my-model --method suffix --port 8080 --api-key secret
 
+      foretoken serve --ray --replicas 1:4 --threads 2
+
       curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"model": "zoo:base", "prompt": "Hi"}'
     """
-    _check_installed()
+    check_installed()
     check_placement(dtype, device)
     check_model_name(model)
     if api_key is not None and not api_key.strip():
@@ -139,21 +151,47 @@ def serve(
     method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
     config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
 
+    least, most = _parse_replicas(replicas)
+    if most > 1 and not on_ray:
+        raise ConfigError(f"--replicas {replicas} needs --ray")
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "threads": threads,
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max_model_len,
+        "enable_prefix_caching": prefix_caching,
+        "trust_remote_code": trust_remote_code,
+    }
+
     from foretoken.serve import server
 
-    with server.bind(host, port) as listening:
-        llm = load_model(
-            model,
-            config,
-            verbose=verbose,
-            dtype=dtype,
-            device=device,
-            threads=threads,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            enable_prefix_caching=prefix_caching,
-            trust_remote_code=trust_remote_code,
+    if api_key is None and not server.is_loopback(host):
+        note("anybody who can reach this address may use it: --api-key asks for a key")
+    if on_ray:
+        from foretoken.serve import cluster
+
+        settings = cluster.Replicas(
+            least=least,
+            most=most,
+            threads=threads or 1,
+            model=model,
+            config=config,
+            name=name or model,
+            options=options | {"threads": threads or 1},
+            api_key=api_key,
+            max_queue=max_queue,
+            max_seconds=max_seconds,
+            max_body=max_body,
+            drain_seconds=drain_seconds,
         )
+        what = f"{settings.name} with {method}, {replicas} replicas"
+        cluster.run(
+            settings, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
+        )
+        return
+    with server.bind(host, port) as listening:
+        llm = load_model(model, config, verbose=verbose, **options)
         from foretoken.serve.app import create_app
         from foretoken.serve.loop import EngineLoop
         from foretoken.serve.service import Limits, Service
@@ -162,12 +200,26 @@ def serve(
         service = Service(loop, name or model, Limits(body=max_body))
         place = f"[{host}]" if ":" in host else host
         note(f"serving {service.name} with {method} at http://{place}:{listening.getsockname()[1]} (Ctrl-C to stop)")
-        if api_key is None and not server.is_loopback(host):
-            note("anybody who can reach this address may use it: --api-key asks for a key")
         server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
 
 
-def _check_installed() -> None:
+def _parse_replicas(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    try:
+        found = int(least), int(most if colon else least)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        raise ConfigError(f"--replicas {text}: write a number from 1 up, or MIN:MAX")
+    return found
+
+
+def check_installed() -> None:
+    """Refuse with the remedy where the extra 'serve' is not installed.
+
+    Raises:
+        ConfigError: names the package.
+    """
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"foretoken serve needs {package}: pip install 'foretoken[serve]'")
+            raise ConfigError(f"foretoken serve and batch need {package}: pip install 'foretoken[serve]'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foretoken.core.errors import nearest
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
-from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.errors import ApiError, api_error, invalid
 from foretoken.serve.metrics import LoopCollector, exposition
 from foretoken.serve.responses import Response as MadeResponse
 from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
@@ -29,7 +28,6 @@ _PAGE = (Path(__file__).parent / "page.html").read_bytes()
 _NOTHING_FROM_ELSEWHERE = {
     "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 }
-_BODIES = (ChatRequest, CompletionRequest, ResponsesRequest)
 _CODES = {400: "bad request", 401: "no key, or another one", 404: "no such model", 413: "too large"}
 _MORE_CODES = {429: "the queue is full", 500: "the request failed", 503: "shutting down"}
 
@@ -223,31 +221,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _invalid(error).response()
-
-
-def _invalid(error: RequestValidationError) -> ApiError:
-    """The first of what is wrong with a body, in words."""
-    found = error.errors()
-    for each in found:  # a misspelt field explains what else is missing
-        if each["type"] == "extra_forbidden":
-            name = _place(each["loc"])
-            known = {field for body in _BODIES for field in body.model_fields}
-            hint = f"; {nearest(name, known)}" if "." not in name else ""
-            return ApiError(400, f"unknown field '{name}'{hint}", param=name, code="unknown_field")
-    first = found[0]
-    name = _place(first["loc"])
-    # where a field may be of several types, each of them says what it would have needed
-    ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
-    given = first.get("input")
-    shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
-    return ApiError(400, f"{name or 'the body'}: {', or '.join(ways)}{shown}", param=name or None)
-
-
-def _place(location: Sequence[int | str]) -> str:
-    """The path to a field, without the names that pydantic gives to the types of a union."""
-    parts = [str(each) for each in location]
-    return ".".join(each for each in parts if each not in ("body", "str", "int") and not set("[-") & set(each))
+    return invalid(error.errors()).response()
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.serve.loop import Overloaded, Stopped
+from foretoken.serve.schema import ChatRequest, CompletionRequest, ResponsesRequest
 
 _NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has |'|\.)")
+_BODIES = (ChatRequest, CompletionRequest, ResponsesRequest)
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 _MORE_TYPES = {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -78,3 +80,30 @@ def api_error(error: Exception, param: str | None = None) -> ApiError:
         code = "context_length_exceeded" if "the context holds" in message else None
         return ApiError(400, message, param=param or (named[1] if named else None), code=code)
     return ApiError(500, message)
+
+
+def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first of what is wrong with a body, in words.
+
+    Args:
+        found: as pydantic lists it.
+    """
+    for each in found:  # a misspelt field explains what else is missing
+        if each["type"] == "extra_forbidden":
+            name = _place(each["loc"])
+            known = {field for body in _BODIES for field in body.model_fields}
+            hint = f"; {nearest(name, known)}" if "." not in name else ""
+            return ApiError(400, f"unknown field '{name}'{hint}", param=name, code="unknown_field")
+    first = found[0]
+    name = _place(first["loc"])
+    # where a field may be of several types, each of them says what it would have needed
+    ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
+    given = first.get("input")
+    shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
+    return ApiError(400, f"{name or 'the body'}: {', or '.join(ways)}{shown}", param=name or None)
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """The path to a field, without the names that pydantic gives to the types of a union."""
+    parts = [str(each) for each in location]
+    return ".".join(each for each in parts if each not in ("body", "str", "int") and not set("[-") & set(each))

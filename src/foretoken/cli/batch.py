@@ -1,0 +1,129 @@
+"""``foretoken batch``: a file of requests, answered offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.cli.console import note, progress_bar
+from foretoken.cli.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    MaxNumSeqs,
+    Model,
+    Settings,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+)
+from foretoken.cli.serve import check_installed
+from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.core.errors import ConfigError, InputError
+
+_METHOD, _CLUSTER = "Method", "Cluster"
+
+
+def batch(
+    file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object a line.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Answers; default: beside FILE, with .answers.jsonl."),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            help="A drafter; 'foretoken methods' lists them.",
+            show_default="suffix; with --draft-model draft_model",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    sets: Settings = None,
+    draft_model: DraftModel = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--served-model-name", metavar="NAME", help="What requests call the model.", show_default="as it is loaded"
+        ),
+    ] = None,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Answer on Ray's workers.", rich_help_panel=_CLUSTER)] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, metavar="N", help="With --ray: how many.", rich_help_panel=_CLUSTER)
+    ] = 1,
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    max_num_seqs: MaxNumSeqs = 16,
+    verbose: Verbose = False,
+) -> int:
+    """Answer a file of requests: one answer a line, as soon as it is done. Killed at any moment, the same command goes
+    on with what has no answer yet.
+
+    [bold]Examples[/bold]
+
+      foretoken batch requests.jsonl --out answers.jsonl
+
+      foretoken batch requests.jsonl --ray --workers 4 --threads 2
+    """
+    check_installed()
+    check_placement(dtype, device)
+    check_model_name(model)
+    if workers > 1 and not on_ray:
+        raise ConfigError(f"--workers {workers} needs --ray")
+    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
+    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+
+    from foretoken.serve import batch as batches
+
+    lines = batches.read(file)
+    place = out or file.with_suffix(".answers.jsonl")
+    known = batches.answered(place)
+    left = [line for line in lines if line.custom_id not in known]
+    strangers = known - {line.custom_id for line in lines}
+    if strangers:
+        raise InputError(f"{place} answers '{min(strangers)}', which {file} does not ask: give another --out")
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "threads": threads,
+        "max_num_seqs": max_num_seqs,
+        "trust_remote_code": trust_remote_code,
+        "enable_prefix_caching": True,
+    }
+    called, failed = name or model, 0
+    with place.open("a", encoding="utf-8") as answers, progress_bar("requests", len(left)) as advance:
+
+        def write(answer: dict[str, Any]) -> None:
+            nonlocal failed
+            answers.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            answers.flush()
+            failed += answer["response"]["status_code"] != 200
+            if advance is not None:
+                advance()
+
+        if left and on_ray:
+            settings = options | {"threads": threads or 1}
+            for answer in batches.run_on_ray(
+                model,
+                config,
+                called,
+                left,
+                workers=workers,
+                threads=threads or 1,
+                options=settings,
+                verbose=verbose,
+            ):
+                write(answer)
+        elif left:
+            batches.run(load_model(model, config, verbose=verbose, **options), called, left, write)
+    note(f"{len(left)} answered now, {len(lines) - len(left)} before, {failed} of them now with an error: {place}")
+    return int(bool(failed))

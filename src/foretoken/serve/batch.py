@@ -1,0 +1,230 @@
+"""Files of requests in OpenAI's batch format, answered offline: one answer a line, whatever interrupts.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+    {"id": ..., "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": {...}}, "error": null}
+
+Answers are appended as they come, in any order; the same command goes on with what has none yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+from foretoken.engine.llm import LLM
+from foretoken.serve.chat import Chat
+from foretoken.serve.completions import Completion
+from foretoken.serve.errors import ApiError, api_error, invalid
+from foretoken.serve.loop import EngineLoop
+from foretoken.serve.responses import Response
+from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
+from foretoken.serve.service import Service, new_id
+
+_WAYS: dict[str, tuple[type[Ignored], type[Any]]] = {
+    "/v1/chat/completions": (ChatRequest, Chat),
+    "/v1/completions": (CompletionRequest, Completion),
+    "/v1/responses": (ResponsesRequest, Response),
+}
+_BLOCK = 32  # requests of a block that one of Ray's workers answers
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of a file."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+def read(path: Path) -> list[Line]:
+    """The requests of a file.
+
+    Raises:
+        InputError: a line is no request, or its ``custom_id`` is there twice; the line is named.
+    """
+    found: dict[str, Line] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    for number, raw in enumerate(text.splitlines(), start=1):
+        if not raw.strip():
+            continue
+        line = _line(raw, f"{path}, line {number}")
+        if line.custom_id in found:
+            raise InputError(f"{path}, line {number}: the custom_id '{line.custom_id}' is there twice")
+        found[line.custom_id] = line
+    if not found:
+        raise InputError(f"{path} has no requests")
+    return list(found.values())
+
+
+def _line(raw: str, place: str) -> Line:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} is not JSON: {error}") from None
+    if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        raise InputError(f"{place}: an object with a text 'custom_id' is meant")
+    if value.get("method", "POST") != "POST" or value.get("url") not in _WAYS:
+        raise InputError(f"{place}: 'url' must be one of {', '.join(_WAYS)}, 'method' POST")
+    if not isinstance(value.get("body"), dict):
+        raise InputError(f"{place}: 'body' must be an object, the request")
+    return Line(value["custom_id"], value["url"], value["body"])
+
+
+def answered(path: Path) -> set[str]:
+    """The requests that a file of answers has already; a line that was torn off in the middle is taken away.
+
+    Raises:
+        InputError: it is something else than a file of answers.
+    """
+    if not path.exists():
+        return set()
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    found = set()
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            found.add(json.loads(line)["custom_id"])
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}, line {number} is no answer of a batch: give another --out") from None
+    if len(whole) < len(raw):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return found
+
+
+class Answering:
+    """Answers requests with one model.
+
+    Args:
+        llm: the model.
+        name: what requests call it.
+    """
+
+    def __init__(self, llm: LLM, name: str) -> None:
+        self._loop = EngineLoop(llm, max_queue=2**30).start()
+        self._service = Service(self._loop, name)
+        self._most = 2 * llm.max_num_seqs  # under way at once: enough that no slot is ever empty
+
+    async def answers(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
+        """One answer for each request, as they are done."""
+        waiting = iter(lines)
+        running: set[asyncio.Task[dict[str, Any]]] = set()
+        try:
+            while True:
+                for line in waiting:
+                    running.add(asyncio.ensure_future(self._answer(line)))
+                    if len(running) >= self._most:
+                        break
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+
+    def close(self) -> None:
+        """End the engine's thread."""
+        self._loop.close()
+
+    async def _answer(self, line: Line) -> dict[str, Any]:
+        schema, way = _WAYS[line.url]
+        try:
+            body = schema.model_validate(line.body)
+            if getattr(body, "stream", None):
+                raise ApiError(400, "stream=true makes no sense in a batch: leave it out", param="stream")
+            answer, status = await way(self._service, body).answer(), 200
+        except ValidationError as error:
+            told = invalid(error.errors())
+            answer, status = told.body, told.status
+        except (ApiError, ForetokenError) as error:
+            told = api_error(error)
+            answer, status = told.body, told.status
+        response = {"status_code": status, "request_id": new_id("req"), "body": answer}
+        return {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
+
+
+def run(llm: LLM, name: str, lines: Sequence[Line], write: Callable[[dict[str, Any]], None]) -> None:
+    """Answer requests in this process; each answer is written as it is done."""
+    answering = Answering(llm, name)
+
+    async def work() -> None:
+        async for answer in answering.answers(lines):
+            write(answer)
+
+    try:
+        asyncio.run(work())
+    finally:
+        answering.close()
+
+
+class Worker:
+    """One of Ray's workers: a model, and blocks of requests for it."""
+
+    def __init__(self, model: str, config: dict[str, Any], name: str, options: dict[str, Any]) -> None:
+        self._answering = Answering(LLM(model, speculative_config=config, **options), name)
+
+    def __call__(self, block: dict[str, Any]) -> dict[str, list[str]]:
+        lines = [Line(**json.loads(each)) for each in block["line"]]
+
+        async def work() -> list[str]:
+            return [json.dumps(each, ensure_ascii=False) async for each in self._answering.answers(lines)]
+
+        return {"answer": asyncio.run(work())}
+
+
+def run_on_ray(
+    model: str,
+    config: dict[str, Any],
+    name: str,
+    lines: Sequence[Line],
+    *,
+    workers: int,
+    threads: int,
+    options: dict[str, Any],
+    verbose: bool,
+) -> Iterator[dict[str, Any]]:
+    """Answer requests by workers on a cluster of Ray's (``RAY_ADDRESS``; else one that is begun here).
+
+    A worker that dies is replaced, and its block is answered again as a whole: nothing of it had been handed out.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError(f"--ray needs Ray ({error}): pip install 'foretoken[ray]'") from None
+    from foretoken.serve.cluster import begin
+
+    begin(verbose=verbose)
+    ray.data.DataContext.get_current().enable_progress_bars = verbose
+    items = [{"line": json.dumps({"custom_id": e.custom_id, "url": e.url, "body": e.body})} for e in lines]
+    size = min(_BLOCK, -(-len(items) // workers))
+    # the blocks are made here: a task that made them would wait for a core that the workers have
+    blocks = ray.data.from_items(items, override_num_blocks=-(-len(items) // size))
+    answers = blocks.map_batches(
+        Worker,
+        fn_constructor_args=(model, config, name, options),
+        batch_size=None,
+        concurrency=workers,
+        num_cpus=threads,
+    )
+    try:
+        for row in answers.iter_rows():
+            yield json.loads(row["answer"])
+    finally:
+        ray.shutdown()

@@ -1,0 +1,208 @@
+"""The same application on Ray Serve: several replicas, on one machine or many.
+
+    client ── Ray's proxy ──┬── replica: engine's loop and application, with cores of its own
+                            └── replica …
+
+Ray brings what a cluster needs (routing, health checks, restarts, autoscaling); a replica is what ``foretoken serve``
+runs alone. Sessions with the header ``x-session-id`` keep to one replica, where their prompts have been read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.serve.loop import EngineLoop, Totals
+
+_PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """How many, and what each is.
+
+    Attributes:
+        least, most: replicas; Ray goes between them by the number of requests that run.
+        threads: cores of each.
+        model, config, options: as for ``LLM``.
+        name, api_key, max_queue, max_seconds, max_body: as for the server.
+        drain_seconds: that running requests get when a replica goes.
+    """
+
+    least: int
+    most: int
+    threads: int
+    model: str
+    config: dict[str, Any]
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    api_key: str | None = None
+    max_queue: int = 256
+    max_seconds: float | None = None
+    max_body: int = 8 * 2**20
+    drain_seconds: float = 60.0
+
+
+class Replica:
+    """One engine in a process of Ray's; see :func:`run`."""
+
+    def __init__(self, settings: Replicas) -> None:
+        import torch
+
+        from foretoken.engine.llm import LLM
+
+        torch.set_num_threads(settings.threads)  # Ray has set OMP_NUM_THREADS by its own idea of a core
+        self._settings = settings
+        llm = LLM(settings.model, speculative_config=settings.config, **settings.options)
+        self._loop = EngineLoop(llm, max_queue=settings.max_queue, max_seconds=settings.max_seconds).start()
+        _Pushed(self._loop, settings.name).start()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from foretoken.serve.app import create_app
+        from foretoken.serve.service import Limits, Service
+
+        service = Service(self._loop, self._settings.name, Limits(body=self._settings.max_body))
+        return create_app(service, api_key=self._settings.api_key)
+
+    def check_health(self) -> None:
+        """Called by Ray, which replaces a replica that raises."""
+        if not self._loop.alive:
+            raise RuntimeError(f"the engine has died: {self._loop.failure}")
+
+    def __del__(self) -> None:
+        loop = getattr(self, "_loop", None)
+        if loop is not None:
+            loop.close()
+
+
+class _Pushed(threading.Thread):
+    """Reports a replica's counters through Ray, whose metrics have all replicas; ``/metrics`` reaches one of them."""
+
+    def __init__(self, loop: EngineLoop, name: str) -> None:
+        from ray.serve.metrics import Counter, Gauge
+
+        super().__init__(name="foretoken-metrics", daemon=True)
+        self._loop = loop
+        self._labels = {"model_name": name}
+        keys = tuple(self._labels)
+        counted = ("prompt_tokens", "cached_tokens", "tokens", "steps", "draft_tokens", "accepted_tokens")
+        self._counters = {
+            each: Counter(f"foretoken_{each}", description=f"{each}, see docs/serve.md", tag_keys=keys)
+            for each in counted
+        }
+        self._running = Gauge("foretoken_running", description="Requests that have a slot.", tag_keys=keys)
+        self._waiting = Gauge("foretoken_waiting", description="Requests that wait for a slot.", tag_keys=keys)
+        self._said = Totals()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while self._loop.alive:
+            for name, counter in self._counters.items():
+                now = getattr(self._loop.totals, name)
+                if now > getattr(self._said, name):
+                    counter.inc(now - getattr(self._said, name), self._labels)
+                    setattr(self._said, name, now)
+            self._running.set(self._loop.num_running, self._labels)
+            self._waiting.set(self._loop.num_waiting, self._labels)
+            self._over.wait(_PUSH)
+
+
+def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -> str:
+    """Start the replicas and Ray's proxy; returns the address once they answer.
+
+    ``RAY_ADDRESS`` names a cluster that runs; without it, one is begun on this machine.
+
+    Raises:
+        ConfigError: Ray is not installed, or the port is taken.
+        ForetokenError: the replicas do not come up; the reason is Ray's.
+    """
+    try:
+        from ray import serve
+        from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+        from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+    except ImportError as error:
+        raise ConfigError(f"--ray needs Ray ({error}): pip install 'foretoken[ray]'") from None
+    port = port or _free_port(host)
+    begin(verbose=verbose)
+    slots = int(settings.options.get("max_num_seqs", 16))
+    scale: dict[str, Any] = {"num_replicas": settings.least}
+    if settings.most > settings.least:
+        scale = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=settings.least, max_replicas=settings.most, target_ongoing_requests=slots
+            )
+        }
+    deployment = serve.deployment(serve.ingress()(Replica)).options(
+        name="foretoken",
+        max_ongoing_requests=2 * slots,
+        max_queued_requests=settings.max_queue,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        health_check_period_s=5,
+        ray_actor_options={"num_cpus": settings.threads},
+        request_router_config=RequestRouterConfig(request_router_class=ConsistentHashRouter),
+        **scale,
+    )
+    try:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(deployment.bind(settings), name="foretoken", route_prefix="/", logging_config=_quiet(verbose))
+    except (RuntimeError, TimeoutError) as error:
+        serve.shutdown()
+        raise ForetokenError(f"the replicas do not come up: {error}") from None
+    return f"http://{host}:{port}"
+
+
+def begin(*, verbose: bool) -> None:
+    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine."""
+    import ray
+
+    if not verbose:
+        logging.getLogger("ray").setLevel(logging.ERROR)
+    if not ray.is_initialized():
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS"),
+            include_dashboard=False,
+            log_to_driver=verbose,
+            logging_level="info" if verbose else "error",
+        )
+
+
+def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) -> None:
+    """Serve until SIGTERM or SIGINT; running requests then have ``drain_seconds`` to end.
+
+    Args:
+        ready: called with the address once the replicas answer.
+    """
+    over = threading.Event()
+    address = deploy(settings, host, port, verbose=verbose)
+    for sign in (signal.SIGTERM, signal.SIGINT):  # now, since Ray has handlers of its own
+        signal.signal(sign, lambda *_: over.set())
+    ready(address)
+    over.wait()
+    stop()
+
+
+def stop() -> None:
+    """End the replicas, and the cluster if it was begun here."""
+    import ray
+    from ray import serve
+
+    serve.shutdown()
+    ray.shutdown()
+
+
+def _quiet(verbose: bool) -> Any:
+    from ray.serve.schema import LoggingConfig
+
+    return LoggingConfig(log_level="INFO" if verbose else "ERROR", enable_access_log=verbose)
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port

@@ -1,0 +1,119 @@
+"""``foretoken batch``: one answer a line, whatever interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+
+FORETOKEN = [sys.executable, "-m", "foretoken", "batch"]
+PLACE = ["--dtype", "float32", "--threads", "1"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+WORDS = ("Once", "The cat", "Two and two", "In 1850", "My name")
+
+
+def request(number: int, **more: Any) -> dict[str, Any]:
+    body = {"model": "zoo:base", "prompt": WORDS[number % 5], "temperature": 0, "max_tokens": 6 + number, **more}
+    return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def write(path: Path, requests: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in requests))
+    return path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*FORETOKEN, *PLACE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=180, check=False)
+
+
+def answers(path: Path) -> dict[str, Any]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {each["custom_id"]: each for each in found}
+    assert len(by_id) == len(found), "answered twice"
+    return by_id
+
+
+def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> None:
+    asked = [request(number) for number in range(20)]
+    asked[17]["body"]["temprature"] = 1
+    asked[4] = {
+        "custom_id": "r4",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "zoo:base", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
+    }
+    file, out = write(tmp_path / "asked.jsonl", asked), tmp_path / "out.jsonl"
+    command = [*FORETOKEN, *PLACE, str(file), "--out", str(out), "--max-num-seqs", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    while not out.exists() or out.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with out.open("a") as torn:
+        torn.write('{"custom_id": "r19", "respo')
+    before = out.read_bytes().count(b"\n")
+    done = run(str(file), "--out", str(out))
+    assert done.returncode == 1, done.stderr  # one request has a mistake
+    assert f"{20 - before} answered now, {before} before" in done.stderr
+    found = answers(out)
+    assert set(found) == {f"r{number}" for number in range(20)}
+    assert found["r17"]["response"]["status_code"] == 400
+    assert "did you mean 'temperature'?" in found["r17"]["response"]["body"]["error"]["message"]
+    assert found["r4"]["response"]["body"]["object"] == "chat.completion"
+    llm = LLM("zoo:base", dtype="float32", threads=1)
+    for number in (0, 7, 19):
+        (wanted,) = llm.generate([WORDS[number % 5]], SamplingParams(max_tokens=6 + number))
+        assert found[f"r{number}"]["response"]["body"]["choices"][0]["text"] == wanted.text
+    again = run(str(file), "--out", str(out))
+    assert again.returncode == 0
+    assert "0 answered now, 20 before" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no requests"),
+        ("{", "line 1 is not JSON"),
+        ("[]", "custom_id"),
+        (json.dumps(request(1)) + "\n" + json.dumps(request(1)), "line 2: the custom_id 'r1' is there twice"),
+        (json.dumps(request(1) | {"url": "/v1/embeddings"}), "'url' must be one of"),
+        (json.dumps(request(1) | {"body": 5}), "'body' must be an object"),
+    ],
+)
+def test_mistakes_are_named_before_a_model_is_loaded(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text(text)
+    done = run(str(file))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "asked.answers.jsonl").exists()
+
+
+def test_answers_of_something_else_are_not_touched(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "asked.jsonl", [request(1)]), tmp_path / "out.jsonl"
+    out.write_text('{"custom_id": "other"}\n')
+    assert "answers 'other', which" in run(str(file), "--out", str(out)).stderr
+    out.write_text("a diary\n")
+    assert "line 1 is no answer of a batch" in run(str(file), "--out", str(out)).stderr
+    assert out.read_text() == "a diary\n"
+
+
+@pytest.mark.slow
+def test_on_rays_workers(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'foretoken[ray]'")
+    pytest.importorskip("pyarrow", reason="Ray Data is not installed: pip install 'foretoken[ray]'")
+    file, out = write(tmp_path / "asked.jsonl", [request(number) for number in range(12)]), tmp_path / "out.jsonl"
+    done = run(str(file), "--out", str(out), "--ray", "--workers", "2", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(answers(out)) == 12

@@ -1,0 +1,82 @@
+"""``foretoken serve --ray``: two replicas answer, one is killed, nobody is left behind. Needs the extra 'ray'."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'foretoken[ray]'")
+pytestmark = pytest.mark.slow
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def ask(address: str, **more: Any) -> tuple[int, str]:
+    body = {"model": "zoo:base", "prompt": "Once upon", "temperature": 0, "max_tokens": 100, "ignore_eos": True, **more}
+    request = Request(f"{address}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urlopen(request, timeout=120) as response:
+            return response.status, json.loads(response.read())["choices"][0]["text"]
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def replicas(server: psutil.Process) -> list[psutil.Process]:
+    """Ray's processes that run a replica."""
+    born = server.create_time()
+    every = [each for each in psutil.process_iter(["cmdline"]) if each.create_time() >= born]
+    return [each for each in every if any("ServeReplica" in word for word in each.info["cmdline"] or ())]
+
+
+def test_two_replicas_one_of_which_is_killed() -> None:
+    options = ["--ray", "--replicas", "2", "--threads", "1", "--dtype", "float32", "--port", "0"]
+    command = [sys.executable, "-m", "foretoken", "serve", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stderr is not None
+    line = ""
+    while "serving zoo:base with suffix, 2 replicas at " not in line:
+        line = process.stderr.readline()
+        assert line, "it ended"
+    address = line.split(" at ")[1].split(" ")[0]
+    server = psutil.Process(process.pid)
+    status, expected = ask(address)
+    assert status == 200
+    assert ask(address, model="gpt-4")[0] == 404
+    assert len(replicas(server)) == 2
+
+    answers: list[tuple[int, str]] = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(address))) for _ in range(16)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        if number == 8:
+            time.sleep(0.2)
+            replicas(server)[0].kill()
+    for thread in threads:
+        thread.join(timeout=180)
+    found = Counter(code for code, _ in answers)
+    assert sum(found.values()) == 16
+    assert set(found) <= {200, 500, 503}  # those that ran in the dead one are told so
+    assert found[200] >= 8
+    assert {text for code, text in answers if code == 200} == {expected}
+    deadline = time.monotonic() + 90
+    while len(replicas(server)) < 2:
+        assert time.monotonic() < deadline, "nobody took its place"
+        time.sleep(0.5)
+    assert ask(address) == (200, expected)
+
+    left = replicas(server)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=90) == 0
+    process.stderr.close()
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in left)
