@@ -45,7 +45,7 @@ def answers(path: Path) -> dict[str, Any]:
 
 def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> None:
     asked = [request(number) for number in range(20)]
-    asked[17]["body"]["temprature"] = 1
+    asked[17]["body"]["temperatur_e"] = 1
     asked[4] = {
         "custom_id": "r4",
         "method": "POST",

@@ -181,7 +181,7 @@ def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProces
     ("options", "says"),
     [
         (["zoo:nothing"], "nothing"),
-        (["--method", "sufix"], "did you mean 'suffix'?"),
+        (["--method", "suffixx"], "did you mean 'suffix'?"),
         (["--host", "203.0.113.1", "--port", "0"], "--host 203.0.113.1"),
         (["--api-key", " "], "--api-key is empty"),
         (["--max-queue", "-1"], "--max-queue"),

@@ -255,7 +255,7 @@ def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "change", "param", "says"),
     [
-        (CHAT, {"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        (CHAT, {"temperatur_e": 1}, "temperatur_e", "did you mean 'temperature'?"),
         (CHAT, {"guided_json": {}}, "guided_json", "unknown field"),
         (CHAT, {"temperature": -1}, "temperature", "greater than or equal to 0"),
         (CHAT, {"temperature": "1"}, "temperature", "got '1'"),

@@ -31,7 +31,7 @@ def test_text_and_calls() -> None:
         "no call",
         "a < b <tool",
         "<tool_call>not json</tool_call> x",
-        '<tool_call>{"nome": 1}</tool_call>',
+        '<tool_call>{"nahme": 1}</tool_call>',
         "<tool_call>[",
     ],
 )
