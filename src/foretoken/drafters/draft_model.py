@@ -252,5 +252,4 @@ class ModelDrafter(DraftRunner):
         return stop_rule is None or stop_rule.worthwhile(reach, confidence, len(draft.tokens))
 
     def _finish(self, draft: RunnerBuilder) -> Draft:
-        draft.state.awaiting = bool(draft.tokens)
         return draft.finish(_LAW_OF[self._tree])
