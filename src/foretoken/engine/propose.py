@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import RequestError
-from foretoken.core.protocols import Budget, StopRule
+from foretoken.core.protocols import Budget, Context, StopRule
 from foretoken.engine.controller import Controller
+from foretoken.engine.executors.ahead import Ahead, AheadRule, Shadow
 from foretoken.engine.faults import Faults
-from foretoken.engine.own_past import OwnPastRule
+from foretoken.engine.own_past import ROW_COST, OwnPastRule
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 from foretoken.engine.unseen import Unseen
@@ -105,6 +106,57 @@ class Proposer:
         depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
         return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
 
+    def rooms(self, decoding: Sequence[Request], spare_rows: int) -> list[int]:
+        """Nodes that each request may draft where all are drafted for."""
+        num_own = sum(request.own_past for request in decoding)
+        shared = self._shared(num_own, len(decoding) - num_own, spare_rows)
+        return [self._own_nodes if request.own_past else shared for request in decoding]
+
+    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+        """Ask the drafter what comes behind pending drafts; whoever it fails for gets the error in place of a draft."""
+        budgets = [self._budget_ahead(shadow, room, stopped) for shadow, room in zip(shadows, rooms, strict=True)]
+        if not any(budget.max_nodes for budget in budgets):
+            return [NO_DRAFT] * len(shadows)
+        marks = [(shadow.streams, shadow.streams.mark()) for shadow in shadows if shadow.params.repeatable]
+        try:
+            return [*self._ask_for_chains(shadows, budgets)]
+        except Exception as error:
+            if len(shadows) == 1:
+                return [error]
+        for streams, mark in marks:
+            streams.rewind(mark)
+        found: list[Ahead] = []
+        for shadow, budget in zip(shadows, budgets, strict=True):
+            try:
+                found += self._ask_for_chains([shadow], [budget])
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def _budget_ahead(self, shadow: Shadow, room: int, stopped: Callable[[], bool]) -> Budget:
+        """Of one shadow. The guess is no row of a draft, but the next root; what comes behind it is."""
+        depth = min(shadow.room - 1, room)
+        most = min(room, self._max_length - len(shadow.tokens)) if depth > 0 else 0
+        rule: StopRule | None = None
+        if self._recipe.adaptive:
+            request = shadow.request
+            request.ahead_rule = request.ahead_rule or OwnPastRule(ROW_COST)
+            rule = AheadRule(request.ahead_rule, _never if shadow.own_past else stopped)
+        return Budget(max(0, most), max(0, depth), rule, own_past=shadow.own_past)
+
+    def _ask_for_chains(self, shadows: Sequence[Shadow], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = self._ask(shadows, budgets)
+        if not all(draft.tree.is_chain and draft.resume is None for draft in drafts):
+            raise RequestError(
+                f"drafter '{self._recipe.method}' drafts ahead, but proposed more than a chain of tokens: nothing can "
+                "be cut off its front; use executor='serial'"
+            )
+        return drafts
+
+    def _shared(self, num_own: int, sharing: int, spare_rows: int) -> int:
+        """Nodes for each of those who share the rows that are nobody's own."""
+        return min(self._recipe.num_nodes, max(0, spare_rows - self._own_rows * num_own) // max(1, sharing))
+
     def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
         shared = [request for request in decoding if request.shown and not request.own_past]
@@ -115,7 +167,7 @@ class Proposer:
         recipe = self._recipe
         num_own = sum(request.own_past for request in decoding)
         sharing = len(rules) if recipe.weighed else len(decoding) - num_own
-        shared_nodes = min(recipe.num_nodes, (spare_rows - self._own_rows * num_own) // max(1, sharing))
+        shared_nodes = self._shared(num_own, sharing, spare_rows)
         budgets = []
         for request in decoding:
             own = request.own_past
@@ -138,7 +190,7 @@ class Proposer:
             budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own))
         return budgets
 
-    def _ask(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[Draft]:
+    def _ask(self, requests: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
         drafts = self._recipe.drafter.propose(requests, budgets)
         for request, draft, budget in zip(requests, drafts, budgets, strict=True):
@@ -170,7 +222,7 @@ class Proposer:
             self._check_law(request, draft)
         return drafts
 
-    def _check_law(self, request: Request, draft: Draft) -> None:
+    def _check_law(self, request: Context, draft: Draft) -> None:
         """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
         drafter, kind = self._recipe.drafter, type(draft.law)
         # At temperature 0 the kind does not matter: every rule walks along the argmax.
@@ -185,3 +237,7 @@ class Proposer:
             raise RequestError(
                 f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
             ) from error
+
+
+def _never() -> bool:
+    return False

@@ -47,6 +47,7 @@ class Request:
         own_past: whether its drafts may follow from its own past only (``Recipe.own_past``).
         shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
+        ahead_rule: weighs what is drafted ahead for it; None where nothing is.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
     """
@@ -68,6 +69,7 @@ class Request:
     own_past: bool = False
     shown: bool = True
     own_rule: OwnPastRule | None = None
+    ahead_rule: OwnPastRule | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0
 
