@@ -25,7 +25,7 @@ from torch import Tensor
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
 from foretoken.core.errors import MismatchError
 from foretoken.core.needs import Declared, Offers
-from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder
@@ -316,7 +316,7 @@ class DraftRunner(Drafter, ABC):
                 )
             for node in draft.frontier:
                 draft.state.read(node, draft.tokens[node], draft.parents[node])
-        output = self._forward(batch)
+        output = self._forward_drafted(batch)
         return [self._rows(draft, output, *its) for draft, its in zip(drafts, rows, strict=True)]
 
     def _rows(self, draft: RunnerBuilder, output: Output, start: int, stop: int) -> Rows:
@@ -330,11 +330,16 @@ class DraftRunner(Drafter, ABC):
         """Tail rows that a node about to be read may attend to: its ancestors'."""
         return [draft.state.row_of[each] for each in draft.ancestors(node)]
 
-    def _forward(self, batch: PackedBatch) -> Output:
-        """One forward; the draft's table may be padded to another size than the target's."""
+    def _forward_drafted(self, batch: PackedBatch) -> Output:
+        """The forward of a level of drafts; the tokens before them are read by :meth:`_forward`."""
+        return self._forward(batch)
+
+    def _forward(self, batch: PackedBatch, plan: Plan | None = None) -> Output:
+        """One forward, dense unless told; the draft's table may be padded to another size than the target's."""
         span = None if self.span is None else replace(self.span, tap_rows=batch.wanted)
         rows = self.columns.rows
-        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top, span=span, head=rows)
+        plan = plan or DensePlan(self.cache, batch)
+        output = self.model.forward(batch, plan, top=self._top, span=span, head=rows)
         if rows is not None:
             return output
         width = output.logits_MV.shape[-1]
