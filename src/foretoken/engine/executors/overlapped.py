@@ -60,29 +60,28 @@ class OverlappedExecutor:
     def run(self, engine: Verbs, work: Work, began: float) -> Round:
         """A step of which it is known who runs; it began when that was asked."""
         pending, self._pending = self._pending, {}  # an interrupted step leaves none: it is drafted again
-        rooms = engine.room(work)
+        rooms = {each.request_id: room for each, room in zip(work.decoding, engine.room(work), strict=True)}
         drafts = [
-            pending.get((request.request_id, len(request.tokens)), NO_DRAFT).part(0, room)
-            for request, room in zip(work.decoding, rooms, strict=True)
+            pending.get((each.request_id, len(each.tokens)), NO_DRAFT).part(0, rooms[each.request_id])
+            for each in work.decoding
         ]
-        shadows = [Shadow(request, draft) for request, draft in zip(work.decoding, drafts, strict=True)]
+        current = engine.pack(work, drafts)  # before the order: a request that ends here is released at rest
+        current.ahead = True
+        if not current.jobs:
+            return current
+        shadows = [Shadow(job.request, job.draft) for job in current.jobs if not job.prompt]
         lane, team = self._places()
-        ticket = lane.begin(partial(engine.ahead, shadows, rooms))
+        packed = perf_counter()
+        ticket = lane.begin(partial(engine.ahead, shadows, [rooms[each.request_id] for each in shadows]))
         try:
-            current = engine.pack(work, drafts)
-            current.ahead = True
-            packed = perf_counter()
-            if current.jobs:
-                with team:
-                    engine.forward(current)
+            with team:
+                engine.forward(current)
             computed = perf_counter()
             ticket.stop()
             ahead = ticket.take()
         finally:
             ticket.rest()
         waited = perf_counter()
-        if not current.jobs:
-            return current
         engine.expect(current, shadows, ahead)
         engine.verify(current)
         current.touched = engine.commit(current)

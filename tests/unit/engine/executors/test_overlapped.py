@@ -307,6 +307,46 @@ def test_an_interrupt_in_the_middle_of_a_step_finds_the_lane_at_rest() -> None:
     assert ids(llm.generate(texts, params)) == expected
 
 
+class Watchful(stubs.Random):
+    """Notes a release that comes while it proposes."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB_SIZE, tree=False, full=True)
+        self.busy = False
+        self.released: list[bool] = []
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]):
+        self.busy = True
+        time.sleep(0.02)
+        found = super().propose(contexts, budgets)
+        self.busy = False
+        return found
+
+    def release(self, request_id: int) -> None:
+        self.released.append(self.busy)
+
+
+def test_a_request_that_ends_before_the_forward_is_released_at_rest() -> None:
+    """Its rows cannot be reserved; the other request goes on, and the drafter is told when it does nothing."""
+    drafter = Watchful()
+    config = {"method": drafter, "num_speculative_tokens": 3, "executor": "pearl"}
+    llm = LLM.from_target(tiny().target, speculative_config=config)
+    reserve, num_calls = llm.engine.cache.reserve, 0
+
+    def failing(slot: int, num_rows: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 6:
+            raise MemoryError("planted")
+        reserve(slot, num_rows)
+
+    llm.engine.cache.reserve = failing  # type: ignore[method-assign]
+    outputs = llm.generate([{"prompt_token_ids": [5, 9]}, {"prompt_token_ids": [7]}], SamplingParams(max_tokens=8))
+    assert sorted(out.outputs[0].error or "" for out in outputs) == ["", "planted"]
+    assert drafter.released == [False, False]
+    llm.close()
+
+
 def test_closing_ends_the_thread_and_another_request_starts_it_again() -> None:
     llm, _ = slow_pair(0.0)
     prompt, params = [{"prompt_token_ids": [5, 9]}], SamplingParams(max_tokens=6, ignore_eos=True)
