@@ -80,7 +80,8 @@ def draw(intervals: list[Interval], path: Path) -> None:
     start = min(each.begin for each in intervals)
     figure, axes = pyplot.subplots(figsize=(9, 2.2))
     for each in intervals:
-        axes.barh(rows[each.who], 1e3 * (each.end - each.begin), left=1e3 * (each.begin - start), height=0.6)
+        width, left = 1e3 * (each.end - each.begin), 1e3 * (each.begin - start)
+        axes.barh(rows[each.who], width, left=left, height=0.6, color=f"C{rows[each.who]}", edgecolor="white")
     axes.set_yticks(list(rows.values()), list(rows))
     axes.set_xlabel("milliseconds")
     figure.tight_layout()
