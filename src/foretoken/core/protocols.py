@@ -209,6 +209,10 @@ class Drafter(Protocol):
         """Forget a request; called exactly once when it ends, also if it never proposed."""
         return
 
+    def close(self) -> None:
+        """End what it has started beside this process, if anything. It may be asked for drafts again."""
+        return
+
 
 class Verifier(Protocol):
     """Decides which nodes stand. Pure arithmetic: no model, cache, tokenizer or global random state.

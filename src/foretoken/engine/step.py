@@ -109,9 +109,10 @@ class Engine:
             self._faults.leave(request)  # also one that ended in a step that was interrupted before it could leave
 
     def close(self) -> None:
-        """End the threads that an executor has started."""
+        """End threads that an executor has started, and processes of the drafter's."""
         with self.lock:
             self.executor.close()
+            self.recipe.drafter.close()
 
     @property
     def busy(self) -> bool:

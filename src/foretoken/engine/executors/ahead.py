@@ -81,9 +81,9 @@ class AheadRule:
     """
 
     def __init__(self, past: OwnPastRule, stopped: Callable[[], bool]) -> None:
-        self._past = past
-        self._stopped = stopped
+        self.past = past
+        self.stopped = stopped
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
         """True for the first node; then while the target computes, if the node is likely enough to stand."""
-        return not num_nodes or (not self._stopped() and self._past.worthwhile(reach, confidence, num_nodes))
+        return not num_nodes or (not self.stopped() and self.past.worthwhile(reach, confidence, num_nodes))
