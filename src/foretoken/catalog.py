@@ -108,6 +108,16 @@ _TABLE = (
         weights="any causal LM",
     ),
     Entry(
+        name="easyspec",
+        kind="drafter",
+        target="foretoken.methods.easyspec.drafter:EasySpecDrafter",
+        summary="a draft model whose layers run in fuzzy groups, several attentions at a time",
+        paper="arXiv:2502.02493",
+        promise="lossless",
+        needs="a checkpoint with the target's vocabulary (key 'model'), of four layers or more",
+        weights="any causal LM",
+    ),
+    Entry(
         name="kangaroo",
         kind="drafter",
         target="foretoken.methods.kangaroo.drafter:KangarooDrafter",

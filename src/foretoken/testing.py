@@ -22,6 +22,7 @@ from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Verifier
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 from foretoken.core.verdict import Verdict
@@ -40,6 +41,7 @@ class Stub(Drafter):
     """
 
     name = "stub"
+    offers = Offers(ahead=True)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """:meth:`draft` of every request, in order."""

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CARDS = ROOT / "docs" / "methods"
 RESULTS = ROOT / "benchmarks" / "results"
 MAX_WORDS = 500
-OPTIONS = {"vocabtrim"}  # methods that are an option of several drafters and no entry of their own
+OPTIONS = {"vocabtrim", "pearl"}  # what is an option beside several methods and no entry of its own
 HEADINGS = [
     "Idea",
     "Needs",

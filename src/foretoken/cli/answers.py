@@ -210,6 +210,8 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     if total.num_draft_tokens:
         share = total.num_accepted_tokens / total.num_draft_tokens
         parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
+    if total.num_discarded_tokens:
+        parts.append(f"{total.num_discarded_tokens} more drafted ahead in vain")
     if total.num_accepted_tokens and total.accepted_by_source:
         shares = sorted(total.accepted_by_source.items(), key=lambda each: -each[1])
         parts.append("from " + ", ".join(f"{name} {n / total.num_accepted_tokens:.0%}" for name, n in shares))

@@ -151,6 +151,8 @@ def explain(llm: Any) -> None:
     for part, name in ((recipe.drafter, recipe.method), (recipe.plan, recipe.plan.settings_key)):
         if part.explanation:
             note(f"{name}: {part.explanation}")
+    if recipe.explanation:
+        note(recipe.explanation)
 
 
 def check_model_name(model: str) -> None:

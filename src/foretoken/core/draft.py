@@ -21,7 +21,7 @@ Letters: N draft nodes, K distinct parents that were expanded, V vocabulary, C c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -183,6 +183,21 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    def part(self, begin: int, stop: int | None = None) -> Draft:
+        """Nodes ``begin`` to ``stop - 1`` of a chain as a draft of their own, each with the row that it was drawn from.
+
+        Raises:
+            ValueError: it is no chain of tokens only: other drafts cannot be cut into such pieces.
+        """
+        if not self.tree.is_chain or self.resume is not None or self.evidence is not None:
+            raise ValueError("only a chain of tokens can be cut")
+        piece = slice(begin, stop)
+        tokens = self.tree.tokens[piece]
+        if not tokens:
+            return NO_DRAFT
+        law = replace(self.law, row_of=self.law.row_of[piece]) if isinstance(self.law, _Tabulated) else self.law
+        return Draft(TokenTree(tokens), law, self.confidence[piece], sources=self.sources[piece])
 
 
 NO_DRAFT = Draft(EMPTY_TREE)

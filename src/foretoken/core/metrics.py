@@ -28,6 +28,7 @@ class Metrics:
     ``sparse`` says that the target verified sparsely; ``experts_sum`` adds up, over ``experts_steps`` verifications,
     the different experts that were read per layer, for all requests of the step together. ``prefix_rows`` adds up the
     rows that lay before a sparse target's verifications, ``prefix_rows_read`` those of them that a head read.
+    ``num_discarded_tokens`` were drafted ahead, behind what did not stand: never put to the test, no draft tokens.
     ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
     """
 
@@ -35,6 +36,7 @@ class Metrics:
     num_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_discarded_tokens: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -125,9 +127,12 @@ class Metrics:
     def add(self, other: Metrics) -> None:
         """Add another request's counters to these."""
         self.sparse = self.sparse or other.sparse
-        for name in ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in (
+            "num_tokens",
+            "num_steps",
+            "num_draft_tokens",
+            "num_accepted_tokens",
+            "num_discarded_tokens",
             "draft_seconds",
             "verify_seconds",
             "other_seconds",

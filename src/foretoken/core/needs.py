@@ -75,6 +75,8 @@ class Offers:
             token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
             steps without a draft.
         probes: whether a verifier asks for rows behind drafts (``Verifier.probe``) by which it decides.
+        ahead: whether a drafter can be asked while the target computes, on another thread and for tokens that are not
+            committed yet: its drafts follow from tokens alone, and whatever it was shown before changes nothing.
     """
 
     evidence: tuple[type[Evidence], ...] = ()
@@ -84,6 +86,7 @@ class Offers:
     batches: bool = False
     takes_turns: bool = False
     probes: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

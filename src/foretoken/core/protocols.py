@@ -209,6 +209,10 @@ class Drafter(Protocol):
         """Forget a request; called exactly once when it ends, also if it never proposed."""
         return
 
+    def close(self) -> None:
+        """End what it has started beside this process, if anything. It may be asked for drafts again."""
+        return
+
 
 class Verifier(Protocol):
     """Decides which nodes stand. Pure arithmetic: no model, cache, tokenizer or global random state.
@@ -276,6 +280,23 @@ class Verifier(Protocol):
         The engine uses it where ``offers.batches`` says that it is more than this loop.
         """
         return [self.verify(*each) for each in zip(drafts, targets, rngs, strict=True)]
+
+    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
+        """The extra token behind a draft of which every node stood, coupled to a guess of it.
+
+        An executor that drafts ahead has asked the drafter, meanwhile, what comes behind the draft: where the extra
+        token is that guess, the next draft is there already. So a rule may draw its extra token anew, such that it is
+        the guess as often as can be, by the same law: the target's, given the path.
+
+        Args:
+            guess: one node, and the law that it was drawn from.
+            target: the laws of the step.
+            row: the one that the extra token is decided by.
+            rng: the request's streams, past what :meth:`verify` has drawn.
+        Returns:
+            the token; None, the default: the verdict's extra token stays, and the guess was right if it is the same.
+        """
+        return None
 
     def probe(self, draft: Draft, context: Context) -> TokenTree | None:
         """The draft's tree with further nodes behind it, which are computed in the same forward and never committed.

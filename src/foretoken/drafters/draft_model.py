@@ -154,6 +154,8 @@ class ModelDrafter(DraftRunner):
             config.model, target, top=self._count if self._tree == "topk" else 1, draft_vocab=config.draft_vocab
         )
         self.branches = self._tree not in _CHAINS
+        # context rows of a draft vocabulary are chosen by tokens that it was shown, also where these did not stand
+        self.offers = replace(self.offers, ahead=config.draft_vocab is None)
         self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
@@ -252,5 +254,4 @@ class ModelDrafter(DraftRunner):
         return stop_rule is None or stop_rule.worthwhile(reach, confidence, len(draft.tokens))
 
     def _finish(self, draft: RunnerBuilder) -> Draft:
-        draft.state.awaiting = bool(draft.tokens)
         return draft.finish(_LAW_OF[self._tree])

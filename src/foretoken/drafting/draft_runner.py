@@ -1,9 +1,12 @@
 """A second checkpoint, run over drafts while they grow: what the drafters with a model of their own share.
 
-The draft model has its own K/V cache. Its committed prefix trails the target's by the tokens it has not read yet:
+The draft model has its own K/V cache, and remembers which tokens its rows were read from. Asked for the next draft, it
+keeps the rows that the tokens have in common with what was read, drafted rows included, and reads the rest:
 
-    target tokens   x x x x x x a b c      c is the root of the next draft
-    draft cache     x x x x x x a          b (accepted last, never read by the draft) and c are read first
+    tokens          x x x x x x a b c      c is the root of the next draft
+    rows            x x x x x x a d        d was drafted and refused; b and c are read first
+
+So nothing but the tokens says what holds: that a draft was judged, dropped or asked for twice changes no proposal.
 
 One level of the tree is one packed forward over all requests.
 
@@ -22,7 +25,7 @@ from torch import Tensor
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
 from foretoken.core.errors import MismatchError
 from foretoken.core.needs import Declared, Offers
-from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder
@@ -52,19 +55,37 @@ class Rows:
 
 @dataclass(slots=True)
 class State:
-    """One request: its slot in the draft's cache, and which tail row each node of the last draft was read into.
+    """One request: its slot in the draft's cache, and what its rows were read from.
 
     Attributes:
         slot: in the draft's cache.
-        row_of: node -> row of the tail.
+        tokens: of the committed rows.
+        tail: token of each row behind them, and the tail row of its parent; ROOT for children of the root.
+        row_of: node of the last draft -> row of the tail.
         laws: node -> the output and the row in it that its children's law is read from, where they are kept.
-        awaiting: rows of a draft lie in the tail until observe says what became of them.
     """
 
     slot: int
+    tokens: list[int] = field(default_factory=list)
+    tail: list[tuple[int, int]] = field(default_factory=list)
     row_of: dict[int, int] = field(default_factory=dict)
     laws: dict[int, tuple[Output, int]] = field(default_factory=dict)
-    awaiting: bool = False
+
+    def read(self, node: int, token: int, parent: int) -> None:
+        """A node of the last draft is read into the next row of the tail."""
+        self.row_of[node] = len(self.tail)
+        self.tail.append((token, ROOT if parent == ROOT else self.row_of[parent]))
+
+    def path_along(self, tokens: Sequence[int]) -> list[int]:
+        """Rows of the tail, from a child of the root downwards, that were read from the first of these tokens."""
+        path: list[int] = []
+        for token in tokens:
+            wanted = token, path[-1] if path else ROOT
+            row = next((row for row, read in enumerate(self.tail) if read == wanted), None)
+            if row is None:
+                break
+            path.append(row)
+        return path
 
 
 @dataclass(slots=True)
@@ -146,14 +167,8 @@ class DraftRunner(Drafter, ABC):
         return [done.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep the cache rows of accepted nodes, drop the others."""
+        """Learn what was missed; which rows hold is seen from the tokens, when the next draft is asked for."""
         self.columns.observe(outcomes)
-        for outcome in outcomes:
-            state = self._states.get(outcome.request_id)
-            if state is not None and state.awaiting:
-                rows = [state.row_of[node] for node in outcome.verdict.path if node in state.row_of]
-                self.cache.commit(state.slot, rows)
-                state.awaiting = False
 
     def score(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]
@@ -161,7 +176,7 @@ class DraftRunner(Drafter, ABC):
         """What the model gives the tokens of larger trees, each given its parent, at temperature 1.
 
         One forward reads what has children and was not read for the draft, whoever proposed it; its rows stay in the
-        tail, so :meth:`observe` must be told in the numbers of these trees.
+        tail.
 
         Args:
             contexts: as :meth:`propose` was just asked, with ``keeps_laws`` set.
@@ -193,7 +208,8 @@ class DraftRunner(Drafter, ABC):
                 continue
             self.cache.reserve(slot, len(read) + len(fresh))
             tail, tail_depths = len(read), [tree.depths[node] - 1 for node in read]
-            read.update({node: tail + row for row, node in enumerate(fresh)})
+            for node in fresh:
+                state.read(node, tree.tokens[node], tree.parents[node])
             reading.append((context, budget, state, fresh, len(batch.wanted)))
             batch.add_level(
                 slot,
@@ -204,7 +220,6 @@ class DraftRunner(Drafter, ABC):
                 tail_depths=tail_depths,
                 ancestors=[[read[each] for each in tree.path_to(node)[:-1]] for node in fresh],
             )
-            state.awaiting = True
         if not reading:
             return
         output = self._forward(batch)
@@ -228,13 +243,29 @@ class DraftRunner(Drafter, ABC):
         state = self._states.get(context.request_id)
         if state is None:
             state = self._states[context.request_id] = State(self.cache.acquire())
+        self._keep(state, context.tokens)
+        state.tail.clear()
         state.row_of.clear()
         state.laws.clear()
-        state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
-        if self.cache.lengths[state.slot] >= len(context.tokens):
-            # asked again about the same root, after another request's draft failed: the root is read again
-            self.cache.rollback(state.slot, len(context.tokens) - 1)
         return state
+
+    def _keep(self, state: State, tokens: Sequence[int]) -> None:
+        """Commit what was read of these tokens, all but the last (the root's row gives the first law), and no more."""
+        slot, last = state.slot, len(tokens) - 1
+        held = self._common(state.tokens, tokens[:last])
+        if self.cache.lengths[slot] > held:
+            self.cache.rollback(slot, held)
+            del state.tokens[held:]
+        elif path := state.path_along(tokens[held:last]):
+            self.cache.commit(slot, path)
+            state.tokens += tokens[held : held + len(path)]
+
+    @staticmethod
+    def _common(read: list[int], tokens: Sequence[int]) -> int:
+        """How many tokens both begin with."""
+        if read == tokens[: len(read)]:  # nearly always
+            return len(read)
+        return next((i for i, (a, b) in enumerate(zip(read, tokens, strict=False)) if a != b), len(tokens))
 
     def _read(self, drafts: Sequence[RunnerBuilder]) -> None:
         """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
@@ -243,6 +274,7 @@ class DraftRunner(Drafter, ABC):
             begin = self.cache.lengths[slot]
             whole = max(0, len(tokens) - begin - 1) // CHUNK_ROWS * CHUNK_ROWS  # the rest is read with the root
             prefill(self.model, self.cache, slot, tokens[begin : begin + whole])
+            draft.state.tokens += tokens[begin : begin + whole]
 
     def _forward_roots(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
         """Read up to and including the root; one row per draft."""
@@ -255,8 +287,10 @@ class DraftRunner(Drafter, ABC):
             batch.add_chunk(slot, begin, rest, wanted=1)
         output = self._forward(batch)
         for draft in drafts:
-            slot = draft.state.slot
-            self.cache.commit(slot, range(len(draft.context.tokens) - self.cache.lengths[slot]))
+            slot, tokens = draft.state.slot, draft.context.tokens
+            begin = self.cache.lengths[slot]
+            self.cache.commit(slot, range(len(tokens) - begin))
+            draft.state.tokens += tokens[begin:]
         return [self._rows(draft, output, row, row + 1) for row, draft in enumerate(drafts)]
 
     def _forward_level(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
@@ -281,8 +315,8 @@ class DraftRunner(Drafter, ABC):
                     ancestors=[self._seen(draft, node) for node in draft.frontier],
                 )
             for node in draft.frontier:
-                read[node] = len(read)
-        output = self._forward(batch)
+                draft.state.read(node, draft.tokens[node], draft.parents[node])
+        output = self._forward_drafted(batch)
         return [self._rows(draft, output, *its) for draft, its in zip(drafts, rows, strict=True)]
 
     def _rows(self, draft: RunnerBuilder, output: Output, start: int, stop: int) -> Rows:
@@ -296,11 +330,16 @@ class DraftRunner(Drafter, ABC):
         """Tail rows that a node about to be read may attend to: its ancestors'."""
         return [draft.state.row_of[each] for each in draft.ancestors(node)]
 
-    def _forward(self, batch: PackedBatch) -> Output:
-        """One forward; the draft's table may be padded to another size than the target's."""
+    def _forward_drafted(self, batch: PackedBatch) -> Output:
+        """The forward of a level of drafts; the tokens before them are read by :meth:`_forward`."""
+        return self._forward(batch)
+
+    def _forward(self, batch: PackedBatch, plan: Plan | None = None) -> Output:
+        """One forward, dense unless told; the draft's table may be padded to another size than the target's."""
         span = None if self.span is None else replace(self.span, tap_rows=batch.wanted)
         rows = self.columns.rows
-        output = self.model.forward(batch, DensePlan(self.cache, batch), top=self._top, span=span, head=rows)
+        plan = plan or DensePlan(self.cache, batch)
+        output = self.model.forward(batch, plan, top=self._top, span=span, head=rows)
         if rows is not None:
             return output
         width = output.logits_MV.shape[-1]

@@ -1,10 +1,10 @@
 """Putting a recipe together: a ``speculative_config``, checked against the catalogue and the target.
 
-``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, the fields of the drafter's own
-Config, and those of the verifier's, if it has one; a name that both have is written with its owner's before it
-(``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that declares a rule of its own gets that,
-every other the strongest lossless one, as with ``verifier='auto'``. The settings of a plan begin with its key
-(``verification.ffn``). What one part needs and another offers is matched here, once, never in the middle of a run.
+``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, ``executor``, ``lane``, the fields of
+the drafter's own Config, and those of the verifier's, if it has one; a name that both have is written with its owner's
+before it (``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that declares a rule of its own
+gets that, every other the strongest lossless one, as with ``verifier='auto'``. The settings of a plan begin with its
+key (``verification.ffn``). What one part needs and another offers is matched here, once, never in the middle of a run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from foretoken import catalog
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import learned_part
+from foretoken.engine import executors
+from foretoken.engine.executors.lane import split
+from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.models.dense import DensePlans
 
-OWN_KEYS = ("method", "verifier", "num_speculative_tokens")
+OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane")
+LANES = ("thread", "process")
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
 
@@ -42,11 +46,19 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if method is None:
         method = "draft_model" if "model" in settings else "none"
     asked = settings.pop("verifier", None)
+    executor = settings.pop("executor", "serial")
+    if executor not in executors.NAMED:
+        raise ConfigError(f"executor={executor!r}: {nearest(str(executor), list(executors.NAMED))}")
+    lane = settings.pop("lane", "thread")
+    _check_lane(lane, executor, method)
     num_nodes, adaptive = _length(settings.pop("num_speculative_tokens", None), method)
     if asked is None:  # a drafter may have a rule of its own; 'auto' is lossless
         asked = _class_of(method).declared.own_verifier
     verifier = None if asked in (None, "auto") else _rule(asked, settings, method, target)
-    drafter = _named(method, settings, target, verifier) if isinstance(method, str) else _instance(method, settings)
+    if isinstance(method, str):
+        drafter, config = _named(method, settings, target, verifier)
+    else:
+        drafter, config = _instance(method, settings), None
     if verifier is not None:
         _match(drafter, verifier, plan)
     weighed = adaptive
@@ -63,7 +75,49 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
             f"num_speculative_tokens=0 with verifier='{verifier.name}' leaves no turn to the drafter: leave it out, or "
             "use method='none' for the target alone"
         )
-    return Recipe(wrapped.name, wrapped, verifier, num_nodes, adaptive, weighed and num_nodes > 0, plan)
+    recipe = Recipe(wrapped.name, wrapped, verifier, num_nodes, adaptive, weighed and num_nodes > 0, plan, executor)
+    reason = "" if executor == "serial" else _why_serial(recipe)
+    if reason and executor == "auto":
+        return dataclasses.replace(recipe, executor="serial", explanation=f"executor=serial, because {reason}")
+    if reason:
+        raise ConfigError(f"executor='{executor}' does not go with this recipe: {reason}; use executor='serial'")
+    if lane == "process":
+        return dataclasses.replace(recipe, drafter=RemoteDrafter(drafter, config, target, split()[1]))
+    return recipe
+
+
+def _check_lane(lane: Any, executor: str, method: Any) -> None:
+    """Refuse a place for drafting ahead that is none, or where nothing is drafted ahead."""
+    if lane not in LANES:
+        raise ConfigError(f"lane={lane!r}: {nearest(str(lane), LANES)}")
+    if lane == "process" and executor == "serial":
+        raise ConfigError("lane='process' does nothing with executor='serial': use executor='pearl' or 'auto'")
+    if lane == "process" and not isinstance(method, str):
+        raise ConfigError(
+            "lane='process' makes the drafter once more in another process, which an instance of your own cannot be: "
+            "use lane='thread'"
+        )
+
+
+def _why_serial(recipe: Recipe) -> str:
+    """Why the drafter cannot be asked while the target computes; "" where it can."""
+    drafter, verifier = recipe.drafter, recipe.verifier
+    if recipe.num_nodes == 0:
+        return "nothing is drafted"
+    if drafter.offers.resumes or drafter.needs.hidden_layers is not None:
+        return f"method '{drafter.name}' drafts with what the target computes, and has to wait for it"
+    if not drafter.offers.ahead:
+        return (
+            f"method '{drafter.name}' does not offer to draft ahead: its drafts cost too little to be hidden, or "
+            "follow from more than tokens"
+        )
+    if drafter.branches:
+        return f"method '{drafter.name}' is set to propose trees, and what is drafted ahead hangs on a chain's end"
+    if not recipe.plan.exact:
+        return f"{recipe.plan.reason} verifies sparsely"
+    if verifier is not None and (verifier.offers.probes or verifier.offers.takes_turns or verifier.needs.evidence):
+        return f"verifier '{verifier.name}' looks at more of a draft than its tokens and their law"
+    return ""
 
 
 def _length(count: Any, method: Any) -> tuple[int, bool]:
@@ -123,8 +177,8 @@ def _owner(key: str) -> str:
     return f" (an option of verifier {', '.join(map(repr, names))}: add verifier=...)" if names else ""
 
 
-def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> Drafter:
-    """A drafter of the catalogue with its options; what they leave open may depend on the verifier."""
+def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> tuple[Drafter, Any]:
+    """A drafter of the catalogue and its options; what they leave open may depend on the verifier."""
     drafter_class = catalog.find(method, "drafter").load()
     known = _options(drafter_class)
     settings = _without_owner(settings, method, known)
@@ -137,8 +191,8 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
         config = drafter_class.Config(**settings)
     except TypeError as error:
         raise ConfigError(f"method '{method}': {str(error).split('__init__() ')[-1]}") from None
-    drafter: Drafter = drafter_class(drafter_class.settle(config, verifier), target)
-    return drafter
+    config = drafter_class.settle(config, verifier)
+    return drafter_class(config, target), config
 
 
 def _instance(drafter: Any, settings: Mapping[str, Any]) -> Drafter:

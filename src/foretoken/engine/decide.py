@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -67,6 +68,7 @@ class Decider:
             else:
                 open_jobs.append(job)
         self._ask(open_jobs)
+        self._finish(open_jobs)
         for job in open_jobs:
             if job.request.finished:
                 continue
@@ -147,6 +149,20 @@ class Decider:
                     job.verdict = verifier.verify_within(job.draft, _laws(job), request.streams, request.metrics)
                 except Exception as error:
                     self._faults.fail(request, error)
+
+    def _finish(self, jobs: Sequence[Job]) -> None:
+        """Couple the extra token to the guess, where there is one and all before it stood."""
+        for job in jobs:
+            guess, request = job.guess, job.request
+            if guess is None or job.verdict is None or not isinstance(job.verdict, Verdict) or not job.stood:
+                continue
+            try:
+                rule = self._recipe.verifier_for(guess, request.params)
+                extra = rule.finish(guess, _laws(job), len(job.draft), request.streams)
+                if extra is not None:
+                    job.verdict = replace(job.verdict, extra=extra)
+            except Exception as error:
+                self._faults.fail(request, error)
 
     def _check(self, verdict: object, job: Job) -> None:
         """Refuse what is no path of the draft and one token of the vocabulary.

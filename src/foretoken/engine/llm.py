@@ -41,9 +41,9 @@ class LLM:
 
     Args:
         model: ``zoo:NAME``, a local Hugging Face folder, or a hub id.
-        speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive) and the method's
-            own options; None is plain decoding. ``foretoken methods`` lists them. ``method`` and ``verifier``
-            may also be instances of your own.
+        speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive), ``executor``
+            ("serial", "pearl" or "auto") and the method's own options; None is plain decoding. ``foretoken methods``
+            lists methods and verifiers, which may also be instances of your own.
         dtype: "auto", "float32", "bfloat16", "float16".
         device: "auto", "cpu", "cuda", "cuda:N".
         threads: CPU threads for torch; None leaves torch's choice. It is a setting of the process.
@@ -312,9 +312,10 @@ class LLM:
         return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
 
     def close(self) -> None:
-        """Cancel whatever runs."""
+        """Cancel whatever runs, and end threads of an executor's."""
         for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
             self.engine.cancel(request)
+        self.engine.close()
 
     # ------------------------------------------------------------------ inside
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import RequestError
-from foretoken.core.protocols import Budget, StopRule
+from foretoken.core.protocols import Budget, Context, StopRule
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.controller import Controller
+from foretoken.engine.executors.ahead import Ahead, AheadRule, Shadow
 from foretoken.engine.faults import Faults
-from foretoken.engine.own_past import OwnPastRule
+from foretoken.engine.own_past import ROW_COST, OwnPastRule
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 from foretoken.engine.unseen import Unseen
@@ -63,7 +64,7 @@ class Proposer:
     def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
         """The drafter's drafts; where there is none, what a constraint forces.
 
-        Args, Returns: as :meth:`_drafts` has them.
+        Arguments and result are those of :meth:`_drafts`.
         """
         drafts = self._drafts(decoding, spare_rows, failed)
         spare = spare_rows - sum(map(len, drafts))
@@ -132,6 +133,59 @@ class Proposer:
         depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
         return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
 
+    def rooms(self, decoding: Sequence[Request], spare_rows: int) -> list[int]:
+        """Nodes that each request may draft where all are drafted for."""
+        num_own = sum(request.own_past for request in decoding)
+        shared = self._shared(num_own, len(decoding) - num_own, spare_rows)
+        rooms = [self._own_nodes if request.own_past else shared for request in decoding]
+        most = [room if each.max_draft is None else each.max_draft for room, each in zip(rooms, decoding, strict=True)]
+        return list(map(min, rooms, most))
+
+    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+        """Ask the drafter what comes behind pending drafts; whoever it fails for gets the error in place of a draft."""
+        budgets = [self._budget_ahead(shadow, room, stopped) for shadow, room in zip(shadows, rooms, strict=True)]
+        if not any(budget.max_nodes for budget in budgets):
+            return [NO_DRAFT] * len(shadows)
+        marks = [(shadow.streams, shadow.streams.mark()) for shadow in shadows if shadow.params.repeatable]
+        try:
+            return [*self._ask_for_chains(shadows, budgets)]
+        except Exception as error:
+            if len(shadows) == 1:
+                return [error]
+        for streams, mark in marks:
+            streams.rewind(mark)
+        found: list[Ahead] = []
+        for shadow, budget in zip(shadows, budgets, strict=True):
+            try:
+                found += self._ask_for_chains([shadow], [budget])
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def _budget_ahead(self, shadow: Shadow, room: int, stopped: Callable[[], bool]) -> Budget:
+        """Of one shadow. The guess is no row of a draft, but the next root; what comes behind it is."""
+        depth = min(shadow.room - 1, room)
+        most = min(room, self._max_length - len(shadow.tokens)) if depth > 0 else 0
+        rule: StopRule | None = None
+        if self._recipe.adaptive:
+            request = shadow.request
+            request.ahead_rule = request.ahead_rule or OwnPastRule(ROW_COST)
+            rule = AheadRule(request.ahead_rule, _never if shadow.own_past else stopped)
+        return Budget(max(0, most), max(0, depth), rule, own_past=shadow.own_past)
+
+    def _ask_for_chains(self, shadows: Sequence[Shadow], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = self._ask(shadows, budgets)
+        if not all(draft.tree.is_chain and draft.resume is None for draft in drafts):
+            raise RequestError(
+                f"drafter '{self._recipe.method}' drafts ahead, but proposed more than a chain of tokens: nothing can "
+                "be cut off its front; use executor='serial'"
+            )
+        return drafts
+
+    def _shared(self, num_own: int, sharing: int, spare_rows: int) -> int:
+        """Nodes for each of those who share the rows that are nobody's own."""
+        return min(self._recipe.num_nodes, max(0, spare_rows - self._own_rows * num_own) // max(1, sharing))
+
     def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
         shared = [each for each in decoding if each.shown and not each.own_past and each.max_draft != 0]
@@ -142,7 +196,7 @@ class Proposer:
         recipe = self._recipe
         num_own = sum(request.own_past for request in decoding)
         sharing = len(rules) if recipe.weighed else len(decoding) - num_own
-        shared_nodes = min(recipe.num_nodes, (spare_rows - self._own_rows * num_own) // max(1, sharing))
+        shared_nodes = self._shared(num_own, sharing, spare_rows)
         budgets = []
         for request in decoding:
             own = request.own_past
@@ -167,7 +221,7 @@ class Proposer:
             budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own))
         return budgets
 
-    def _ask(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[Draft]:
+    def _ask(self, requests: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
         drafts = self._recipe.drafter.propose(requests, budgets)
         for request, draft, budget in zip(requests, drafts, budgets, strict=True):
@@ -199,7 +253,7 @@ class Proposer:
             self._check_law(request, draft)
         return [_within(draft, request) for draft, request in zip(drafts, requests, strict=True)]
 
-    def _check_law(self, request: Request, draft: Draft) -> None:
+    def _check_law(self, request: Context, draft: Draft) -> None:
         """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
         drafter, kind = self._recipe.drafter, type(draft.law)
         # At temperature 0 the kind does not matter: every rule walks along the argmax.
@@ -216,7 +270,7 @@ class Proposer:
             ) from error
 
 
-def _within(draft: Draft, request: Request) -> Draft:
+def _within(draft: Draft, request: Context) -> Draft:
     """A draft without the nodes that the request's constraint forbids: they would be read for nothing.
 
     Of point masses only: what was drawn from q stays, since leaving out what was drawn would be another law. q is
@@ -240,3 +294,7 @@ def _within(draft: Draft, request: Request) -> Draft:
         tuple(draft.confidence[node] for node in kept if draft.confidence),
         sources=tuple(draft.sources[node] for node in kept if draft.sources),
     )
+
+
+def _never() -> bool:
+    return False

@@ -34,6 +34,8 @@ class Recipe:
         weighed: whether it decides who is drafted for at all, so that requests go without drafts where these are slower
             than plain decoding; not where a number of tokens was asked for, nor where the text would be another one.
         plan: makes the plan of every step: how the target computes it.
+        executor: who runs when: "serial", "pearl" or "auto" (engine/executors/).
+        explanation: what was chosen about that, for the user, in one line; "" where the choice was theirs.
     """
 
     method: str
@@ -43,6 +45,8 @@ class Recipe:
     adaptive: bool
     weighed: bool
     plan: PlanMaker
+    executor: str = "serial"
+    explanation: str = ""
 
     def verifier_for(self, draft: Draft, params: SamplingParams) -> Verifier:
         """The asked-for verifier, else the strongest lossless rule for this draft.

@@ -64,6 +64,7 @@ class Request:
         cache_salt: only requests with the same one reuse what it has read.
         num_cached: tokens of its prompt that were reused, not read.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
+        ahead_rule: weighs what is drafted ahead for it; None where nothing is.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
@@ -90,6 +91,7 @@ class Request:
     cache_salt: str | None = None
     num_cached: int = 0
     max_draft: int | None = None
+    ahead_rule: OwnPastRule | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0
 

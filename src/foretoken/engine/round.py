@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ class Job:
         prompt: whether the rows are a chunk of its prompt.
         read: rows in front of the decided ones whose logits say how probable the prompt was.
         laws, logits_MV: the target's at the decided rows without probes, once the forward is done.
+        guess: the token that a drafter expects behind the draft, as a draft of one node; None: it was not asked ahead.
         verdict: None until its rule has decided; it stays so where the request has ended.
     """
 
@@ -35,7 +36,20 @@ class Job:
     read: int = 0
     laws: Laws | None = None
     logits_MV: Tensor | None = None
+    guess: Draft | None = None
     verdict: Verdict | None = None
+
+    @property
+    def stood(self) -> bool:
+        """Whether every node of the draft, a chain, was accepted."""
+        return self.verdict is not None and len(self.verdict.path) == len(self.draft)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the guess was right, so that what was drafted behind it hangs on the next root."""
+        if self.guess is None or self.verdict is None or not self.stood:
+            return False
+        return self.guess.tree.tokens == (self.verdict.extra,)
 
 
 @dataclass(slots=True)
@@ -45,6 +59,8 @@ class Round:
     Attributes:
         jobs: one for each segment of the batch.
         failed: requests that ended with an error before the forward.
+        ahead: whether the drafter was asked while the forward ran; then the step's time says nothing of drafting.
+        touched: requests that got tokens or ended, once it is committed.
         num_nodes, num_accepted: draft nodes that were put to the test, and drafted tokens that were emitted.
     """
 
@@ -52,5 +68,17 @@ class Round:
     jobs: list[Job]
     failed: list[Request]
     output: Output | None = None
+    ahead: bool = False
+    touched: list[Request] = field(default_factory=list)
     num_nodes: int = 0
     num_accepted: int = 0
+
+    @property
+    def changed(self) -> list[Request]:
+        """Requests that got tokens or ended."""
+        return self.failed + self.touched
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that requests got which decoded, one each and those that were accepted."""
+        return sum(not job.prompt and job.verdict is not None for job in self.jobs) + self.num_accepted

@@ -14,7 +14,7 @@ what happens to a request that fails in faults.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -23,10 +23,11 @@ from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.needs import HiddenLayers
 from foretoken.core.protocols import Features, Outcome, Plan
 from foretoken.core.tree import EMPTY_TREE, TokenTree
+from foretoken.engine import executors
 from foretoken.engine.controller import Controller
 from foretoken.engine.decide import Decider
+from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.executors.executor import Executor
-from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.faults import Faults
 from foretoken.engine.own_past import ROW_COST
 from foretoken.engine.prefixes import Prefixes
@@ -76,7 +77,7 @@ class Engine:
         )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         self.controller = Controller(reading)
-        self.executor: Executor = SerialExecutor()
+        self.executor: Executor = executors.NAMED[recipe.executor]()
         self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
         self._last = None if last_state is None else LastStates(target, normed=last_state.normed)
@@ -119,6 +120,12 @@ class Engine:
                 request.finish_reason = "cancelled"
             self._faults.leave(request)  # also one that ended in a step that was interrupted before it could leave
 
+    def close(self) -> None:
+        """End threads that an executor has started, and processes of the drafter's."""
+        with self.lock:
+            self.executor.close()
+            self.recipe.drafter.close()
+
     @property
     def busy(self) -> bool:
         """Whether any request is unfinished."""
@@ -140,6 +147,26 @@ class Engine:
     def propose(self, work: Work) -> list[Draft]:
         """One draft for each request that decodes, in order, checked against its budget; empty where there is none."""
         return self._proposer.propose(work.decoding, work.spare_rows, work.failed)
+
+    def room(self, work: Work) -> list[int]:
+        """Rows behind the root that each request that decodes may have in this step, in order."""
+        return self._proposer.rooms(work.decoding, work.spare_rows)
+
+    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+        """What the drafter proposes behind the pending drafts of requests; may run on another thread than the rest."""
+        return self._proposer.ahead(shadows, rooms, stopped)
+
+    def expect(self, current: Round, shadows: Sequence[Shadow], ahead: Sequence[Ahead]) -> None:
+        """Hand the guesses to their jobs. Where nothing was pending, a failure of the drafter ends its request."""
+        jobs = {job.request.request_id: job for job in current.jobs}
+        for shadow, found in zip(shadows, ahead, strict=True):
+            job = jobs.get(shadow.request_id)
+            if job is None:
+                continue
+            if isinstance(found, Draft):
+                job.guess = found.part(0, 1) if len(found) else None
+            elif not len(shadow.pending):  # else it is asked again at the root that comes of this step
+                self._faults.fail(shadow.request, found)
 
     def pack(self, work: Work, drafts: Sequence[Draft]) -> Round:
         """Reserve the rows of this step in the cache and put them into one batch."""
@@ -236,14 +263,16 @@ class Engine:
                 self._faults.fail(job.request, error)
                 continue
             job.request.metrics.count_step(verdict, taken)
-            if job.request.own_rule is not None and not draft.forced:
-                job.request.own_rule.learn(draft, verdict)
-            if len(draft):
+            for rule in (job.request.own_rule, job.request.ahead_rule):
+                if rule is not None and not draft.forced:
+                    rule.learn(draft, verdict)
+            if len(draft) or job.guess is not None:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
-                job.request.metrics.count_draft(draft.tree.depths, min(len(verdict.path), taken))
+                depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
+                job.request.metrics.count_draft(depths, min(len(verdict.path) + job.guessed, taken))
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
-                if self.recipe.adaptive and job.request.own_rule is None and not draft.forced:
+                if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.forced:
                     self.controller.learn(draft, verdict)
             if (len(draft) and not draft.forced) or self.recipe.takes_turns:
                 tested.append(job)
@@ -270,7 +299,7 @@ class Engine:
             metrics.verify_seconds += verify * share
             metrics.other_seconds += other
         decoding = [job.request for job in current.jobs if not job.prompt]
-        weighed = self.recipe.weighed and not self.controller.resting
+        weighed = self.recipe.weighed and not self.controller.resting and not current.ahead
         if weighed and decoding and not any(each.own_past for each in decoding):
             self.controller.measure(
                 num_requests=len(decoding),

@@ -87,6 +87,7 @@ class Grammar(Constraint):
         self._stops = torch.tensor(sorted(stop_ids), dtype=torch.int64)
         self._vocab_size = vocab_size
         self._device = device
+        self._lost = False
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         if not self._goes(path):
@@ -111,20 +112,26 @@ class Grammar(Constraint):
         return self._goes(path)
 
     def forced(self, limit: int) -> list[int]:
-        if limit < 1 or self._matcher.is_stopped():
+        if limit < 1 or self._lost or self._matcher.is_stopped():
             return []
         return [int(token) for token in self._matcher.compute_ff_tokens()[:limit]]
 
     def append(self, tokens: Sequence[int]) -> None:
         text = [token for token in tokens if token not in self._stop_ids]
-        if text and not self._matcher.is_stopped():
+        if not self._goes(text):  # of a draft that is looked beyond: nothing is known there, and nobody will get there
+            self._lost = True
+        elif text:
             self._matcher.consume_tokens(text)
 
     def copy(self) -> Grammar:
-        return Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device)
+        twin = Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device)
+        twin._lost = self._lost
+        return twin
 
     def _goes(self, path: Sequence[int]) -> bool:
         """Whether the text may go on with these tokens; an end among them is the end."""
+        if self._lost:
+            return False
         if not path:
             return True
         if self._matcher.is_stopped() or not self._stop_ids.isdisjoint(path):

@@ -10,6 +10,7 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import excess, ratio, residual_at, residual_without
 from foretoken.core.verdict import Verdict, follow
+from foretoken.verifiers import guessed
 
 
 class BlockVerifier(Verifier):
@@ -97,3 +98,7 @@ class BlockVerifier(Verifier):
         else:
             left_V = residual_at(p_NV[0], law, 0)
         return Verdict((), rng.categorical("residual", left_V))
+
+    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
+        """One more test of the ratio rule; see verifiers/guessed.py."""
+        return guessed.finish(guess, target, row, rng)

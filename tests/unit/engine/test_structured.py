@@ -41,6 +41,7 @@ METHODS = [
     {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4},
     {"method": "draft_model", "model": "zoo:draft", "tree": "topk", "num_speculative_tokens": 8},
     {"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 4},
+    {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4, "executor": "pearl"},
 ]
 
 
@@ -56,7 +57,11 @@ def complete(text: str, wanted: dict[str, Any]) -> bool:
     return re.fullmatch(r"\(+[0-9]+\)+", text) is not None and text.count("(") == text.count(")")
 
 
-@pytest.fixture(scope="module", params=METHODS, ids=lambda config: f"{config['method']}{config.get('tree', '')}")
+@pytest.fixture(
+    scope="module",
+    params=METHODS,
+    ids=lambda config: f"{config['method']}{config.get('tree', '')}{config.get('executor', '')}",
+)
 def llm(request: pytest.FixtureRequest) -> LLM:
     return with_config(request.param)
 

@@ -96,13 +96,25 @@ class EveryDecision(Verifier):
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """The verdict of the recipe's rule."""
+        return self._rule(draft).verify(*_exactly(draft, target), rng)
+
+    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
+        """The extra token of the recipe's rule."""
+        exact, laws = _exactly(guess, target)
+        return self._rule(guess).finish(exact, laws, row, rng)
+
+    def _rule(self, draft: Draft) -> Verifier:
         rule = self._recipe.verifier_for(draft, self._params)
-        law = draft.law
-        if isinstance(law, Tabulated):
-            q_KV = law.q_KV.double()
-            draft = replace(draft, law=replace(law, q_KV=q_KV / q_KV.sum(-1, keepdim=True)))
-        exact = Laws(target.logits_MV.double(), greedy=False, positions=target.positions, stop_ids=target.stop_ids)
-        return (verifier_named("naive") if rule.name == "match" else rule).verify(draft, exact, rng)
+        return verifier_named("naive") if rule.name == "match" else rule
+
+
+def _exactly(draft: Draft, target: Laws) -> tuple[Draft, Laws]:
+    """Both with their laws in float64."""
+    law = draft.law
+    if isinstance(law, Tabulated):
+        q_KV = law.q_KV.double()
+        draft = replace(draft, law=replace(law, q_KV=q_KV / q_KV.sum(-1, keepdim=True)))
+    return draft, Laws(target.logits_MV.double(), greedy=False, positions=target.positions, stop_ids=target.stop_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +187,8 @@ def text_law(
         for _ in range(min(_SLOTS, len(scripts))):
             (request,) = llm.new_requests({"prompt_token_ids": list(prompt)}, params)
             request.streams = ReplayedStreams(scripts.pop())
-            request.own_rule = None if stops is None else HashedStops(stops)
+            rule = None if stops is None else HashedStops(stops)
+            request.own_rule, request.ahead_rule = (rule, None) if recipe.executor == "serial" else (None, rule)
             replayed.append(request.streams)
             requests.append(request)
             engine.add(request)

@@ -5,10 +5,11 @@ schedule ─ propose ─ pack ─ forward ─ verify ─ commit ─ account
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from foretoken.core.draft import Draft
+from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
@@ -23,6 +24,24 @@ class Verbs(Protocol):
 
     def propose(self, work: Work) -> list[Draft]:
         """One draft for each request that decodes, in order, checked against its budget; empty where there is none."""
+        ...
+
+    def room(self, work: Work) -> list[int]:
+        """Rows behind the root that each request that decodes may have in this step, in order."""
+        ...
+
+    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+        """What the drafter proposes behind the pending drafts of requests; may run on another thread than the rest.
+
+        Args:
+            shadows: whom it is asked about.
+            rooms: nodes of each proposal, at most.
+            stopped: where drafts are as long as pays, they end when this says so.
+        """
+        ...
+
+    def expect(self, current: Round, shadows: Sequence[Shadow], ahead: Sequence[Ahead]) -> None:
+        """Hand the guesses to their jobs. Where nothing was pending, a failure of the drafter ends its request."""
         ...
 
     def pack(self, work: Work, drafts: Sequence[Draft]) -> Round:
@@ -56,4 +75,8 @@ class Executor(Protocol):
 
     def step(self, engine: Verbs) -> list[Request]:
         """One round for everybody who runs. Returns the requests that got tokens or ended."""
+        ...
+
+    def close(self) -> None:
+        """End the threads, if it has any; another step starts them again."""
         ...

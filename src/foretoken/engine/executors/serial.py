@@ -6,6 +6,8 @@ from time import perf_counter
 
 from foretoken.engine.executors.executor import Verbs
 from foretoken.engine.request import Request
+from foretoken.engine.round import Round
+from foretoken.engine.scheduler import Work
 
 
 class SerialExecutor:
@@ -15,17 +17,24 @@ class SerialExecutor:
 
     def step(self, engine: Verbs) -> list[Request]:
         began = perf_counter()
-        work = engine.schedule()
+        return self.run(engine, engine.schedule(), began).changed
+
+    def run(self, engine: Verbs, work: Work, began: float) -> Round:
+        """A step of which it is known who runs; it began when that was asked."""
         scheduled = perf_counter()
         drafts = engine.propose(work)
         drafted = perf_counter()
         current = engine.pack(work, drafts)
         if not current.jobs:
-            return current.failed
+            return current
         packed = perf_counter()
         engine.forward(current)
         computed = perf_counter()
         engine.verify(current)
-        touched = engine.commit(current)
+        current.touched = engine.commit(current)
         engine.account(current, draft=drafted - scheduled, verify=computed - packed, total=perf_counter() - began)
-        return current.failed + touched
+        return current
+
+    def close(self) -> None:
+        """There is nothing to end."""
+        return

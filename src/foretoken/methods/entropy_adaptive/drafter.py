@@ -212,7 +212,6 @@ class EntropyAdaptiveDrafter(DraftRunner):
     def _finish(self, draft: RunnerBuilder) -> Draft:
         if not draft.tokens:
             return NO_DRAFT
-        draft.state.awaiting = True
         request = self._requests[draft.context.request_id]
         greedy = draft.context.params.greedy
         confidence = tuple(min(1.0, max(1e-6, each)) for each in draft.confidence)

@@ -180,7 +180,6 @@ class SprinterDrafter(DraftRunner):
         judged = self._judged.pop(draft.context.request_id)
         if not draft.tokens:
             return NO_DRAFT
-        draft.state.awaiting = True
         draft.confidence[: len(judged)] = judged
         approved: list[bool | None] = [v >= self.config.threshold for v in judged]
         approved += [None] * (len(draft.tokens) - len(judged))  # post: the last token at the cap was not read

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from foretoken import testing as stubs
 from foretoken.core.draft import Draft
 from foretoken.core.sampling import SamplingParams
+from foretoken.engine import executors
+from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.executors.executor import Executor, Verbs
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.llm import LLM
@@ -33,7 +35,7 @@ from helpers.adapters import shelf
 from helpers.tiny_models import VOCAB_SIZE, save_model
 from helpers.zoo_llms import assert_idle
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"serial": SerialExecutor}
+EXECUTORS = executors.NAMED
 LONGEST_DELAY = 0.001  # seconds; more would only make the tests slow
 
 
@@ -60,6 +62,19 @@ class Delayed(Verbs):
         drafts = self._engine.propose(work)
         self._wait()
         return drafts
+
+    def room(self, work: Work) -> list[int]:
+        return self._engine.room(work)
+
+    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+        self._wait()
+        found = self._engine.ahead(shadows, rooms, stopped)
+        self._wait()
+        return found
+
+    def expect(self, current: Round, shadows: Sequence[Shadow], ahead: Sequence[Ahead]) -> None:
+        self._wait()
+        self._engine.expect(current, shadows, ahead)
 
     def pack(self, work: Work, drafts: Sequence[Draft]) -> Round:
         self._wait()
@@ -93,6 +108,9 @@ class Paced:
 
     def step(self, engine: Verbs) -> list[Request]:
         return self._inner.step(Delayed(engine, self._dice))
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class Failing(stubs.Random):
@@ -142,7 +160,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         SamplingParams(temperature=temperature, max_tokens=draw(st.integers(1, 14)), ignore_eos=True, seed=index)
         for index, temperature in enumerate(temperatures)
     ]
-    kind = draw(st.sampled_from(["chain", "tree", "oracle", "wrong", "failing"]))
+    kind = draw(st.sampled_from(["chain", "tree", "oracle", "spoilt", "wrong", "failing"]))
     cancelled = draw(st.dictionaries(st.integers(0, count - 1), st.integers(1, 3), max_size=2))
     return Scene(prompts, params, kind, cancelled, draw(st.integers(1, 4)), draw(st.sampled_from([5, 16, 64])))
 
@@ -155,7 +173,7 @@ def drafter_of(scene: Scene) -> stubs.Stub:
     plain = LLM.from_target(model(), max_num_seqs=4)
     outputs = plain.generate([{"prompt_token_ids": prompt} for prompt in scene.prompts], scene.params)
     texts = {tuple(prompt): each.token_ids for prompt, each in zip(scene.prompts, outputs, strict=True)}
-    return stubs.Oracle(texts) if scene.kind == "oracle" else stubs.AlwaysWrong(texts)
+    return stubs.Scripted(texts, {"oracle": 1.0, "spoilt": 0.7, "wrong": 0.0}[scene.kind])
 
 
 Told = tuple[list[int], str | None, str | None]
@@ -179,6 +197,7 @@ def play(scene: Scene, executor: Executor | None) -> list[Told]:
             stream.close()
             assert got == outputs[index].token_ids[: len(got)]
     assert_idle(llm)
+    llm.close()
     return told
 
 
@@ -186,6 +205,8 @@ def play(scene: Scene, executor: Executor | None) -> list[Told]:
 @settings(max_examples=25, deadline=None)
 @given(scene=scenes(), seed=st.integers(0, 2**31))
 def test_an_executor_commits_what_the_serial_one_commits(make: Callable[[], Executor], scene: Scene, seed: int) -> None:
+    if make is not SerialExecutor and scene.kind == "tree":  # refused when the recipe is made: what is cut is a chain
+        scene = replace(scene, kind="chain")
     assert play(scene, Paced(make(), seed)) == play(scene, None)
 
 

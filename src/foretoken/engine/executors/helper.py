@@ -1,0 +1,182 @@
+"""The helper: a second process that drafts for an engine. It is told all that it needs with every order.
+
+    engine          ◄──── helper            HERE: it reads now, and is told which drafter to make
+                    ◄────                   LOADED
+              ORDER ────►                   requests with all their tokens, budgets, and whom to forget
+              STOP  ────►                   give what is there (only where drafts are as long as pays)
+                    ◄──── REPLY             a draft each, or why there is none
+
+One pipe, one order at a time. The helper keeps nothing that an order could contradict: which cache rows hold is seen
+from the tokens (drafting/draft_runner.py). It ends when the pipe does, so that no engine leaves one behind. An
+interrupt from the keyboard does not reach it: it has a session of its own, and the engine decides what that means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from foretoken.core.laws import LawMaker
+from foretoken.core.protocols import Budget, Drafter
+from foretoken.core.randomness import Streams, mix64
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.executors.ahead import Ahead, AheadRule
+from foretoken.engine.own_past import OwnPastRule
+
+HERE, LOADED = "here", "loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a drafter's constructor asks of the target, without the target."""
+
+    name: str
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    trusted: bool
+    tokenizer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Plea:
+    """One request of an order.
+
+    Attributes:
+        seed: of its streams; with the order's epoch, of the draws here.
+        budget: without a stop rule.
+        past: of the request, which says how long a draft pays; None: drafts are full.
+        hurried: whether a draft ends when the engine says STOP; it must not where a seed's text depends on it.
+    """
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    own_past: bool
+    budget: Budget
+    past: OwnPastRule | None
+    hurried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the engine wants: drafts for these requests, and to have those forgotten. The reply bears its number."""
+
+    number: int
+    epoch: int
+    pleas: tuple[Plea, ...]
+    gone: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Told:
+    """The ``Context`` of a plea (core/protocols.py)."""
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    streams: Streams
+    laws: LawMaker
+    stop_ids: frozenset[int]
+    own_past: bool
+    slot: int = -1
+
+
+class Helper:
+    """Answers orders with a drafter.
+
+    Args:
+        drafter: of this process.
+        vocab_size: of the target.
+        stopped: whether the engine has said something since the order.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, stopped: Callable[[], bool]) -> None:
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self._stopped = stopped
+        self._streams: dict[int, Streams] = {}
+
+    def answer(self, order: Order) -> list[Ahead]:
+        """A draft for each plea, or the error that it ended with."""
+        for request_id in order.gone:
+            if self._streams.pop(request_id, None) is not None:
+                self._drafter.release(request_id)
+        contexts = [self._context(plea, order.epoch) for plea in order.pleas]
+        budgets = [self._budget(plea) for plea in order.pleas]
+        try:
+            return [*self._drafter.propose(contexts, budgets)]
+        except Exception as error:
+            if len(contexts) == 1:
+                return [_portable(error)]
+        found: list[Ahead] = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            try:
+                found += self._drafter.propose([context], [budget])
+            except Exception as error:
+                found.append(_portable(error))
+        return found
+
+    def _context(self, plea: Plea, epoch: int) -> _Told:
+        streams = self._streams.get(plea.request_id)
+        if streams is None:
+            # draws of its own: not those of the engine's process, nor those of a helper that was there before
+            streams = self._streams[plea.request_id] = Streams(plea.seed)
+            streams.generator("draft").manual_seed(mix64(mix64(plea.seed) ^ mix64(1 + epoch)) >> 1)
+        laws = LawMaker(plea.params, plea.tokens[: plea.num_prompt], self._vocab_size, plea.stop_ids)
+        laws.append(plea.tokens[plea.num_prompt :])
+        return _Told(
+            plea.request_id,
+            plea.tokens,
+            plea.num_prompt,
+            plea.params,
+            streams,
+            laws,
+            plea.stop_ids,
+            plea.own_past,
+        )
+
+    def _budget(self, plea: Plea) -> Budget:
+        if plea.past is None:
+            return plea.budget
+        return replace(plea.budget, stop_rule=AheadRule(plea.past, self._stopped if plea.hurried else _never))
+
+
+def main(descriptor: int) -> None:
+    """What the helper's process does, until the pipe with this file descriptor ends."""
+    pipe = Connection(descriptor)
+    try:
+        pipe.send(HERE)
+        drafter_class, config, target, threads = pipe.recv()
+        torch.set_num_threads(threads)
+        drafter: Drafter = drafter_class(config, target)
+        helper = Helper(drafter, target.vocab_size, pipe.poll)
+        pipe.send(LOADED)
+        while True:
+            order = pipe.recv()
+            if isinstance(order, Order):  # else a STOP that came too late
+                pipe.send((order.number, helper.answer(order)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the engine is gone, or wants no more; there is nothing to put away
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that survives the way back."""
+    return (
+        type(error)(str(error))
+        if type(error).__module__ in ("builtins", "foretoken.core.errors")
+        else RuntimeError(f"{type(error).__name__}: {error}")
+    )
+
+
+def _never() -> bool:
+    return False

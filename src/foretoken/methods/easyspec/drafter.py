@@ -1,0 +1,128 @@
+"""Drafting with a second checkpoint whose layers run in groups, several attentions at a time.
+
+propose   accepted tokens and root   every layer in its order: exact rows, committed        (bonus calibration)
+          each further level         groups of layers (models/fuzzy.py): fuzzy rows in the tail
+next      the tail is dropped, whatever was accepted of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretoken.core.draft import Coupled, PointMass, Sampled
+from foretoken.core.errors import ConfigError, UnsupportedArchitecture
+from foretoken.core.needs import Declared, Variant
+from foretoken.drafters.draft_model import ModelDrafter
+from foretoken.drafting.draft_runner import State
+from foretoken.models import anatomy
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.fuzzy import Groups, check, fuzzy, groups_of
+from foretoken.models.language_model import LanguageModel, Output
+
+
+class EasySpecDrafter(ModelDrafter):
+    """A draft model, its drafted levels computed by fuzzy groups of layers.
+
+    Paper:   EasySpec, arXiv:2502.02493: fuzzy speculation (Algorithm 2), bonus calibration, grouping of section 3.1.1.
+    Exact:   a draft carries the fuzzy law that it was drawn from; nothing is computed again. Lossless under any
+             lossless verifier that knows the kind, as `draft_model`. Which rows are fuzzy depends on where drafts
+             begin, so of a seed `match` alone keeps the text of plain decoding.
+    Differs: the groups are computed one after the other in one place, so this is the method's arithmetic and not its
+             speed: benchmarks/easyspec.py says what devices would make of it. Calibration reads accepted tokens and
+             root in the pass that reads them anyway. Trees and their law are `draft_model`'s.
+    """
+
+    name = "easyspec"
+    declared = Declared(
+        draft_model=True,
+        variants=(
+            Variant(options={"tree": "chain"}, laws=(Sampled,), branches=False),
+            Variant(options={"tree": "coupled"}, laws=(Coupled,), branches=False),
+            Variant(options={"tree": "topk"}, laws=(PointMass,), branches=True),
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(ModelDrafter.Config):
+        """Options of EasySpec: those of drafting with a model, and how its layers are grouped.
+
+        Attributes:
+            parallel: N, layers of a group at most; borders lie at multiples of it, the first and the last layer run
+                alone. 1 is the ordinary drafter.
+            groups: sizes of consecutive groups instead, for example [1, 3, 4, 4, 3, 1]; they add up to the layers.
+            calibrate: whether accepted tokens are read again, exactly. Without, their fuzzy rows stay and errors add
+                up: for comparison.
+        """
+
+        parallel: int = 4
+        groups: Sequence[int] | None = None
+        calibrate: bool = True
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if not _is_count(self.parallel):
+                raise ConfigError(f"parallel={self.parallel!r} must be an integer, at least 1")
+            sizes = self.groups if isinstance(self.groups, list | tuple | None) else ()
+            if sizes is not None and not (sizes and all(map(_is_count, sizes))):
+                raise ConfigError(f"groups={self.groups!r} must be sizes of groups of layers, for example [1, 3, 3, 1]")
+            if not isinstance(self.calibrate, bool):
+                raise ConfigError(f"calibrate={self.calibrate!r} must be true or false")
+
+    def __init__(self, config: Config, target: LanguageModel) -> None:
+        """Load the draft and settle its groups.
+
+        Raises:
+            ConfigError: ``groups`` do not add up to its layers.
+            UnsupportedArchitecture: its layers cannot be grouped.
+        """
+        super().__init__(config, target)
+        self._calibrates = config.calibrate
+        self.groups = _groups(config, self.model)
+        self._fuzzy = any(len(group) > 1 for group in self.groups)
+        if self._fuzzy:
+            try:
+                check(self.model)
+            except UnsupportedArchitecture as error:
+                raise UnsupportedArchitecture(f"{error}: use parallel=1, or method='draft_model'") from None
+            named = " ".join(f"[{g[0]}]" if len(g) == 1 else f"[{g[0]}-{g[-1]}]" for g in self.groups)
+            self.explanation = f"{len(self.groups)} phases of attention for {self.model.num_layers} layers: {named}"
+        else:
+            self.explanation = f"{self.model.num_layers} layers, none of them grouped: drafts as draft_model does"
+
+    def _keep(self, state: State, tokens: Sequence[int]) -> None:
+        """Bonus calibration: no fuzzy row outlives its draft."""
+        if self._fuzzy and self._calibrates:
+            state.tail.clear()
+        super()._keep(state, tokens)
+
+    def _forward_drafted(self, batch: PackedBatch) -> Output:
+        """A level of drafts, by the groups."""
+        if not self._fuzzy:
+            return super()._forward_drafted(batch)
+        plan = DensePlan(self.cache, batch)
+        plan.native = None  # the fused decoder knows layers in their order only
+        with fuzzy(anatomy.find(self.model.model), self.groups):
+            return self._forward(batch, plan)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _groups(config: EasySpecDrafter.Config, model: LanguageModel) -> Groups:
+    """The groups that were asked for.
+
+    Raises:
+        ConfigError: the sizes do not add up to the model's layers.
+    """
+    if config.groups is None:
+        return groups_of(model.num_layers, config.parallel)
+    if sum(config.groups) != model.num_layers:
+        raise ConfigError(
+            f"groups={list(config.groups)} add up to {sum(config.groups)}: draft model '{model.name}' has "
+            f"{model.num_layers} layers"
+        )
+    ends = [sum(config.groups[: place + 1]) for place in range(len(config.groups))]
+    return tuple(range(end - size, end) for end, size in zip(ends, config.groups, strict=True))
