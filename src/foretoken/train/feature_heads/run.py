@@ -6,7 +6,7 @@ A method gives a :class:`Course`; the loop, the folder, the claim on it and the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ class Course:
         own_head: whether it has a head of its own.
         objective: its loss, made of lessons, embedding, the rows that score, and S.
         unroll: what it says from every column, as ``unrolled`` of drafting/feature_heads/unroll.py.
+        read: (the tokens that the last stage was trained on, block by block; the folder) -> what is kept of them, for
+            the record; None: nothing is.
     """
 
     part: type[StateHead]
@@ -100,6 +102,7 @@ class Course:
     own_head: bool = False
     objective: type[HeadObjective] = Unrolled
     unroll: Unroll = unrolled
+    read: Callable[[Iterable[list[int]], Path], dict[str, Any]] | None = None
 
 
 def check_own_words(share: float) -> None:
@@ -208,6 +211,7 @@ def run(
             if number:
                 place.mkdir(exist_ok=True)
                 blocks = blocks_of(stage, place)
+            beginning = blocks.state()
             counted = replies if stage.replies_only else AllPositions()
             lessons: Lessons
             if stored is not None:
@@ -270,6 +274,10 @@ def run(
             "provenance": provenance(arguments),
         }
         head.save(out)
+        if course.read is not None:
+            blocks.resume(beginning)
+            count = last["steps"] * recipe.schedule.batch
+            record["kept"] = course.read((tokens_of(blocks.next(1)).tolist() for _ in range(count)), out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 
