@@ -167,7 +167,7 @@ _TABLE = (
         paper="arXiv:2510.02358, arXiv:2602.06036",
         promise="lossless",
         needs="a target that is a plain stack of layers, or a masked diffusion checkpoint (key 'model')",
-        weights="a block network for the target (foretoken train diffuspec), or any masked diffusion checkpoint",
+        weights="a block network (foretoken train diffuspec), bundled for zoo:base, or a masked diffusion checkpoint",
         training="foretoken.methods.diffuspec.command:COMMAND",
     ),
     Entry(

@@ -58,6 +58,8 @@ class BlockLattices(LatticeNetwork):
         self._top = min(top, config.draft_vocab_size)
         with torch.inference_mode():
             self._embedding_VW = self._net.embedding_of(target.model).to(target.device, target.dtype)
+            positions = torch.arange(target.max_length + self.slots + 1, device=target.device)
+            self._rotary = network.rotary_at(positions)
             self._masks_kW = network.masks.detach().to(target.device)
             self._gains_L1d = network.key_gains().detach().to(target.device) if config.norm_heads else None
             weight_KW = self._net.head_of(target.model).detach().to(target.device, target.dtype)
@@ -146,7 +148,7 @@ class BlockLattices(LatticeNetwork):
             start += count
             state.last = s_TF[start - 1 : start].clone()
 
-    def _heads(self, s_TF: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _heads(self, s_TF: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of rows in every layer, [L, G, T, d] both, rotated."""
         config, dtype = self._net.config, self._target.dtype
         product_TO = self._context(s_TF.to(dtype)).float()
@@ -155,7 +157,7 @@ class BlockLattices(LatticeNetwork):
         if self._gains_L1d is not None:
             gains = self._gains_L1d[:, :, None].float()
             keys = F.rms_norm(keys, keys.shape[-1:], eps=config.norm_eps) * gains
-        cos_Td, sin_Td = self._net.rotary_at(torch.tensor(positions, device=s_TF.device))
+        cos_Td, sin_Td = (table[positions] for table in self._rotary)
         return rotate(keys, cos_Td, sin_Td).to(dtype), values.to(dtype)
 
     def _pass(self, batch: PackedBatch, entering_TW: Tensor) -> Output:
@@ -165,7 +167,7 @@ class BlockLattices(LatticeNetwork):
             ranked = self._decoder.forward(batch, NativePlan(self._cache), Span(0, depth, entering_TW), top=self._top)
             return Output.ranked(ranked, self._columns)
         plan = DensePlan(self._cache, batch)
-        cos_Td, sin_Td = net.rotary_at(batch.positions_1T(self._target.device)[0])
+        cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
         h_TW = entering_TW.to(self._target.dtype)
         for number in range(depth):
             read, residual_TW = net.go_on(number, h_TW)

@@ -65,6 +65,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         "method": "diffuspec",
         "head": str(config.out),
         "trigram": "none",
+        "tree": False,
         "num_speculative_tokens": config.slots,
     }
     return add_to_record(config.out, {"acceptance": acceptance.measure(config.target, chain, prompts)})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
-from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
@@ -49,10 +49,12 @@ class DiffuSpecDrafter(Drafter):
 
     name = "diffuspec"
     laws: tuple[type[Law], ...] = (Sampled,)
+    branches = True
     declared = Declared(
         learned_part="foretoken.methods.diffuspec.network:BlockNetwork",
         variants=(
-            Variant(untrained={"draft_vocab_size": 512}),
+            Variant(options={"tree": False}, untrained={"draft_vocab_size": 512}, branches=False),
+            Variant(untrained={"draft_vocab_size": 512}, one_rule=True),
             Variant(
                 options={"tree": True},
                 untrained={"draft_vocab_size": 512, "slots": 4},
@@ -78,7 +80,8 @@ class DiffuSpecDrafter(Drafter):
             model: a masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout
                 of Dream, LLaDA or a masked language model of the library.
             slots: tokens of a pass at most; None: the network's, of a checkpoint 8.
-            tree: propose the best tree of the lattice, at every temperature, instead of a path.
+            tree: the best tree of the lattice, at every temperature, instead of a path; None: at temperature 0 only, where
+                the verifier takes trees.
             beam: paths that the search keeps.
             mass, candidates: of a slot, the fewest best tokens that have this probability, and so many at most.
             trigram: a trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if
@@ -93,7 +96,7 @@ class DiffuSpecDrafter(Drafter):
         head: str | None = None
         model: str | None = None
         slots: int | None = None
-        tree: bool = False
+        tree: bool | None = None
         beam: int = 3
         mass: float = 0.8
         candidates: int = 15
@@ -115,7 +118,7 @@ class DiffuSpecDrafter(Drafter):
                 raise ConfigError(f"model={self.model!r} and head={self.head!r}: one network drafts; leave one out")
             if self.model is None and self.context is not None:
                 raise ConfigError(f"context={self.context!r} is of a masked checkpoint: give model, or leave it out")
-            if not isinstance(self.tree, bool):
+            if self.tree is not None and not isinstance(self.tree, bool):
                 raise ConfigError(f"tree={self.tree!r} must be true or false")
             for name, least, most in (
                 ("slots", 1, MOST_SLOTS),
@@ -137,9 +140,14 @@ class DiffuSpecDrafter(Drafter):
             if self.length not in ("controller", "adl"):
                 raise ConfigError(f"length={self.length!r} must be 'controller' or 'adl'")
 
+    @classmethod
+    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
+        chains = config.tree is None and verifier is not None and not verifier.trees
+        return replace(config, tree=False) if chains else config
+
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
-        self.branches = config.tree
+        self.branches = config.tree is not False
         self.laws = (PointMass,) if config.tree else (Sampled,)
         self._network, beside = self._found(target)
         self.needs = self._network.needs
@@ -212,9 +220,10 @@ class DiffuSpecDrafter(Drafter):
 
     def _draft(self, draft: DraftBuilder, lattice: Lattice) -> Draft:
         slots = min(draft.budget.max_depth, lattice.slots, self._allowed(draft.context, lattice))
-        if self.config.tree:
+        greedy = draft.context.params.greedy
+        if self.config.tree or (self.branches and greedy):
             self._grow(draft, lattice, slots)
-        elif draft.context.params.greedy:
+        elif greedy:
             self._search(draft, lattice, slots)
         else:
             self._draw(draft, lattice, slots)
@@ -276,19 +285,20 @@ class DiffuSpecDrafter(Drafter):
     def _draw(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
         """Slot by slot: the law is settled by what was drawn before, and whether to draw at all by the law alone."""
         columns, parent = lattice.output.columns, ROOT
-        mixed = self._trigram is not None and self.config.balance < 1
-        past = _past(draft.context)
+        logits_kC, past = lattice.logits_kC[:slots].float(), _past(draft.context)
+        balance = self.config.balance if self._trigram is not None else 1.0
+        never_kC = logits_kC == -torch.inf
+        if balance < 1:
+            logits_kC = logits_kC.log_softmax(-1).masked_fill(never_kC, 0.0) * balance
         for slot in range(slots):
-            logits_1C = lattice.logits_kC[slot : slot + 1].float()
-            if mixed:
-                assert self._trigram is not None
+            logits_1C = logits_kC[slot : slot + 1]
+            if self._trigram is not None and balance < 1:
                 u, v = (*past, *draft.tokens)[-2:]
                 fluent_C = self._trigram.row(u, v).to(logits_1C.device)
                 if columns is not None:
                     fluent_C = fluent_C[columns.ids_C]
-                never_1C = logits_1C == -torch.inf
-                own_1C = logits_1C.log_softmax(-1).masked_fill(never_1C, 0.0) * self.config.balance
-                logits_1C = (own_1C + (1 - self.config.balance) * fluent_C.log()).masked_fill(never_1C, -torch.inf)
+                logits_1C = logits_1C + (1 - balance) * fluent_C.log()
+                logits_1C = logits_1C.masked_fill(never_kC[slot], -torch.inf)
             q_C = torch.softmax(draft.process(logits_1C, columns)[0].float(), dim=-1)
             # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
             confidence = float((q_C * q_C).sum()) ** 0.5

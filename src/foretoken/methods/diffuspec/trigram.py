@@ -36,8 +36,8 @@ class _Order:
 
     Attributes:
         contexts: int64 [C], sorted: v, or u * V + v.
-        starts: int64 [C + 1]: where each one's entries begin.
-        tokens: int32 [N], sorted within a context.
+        starts: int32 [C + 1]: where each one's entries begin.
+        tokens: [N], sorted within a context; uint16 where that is enough, else int32.
         own: float32 [N]: the first summand of each entry.
         below: float32 [C]: what is left for the order below.
     """
@@ -190,8 +190,8 @@ def _order(keys: np.ndarray, counts: np.ndarray, vocab_size: int, least: int) ->
     left = some > 0  # a context without entries is as good as one that was never seen
     return _Order(
         contexts=contexts[left],
-        starts=np.concatenate([[0], np.cumsum(some[left])]),
-        tokens=(keys[kept] % vocab_size).astype(np.int32),
+        starts=np.concatenate([[0], np.cumsum(some[left])]).astype(np.int32),
+        tokens=(keys[kept] % vocab_size).astype(np.uint16 if vocab_size <= 1 << 16 else np.int32),
         own=own[kept].astype(np.float32),
         below=below[left].astype(np.float32),
     )

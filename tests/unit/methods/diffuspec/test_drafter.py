@@ -66,7 +66,7 @@ class Written(LatticeNetwork):
 
 
 def drafter_of(model: LanguageModel, head: Path, logits_kV: Tensor, **options: Any) -> DiffuSpecDrafter:
-    drafter = DiffuSpecDrafter(DiffuSpecDrafter.Config(head=str(head), **options), model)
+    drafter = DiffuSpecDrafter(DiffuSpecDrafter.Config(head=str(head), **{"tree": False, **options}), model)
     drafter._network = Written(logits_kV)
     return drafter
 
@@ -147,6 +147,19 @@ def test_a_tree_is_best_first_and_as_deep_as_it_may_be(model: LanguageModel, hea
         for node, parent in enumerate(draft.tree.parents):
             reach.append(draft.confidence[node] * (1.0 if parent < 0 else reach[parent]))
         assert reach == sorted(reach, reverse=True)
+
+
+def test_left_open_it_is_a_tree_where_the_rule_takes_one_and_the_temperature_is_0(
+    model: LanguageModel, head: Path
+) -> None:
+    drafter = drafter_of(model, head, logits(), tree=None, mass=1.0, balance=1.0)
+    assert not only(drafter, request()).tree.is_chain
+    drawn = only(drafter, request(1.0))
+    assert drawn.tree.is_chain
+    assert isinstance(drawn.law, Sampled)
+    for rule, branches in (("ratio", False), ("block", False), ("recursive", True), (None, True)):
+        settings = {"method": "diffuspec", "head": str(head), "verifier": rule}
+        assert with_config(settings, target=model).recipe.drafter.branches == branches
 
 
 def test_penalties_and_filters_count_for_the_law(model: LanguageModel, head: Path) -> None:
@@ -247,7 +260,7 @@ def test_drawn_paths_keep_the_target_s_law_and_searched_ones_do_not(
     plain = text_law(with_config(None, target=model), PROMPT, [20, 57], length=LENGTH, num_nodes=0)
     errors = {}
     for kind in (DiffuSpecDrafter, SearchedAsDrawn):
-        drafter = kind(kind.Config(head=str(head), mass=1.0), model)
+        drafter = kind(kind.Config(head=str(head), mass=1.0, tree=False), model)
         settings = {"method": drafter, "verifier": rule, "num_speculative_tokens": "auto"}
         found = law_of(with_config(settings, target=model))
         assert found.num_drafted
