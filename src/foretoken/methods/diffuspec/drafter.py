@@ -80,8 +80,8 @@ class DiffuSpecDrafter(Drafter):
             model: a masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout
                 of Dream, LLaDA or a masked language model of the library.
             slots: tokens of a pass at most; None: the network's, of a checkpoint 8.
-            tree: the best tree of the lattice, at every temperature, instead of a path; None: at temperature 0 only, where
-                the verifier takes trees.
+            tree: the best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, and
+                where the verifier takes trees.
             beam: paths that the search keeps.
             mass, candidates: of a slot, the fewest best tokens that have this probability, and so many at most.
             trigram: a trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if

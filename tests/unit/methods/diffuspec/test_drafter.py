@@ -16,6 +16,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.randomness import Streams
+from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
@@ -28,7 +29,8 @@ from foretoken.models.load import load
 from helpers.requests import make_request
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
-from helpers.zoo_llms import with_config
+from helpers.zoo_llms import PROMPTS as ZOO_PROMPTS
+from helpers.zoo_llms import greedy, with_config
 
 SLOTS = 4
 END = 2
@@ -233,6 +235,13 @@ def test_adl_follows_what_stood(model: LanguageModel, head: Path) -> None:
     assert lengths == [4, 2, 2, 1]  # gen 1.5, 1.75, 1.875; acc 1.5, 1.75, 0.875
     drafter.release(context.request_id)
     assert not drafter._lengths
+
+
+def test_the_bundled_network_drafts_for_zoo_base_without_an_option() -> None:
+    llm = with_config({"method": "diffuspec", "num_speculative_tokens": 6})
+    (output,) = llm.generate(ZOO_PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
+    assert output.token_ids == greedy(ZOO_PROMPTS[0], 40)
+    assert output.metrics.num_accepted_tokens >= 8
 
 
 # ---------------------------------------------------------------------- the whole recipe, enumerated
