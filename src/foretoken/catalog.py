@@ -170,6 +170,17 @@ _TABLE = (
         training="foretoken.methods.scylla.command:COMMAND",
     ),
     Entry(
+        name="diffuspec",
+        kind="drafter",
+        target="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",
+        summary="one pass fills a lattice of the next tokens; a path through it is searched or drawn",
+        paper="arXiv:2510.02358, arXiv:2602.06036",
+        promise="lossless",
+        needs="a target that is a plain stack of layers, or a masked diffusion checkpoint (key 'model')",
+        weights="a block network (foretoken train diffuspec), bundled for zoo:base, or a masked diffusion checkpoint",
+        training="foretoken.methods.diffuspec.command:COMMAND",
+    ),
+    Entry(
         name="sprinter",
         kind="drafter",
         target="foretoken.methods.sprinter.drafter:SprinterDrafter",

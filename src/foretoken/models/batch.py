@@ -138,6 +138,22 @@ class PackedBatch:
         self.segments.append(Segment(slot, prefix, start, count, tail, seen, (*tail_depths, *depths)))
         self.wanted.extend(range(start, start + count))
 
+    def add_block(self, slot: int, prefix: int, tokens: Sequence[int], *, first: int) -> None:
+        """Append rows that all see each other, later ones included, and the committed prefix; logits of all rows.
+
+        Args:
+            slot, prefix: the request's slot and its committed rows.
+            tokens: one per row.
+            first: position of the first row behind the prefix; the others follow.
+        """
+        start, count = len(self.tokens), len(tokens)
+        self.tokens.extend(tokens)
+        depths = tuple(range(first, first + count))
+        self.positions.extend(prefix + depth for depth in depths)
+        seen = torch.ones(count, count, dtype=torch.bool)
+        self.segments.append(Segment(slot, prefix, start, count, 0, seen, depths))
+        self.wanted.extend(range(start, start + count))
+
     def of_segments(self, segments: Sequence[Segment]) -> PackedBatch:
         """The rows of some of the segments as a batch of their own; no logits are wanted of it."""
         part = PackedBatch()

@@ -28,8 +28,8 @@ from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import check_numbers
 from foretoken.drafting.draft_columns import DraftColumns
+from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
-from foretoken.models import anatomy
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.head_rows import HeadRows
@@ -37,29 +37,6 @@ from foretoken.models.language_model import LanguageModel, Output
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _UNREAD_ROWS = 512  # states of a prompt that wait for the head, at most
-
-
-@dataclass(slots=True)
-class _State:
-    """One request: its slot in the head's cache, and the target's states of rows whose pairs were not read yet."""
-
-    slot: int
-    waiting: list[Tensor] = field(default_factory=list)  # [T, F] each
-    num_waiting: int = 0
-    shown: Tensor | None = None  # [1 + N, F] of a draft's rows, until observe says which of them stand
-    last_1W: Tensor | None = None  # the feature of the last pair that was read
-
-    def wait(self, states_TF: Tensor) -> None:
-        if len(states_TF):
-            self.waiting.append(states_TF)
-            self.num_waiting += len(states_TF)
-
-    def take(self, count: int) -> Tensor:
-        """The first ``count`` states that wait, which wait no longer."""
-        states_TF = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
-        self.num_waiting -= count
-        self.waiting = [states_TF[count:]] if self.num_waiting else []
-        return states_TF[:count]
 
 
 @dataclass(slots=True)
@@ -71,7 +48,7 @@ class _Builder(RerankedBuilder):
         following_MW: features behind the rows of the last forward that were this draft's.
     """
 
-    state: _State = field(kw_only=True)
+    state: Unread = field(kw_only=True)
     rows: dict[int, int] = field(default_factory=dict)
     following_MW: Tensor | None = None
 
@@ -176,8 +153,6 @@ class FeatureDrafter(Drafter):
         self.branches = options.tree
         self.laws = (PointMass,) if options.tree else (Sampled,)
         self._depths = tuple(depths)
-        self._final_norm = anatomy.find(target.model).final_norm if final else None
-        self._dtype = target.dtype
         self.needs = Needs(hidden_layers=HiddenLayers(tuple(sorted(set(self._depths)))))
         self._runner = runner
         longest = options.max_depth * (options.width if options.tree else 1)
@@ -191,25 +166,11 @@ class FeatureDrafter(Drafter):
         vocabulary = draft_vocabulary.find(options.draft_vocab, target)
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)
         self._top = min(options.width, runner.scored, len(self._columns)) if options.tree else 1
-        self._states: dict[int, _State] = {}
+        self._unread = UnreadStates(target, self._cache, depths, final=final)
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Take the target's states: of rows that are committed in any case at once, of a draft's for a while."""
-        full = []
-        for each in features:
-            state = self._states.get(each.context.request_id)
-            if state is None:
-                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
-                    continue
-                state = self._states[each.context.request_id] = _State(self._cache.acquire())
-            states_TF = self._read_off(each)
-            if len(each.draft):
-                state.shown = states_TF
-                continue
-            known = self._cache.lengths[state.slot] + state.num_waiting
-            state.wait(states_TF[max(0, known - each.begin) :])
-            if state.num_waiting >= _UNREAD_ROWS:
-                full.append((state, each.context))
+        full = [each for each in self._unread.show(features) if each[0].num_waiting >= _UNREAD_ROWS]
         if full:
             self._catch_up(full)
 
@@ -217,7 +178,7 @@ class FeatureDrafter(Drafter):
         """Grow one draft per request; every level is one forward of the head."""
         growing = []
         for context, budget in zip(contexts, budgets, strict=True):
-            state = self._states.get(context.request_id)
+            state = self._unread.get(context.request_id)
             depth = min(budget.max_depth, self.options.max_depth)
             if state is not None and budget.max_nodes > 0 and depth > 0 and self._begins(state, context):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
@@ -240,17 +201,11 @@ class FeatureDrafter(Drafter):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The root's row and those of accepted nodes wait for the next draft."""
         self._columns.observe(outcomes)
-        for outcome in outcomes:
-            state = self._states.get(outcome.request_id)
-            if state is not None and state.shown is not None:
-                state.wait(state.shown[[0, *(1 + node for node in outcome.verdict.path)]])
-                state.shown = None
+        self._unread.settle(outcomes)
 
     def release(self, request_id: int) -> None:
         self._columns.release(request_id)
-        state = self._states.pop(request_id, None)
-        if state is not None:
-            self._cache.release(state.slot)
+        self._unread.release(request_id)
 
     # ------------------------------------------------------------------ growing
 
@@ -301,20 +256,11 @@ class FeatureDrafter(Drafter):
 
     # ------------------------------------------------------------------ the head
 
-    def _read_off(self, features: Features) -> Tensor:
-        """[T, F]: the states that are fused, side by side."""
-        hidden = features.hidden
-        if self._final_norm is not None:
-            with torch.inference_mode():
-                found: Tensor = self._final_norm(hidden[self._depths[0]].to(self._dtype))
-                return found
-        return torch.cat([hidden[depth] for depth in self._depths], dim=-1)
-
-    def _begins(self, state: _State, context: Context) -> bool:
+    def _begins(self, state: Unread, context: Context) -> bool:
         """Whether all rows before the root are known; forgets a draft that was never judged."""
         state.shown = None
         rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot]
-        if read == rows > 0 and not state.num_waiting and state.last_1W is not None:
+        if read == rows > 0 and not state.num_waiting and state.last is not None:
             # asked again about the same root: the last pair gives its law once more
             self._cache.rollback(state.slot, rows - 1)
             return True
@@ -335,10 +281,10 @@ class FeatureDrafter(Drafter):
                 tokens = draft.context.tokens[prefix + 1 :]
                 if state.num_waiting:
                     g_TW = self._runner.features(state.take(state.num_waiting))
-                    state.last_1W = g_TW[-1:].clone()
+                    state.last = g_TW[-1:].clone()
                 else:
-                    assert state.last_1W is not None
-                    g_TW = state.last_1W
+                    assert state.last is not None
+                    g_TW = state.last
                 features.append(g_TW)
                 self._cache.reserve(state.slot, len(tokens) + self._tail)
                 batch.add_chunk(state.slot, prefix, tokens, wanted=1)
@@ -369,14 +315,14 @@ class FeatureDrafter(Drafter):
                 self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
         return output, starts
 
-    def _catch_up(self, waiting: Sequence[tuple[_State, Context]]) -> None:
+    def _catch_up(self, waiting: Sequence[tuple[Unread, Context]]) -> None:
         """Read what waits and has its token, without the head's rows."""
         batch, features, counts = PackedBatch(), [], []
         for state, context in waiting:
             begin = self._cache.lengths[state.slot]
             count = min(state.num_waiting, len(context.tokens) - 1 - begin)
             g_TW = self._runner.features(state.take(count))
-            state.last_1W = g_TW[-1:].clone()
+            state.last = g_TW[-1:].clone()
             self._cache.reserve(state.slot, count)
             batch.add_chunk(state.slot, begin, context.tokens[begin + 1 : begin + 1 + count], wanted=0)
             features.append(g_TW)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -70,7 +71,7 @@ class Runner:
             ids_K = None if head.ids_K is None else head.ids_K.to(target.device)
             self.head: DraftHead = OwnHead(weight_KW, ids_K, target.vocab_size)
             self._native = None
-            if target.fused is not None and _fits(head):
+            if target.fused is not None and fits(head):
                 scores = target.fused.head if self.odd_rows is None else Projection(weight_KW)
                 self._native = _Native(head, embedding_VW.float(), scores, target)
             else:
@@ -152,7 +153,7 @@ class _Native:
             self._table_VO = torch.cat(pieces)
         norms = [head.first_norm(), *(head.layer(number).input_layernorm for number in range(1, head.num_layers))]
         blocks = tuple(
-            _block(head.layer(number), norm, width if head.paired and not number else 0)
+            described(head.layer(number), norm, width if head.paired and not number else 0)
             for number, norm in enumerate(norms)
         )
         self._decoder = FusedDecoder(
@@ -216,7 +217,7 @@ class _Native:
         return TiledLinear(packed, len(weight_OK), None, self._library)
 
 
-def _block(layer: HeadBlock, norm: nn.Module | None, skipped: int) -> Block:
+def described(layer: HeadBlock, norm: nn.Module | None, skipped: int = 0) -> Block:
     """A layer as the decoder takes it.
 
     Args:
@@ -251,7 +252,7 @@ def on_target(output: Output, head: DraftHead) -> Output:
     return Output(logits_MV, best, output.peaks, top_ids, output.top_shares, output.hidden)
 
 
-def _fits(head: FeatureHead) -> bool:
+def fits(head: StateHead) -> bool:
     """Whether the native decoder takes a head's sizes."""
     config = head.config
     sizes = config.head_dim % 16 == 0 and config.head_dim <= 512 and config.width % 32 == 0

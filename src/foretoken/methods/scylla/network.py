@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for
+from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 LAYERS = 2
 MOST_LAYERS = 32
-_IDS = "draft_ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Scylla(FeatureHead):
     def tensors(self) -> dict[str, Tensor]:
         """All weights, bf16, and the ids of the tokens that it scores."""
         found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
-        return found if self.ids_K is None else {**found, _IDS: self.ids_K}
+        return found if self.ids_K is None else {**found, IDS: self.ids_K}
 
     @classmethod
     def of(cls, config: ScyllaConfig, tensors: Mapping[str, Tensor]) -> Scylla:
@@ -91,7 +91,7 @@ class Scylla(FeatureHead):
             ValueError: they do not fit each other; the tensor is named.
         """
         found = dict(tensors)
-        head = cls(config, ids_K=_checked(config, found.pop(_IDS, None)))
+        head = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
         head.take(found)
         return head.eval()
 
@@ -114,9 +114,7 @@ class Scylla(FeatureHead):
         size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
         fingerprint = fingerprint_of(target.source)
         config = config_for(target.config, target.name, fingerprint, layers=layers, draft_vocab_size=size, **fields)
-        few = config.draft_vocab_size < config.vocab_size
-        ids_K = torch.arange(config.draft_vocab_size) * (config.vocab_size // config.draft_vocab_size) if few else None
-        head = cls(config, ids_K=ids_K)
+        head = cls(config, ids_K=spread_ids(config))
         head.draw(torch.Generator().manual_seed(seed), spread=0.2)
         head.begin_near(target.model)
         return head.eval()
@@ -150,21 +148,3 @@ def config_for(
         config, target, fingerprint, title=Scylla.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
     )
     return ScyllaConfig(**{**found, "layers": layers, "norm_output": True, **fields})
-
-
-def _checked(config: ScyllaConfig, ids_K: Tensor | None) -> Tensor | None:
-    """The tokens that are scored.
-
-    Raises:
-        ValueError: they are missing or damaged.
-    """
-    size, whole = config.draft_vocab_size, config.vocab_size
-    if ids_K is None:
-        if size != whole:
-            raise ValueError(f"{_IDS} is missing, but draft_vocab_size={size} of {whole} tokens")
-        return None
-    if ids_K.shape != (size,) or ids_K.dtype != torch.int64:
-        raise ValueError(f"{_IDS} is {list(ids_K.shape)} of {ids_K.dtype}: int64, [{size}]")
-    if int(ids_K[0]) < 0 or int(ids_K[-1]) >= whole or bool((ids_K[1:] <= ids_K[:-1]).any()):
-        raise ValueError(f"{_IDS}: increasing tokens below {whole} are wanted")
-    return ids_K

@@ -11,6 +11,7 @@ Letters: B sequences, T positions, N rows, W width, K draft vocabulary, V vocabu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +23,25 @@ from foretoken.train.feature_heads.lessons import Lessons
 DECAY = 0.8  # of a step's weight
 
 
-class Unrolled:
-    """The loss of all steps; 0 where a micro-batch has no position that counts.
+class HeadObjective(Protocol):
+    """The loss of a head over hidden states, called as :class:`foretoken.train.objectives.Objective` is.
 
     Args:
         lessons: gives states and laws.
         embedding_VW: where tokens are looked up.
         head_of: gives the rows that score, [K, W]; asked at every call, as they may be in training.
-        steps: S.
+        steps: S, tokens that are drafted.
     """
+
+    name: str
+
+    def __init__(self, lessons: Lessons, embedding_VW: Tensor, head_of: Callable[[], Tensor], steps: int) -> None: ...
+
+    def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor: ...
+
+
+class Unrolled(HeadObjective):
+    """The loss of all steps; 0 where a micro-batch has no position that counts."""
 
     name = "unrolled_cross_entropy"
 

@@ -6,7 +6,7 @@ A method gives a :class:`Course`; the loop, the folder, the claim on it and the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.drafting.feature_heads.block import BlockConfig
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.state_head import StateHead
+from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is
 from foretoken.train import trainer
 from foretoken.train.feature_heads.lessons import AllPositions, FromFeatures, FromTokens, Lessons, depths_read, frequent
-from foretoken.train.feature_heads.objective import Unrolled
-from foretoken.train.feature_heads.walk import Walk, texts
+from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
+from foretoken.train.feature_heads.walk import Unroll, Walk, texts
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
@@ -84,17 +85,24 @@ class Course:
         build: (config, the frozen target, the tokens that it scores or None) -> the untrained head, float32.
         kept: tokens that it scores, the most frequent ones; None: all of them.
         own_head: whether it has a head of its own.
+        objective: its loss, made of lessons, embedding, the rows that score, and S.
+        unroll: what it says from every column, as ``unrolled`` of drafting/feature_heads/unroll.py.
+        read: (the tokens that the last stage was trained on, block by block; the folder) -> what is kept of them, for
+            the record; None: nothing is.
     """
 
-    part: type[FeatureHead]
+    part: type[StateHead]
     recipe: Recipe
     stages: tuple[Stage, ...] = field(default_factory=lambda: (Stage(),))
     shape: Mapping[str, Any]
     steps: int
     config: Callable[[Any, str, str, int | None], BlockConfig]
-    build: Callable[[Any, FrozenTarget, list[int] | None], FeatureHead]
+    build: Callable[[Any, FrozenTarget, list[int] | None], StateHead]
     kept: int | None = None
     own_head: bool = False
+    objective: type[HeadObjective] = Unrolled
+    unroll: Unroll = unrolled
+    read: Callable[[Iterable[list[int]], Path], dict[str, Any]] | None = None
 
 
 def check_own_words(share: float) -> None:
@@ -188,7 +196,7 @@ def run(
             return head.head_of(target.model) if shared_KW is None else shared_KW
 
         walks = {
-            temperature: Walk(target, texts(name, prompts, temperature), depths, course.steps)
+            temperature: Walk(target, texts(name, prompts, temperature), depths, course.steps, course.unroll)
             for temperature in ((0.0, 1.0) if prompts else ())
         }
 
@@ -203,6 +211,7 @@ def run(
             if number:
                 place.mkdir(exist_ok=True)
                 blocks = blocks_of(stage, place)
+            beginning = blocks.state()
             counted = replies if stage.replies_only else AllPositions()
             lessons: Lessons
             if stored is not None:
@@ -212,7 +221,7 @@ def run(
             rates = (stage.rates or recipe.schedule.rates).scaled(rate)
             progress = trainer.fit(
                 head,
-                Unrolled(lessons, embedding_VW, head_of, course.steps),
+                course.objective(lessons, embedding_VW, head_of, course.steps),
                 blocks,
                 replace(recipe.schedule, micro_batch=micro_batch, rates=rates, seed=seed),
                 _part_of(bounds, stage.share),
@@ -252,7 +261,7 @@ def run(
             "batch": recipe.schedule.batch,
             "bounds": asdict(bounds),
             "seed": seed,
-            "objective": Unrolled.name,
+            "objective": course.objective.name,
             "threads": torch.get_num_threads(),
             **{each: last[each] for each in ("own_words", "replies_only", "rates", "mixture", "curve")},
             "steps": sum(each["steps"] for each in done),
@@ -265,6 +274,10 @@ def run(
             "provenance": provenance(arguments),
         }
         head.save(out)
+        if course.read is not None:
+            blocks.resume(beginning)
+            count = last["steps"] * recipe.schedule.batch
+            record["kept"] = course.read((tokens_of(blocks.next(1)).tolist() for _ in range(count)), out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 

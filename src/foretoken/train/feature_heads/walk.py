@@ -13,18 +13,21 @@ Letters: T tokens of a text, S steps, C columns, W width, K draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.models.hidden_states import FINAL, Depth
 from foretoken.train import acceptance
 from foretoken.train.feature_heads.lessons import laws
 from foretoken.train.frozen_target import FrozenTarget
+
+Unroll = Callable[[Any, Tensor, Tensor, Tensor, int], Iterator[Tensor]]  # see drafting/feature_heads/unroll.py
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,18 @@ class Walk:
     Args:
         depths: what the head reads.
         steps: S, the longest draft.
+        unroll: what the head says from every column.
     """
 
-    def __init__(self, target: FrozenTarget, texts: Sequence[Text], depths: tuple[Depth, ...], steps: int) -> None:
-        self._steps = steps
+    def __init__(
+        self,
+        target: FrozenTarget,
+        texts: Sequence[Text],
+        depths: tuple[Depth, ...],
+        steps: int,
+        unroll: Unroll = unrolled,
+    ) -> None:
+        self._steps, self._unroll = steps, unroll
         self._read: list[tuple[Text, Tensor, Tensor]] = []
         with torch.no_grad():
             for text in texts:
@@ -74,7 +85,7 @@ class Walk:
                 self._read.append((text, torch.cat([states[depth] for depth in depths], dim=-1), chance_C))
 
     @torch.no_grad()
-    def tokens_per_step(self, head: FeatureHead, embedding_VW: Tensor, head_KW: Tensor) -> float:
+    def tokens_per_step(self, head: StateHead, embedding_VW: Tensor, head_KW: Tensor) -> float:
         """Emitted tokens over target calls, as core/metrics.py counts them; NaN without texts."""
         tokens = steps = 0.0
         for text, states_1TF, chance_C in self._read:
@@ -84,14 +95,14 @@ class Walk:
         return tokens / steps if steps else float("nan")
 
     def _stands(
-        self, head: FeatureHead, text: Text, states_1TF: Tensor, chance_C: Tensor, embedding_VW: Tensor, head_KW: Tensor
+        self, head: StateHead, text: Text, states_1TF: Tensor, chance_C: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> Tensor:
         """[S, C]: the chance that what is drafted at step s from column c stands, given that all before it do."""
         tokens_1T = torch.tensor([text.tokens], device=states_1TF.device)
         first = text.num_prompt - 1  # the pair of the prompt's last row and the first token
         count = len(text.tokens) - 1 - text.num_prompt
         found = torch.zeros(self._steps, count)
-        for step, rows_1TW in enumerate(unrolled(head, states_1TF, tokens_1T, embedding_VW, self._steps)):
+        for step, rows_1TW in enumerate(self._unroll(head, states_1TF, tokens_1T, embedding_VW, self._steps)):
             columns = count - step  # from which the drafted token is known
             if columns <= 0:
                 break

@@ -57,7 +57,7 @@ class Kept:
         drafts = self._propose(contexts, budgets)
         cache = self.drafter._cache
         for context in contexts:
-            state = self.drafter._states.get(context.request_id)
+            state = self.drafter._unread.get(context.request_id)
             if state is not None and cache.keys[0] is not None and cache.values[0] is not None:
                 count = cache.lengths[state.slot]
                 keys, values = (
@@ -95,7 +95,7 @@ def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
     assert all(output.error is None and len(output.token_ids) == 24 for output in outputs)
     assert sum(output.metrics.num_draft_tokens for output in outputs) > 100
     assert_idle(llm)
-    assert not kept.drafter._states
+    assert not len(kept.drafter._unread)
     for tokens, keys, values in list(kept.found.values())[::2]:
         again = read_anew(model, shape, tokens)
         count = again[0].shape[1]

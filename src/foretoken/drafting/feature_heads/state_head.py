@@ -1,0 +1,189 @@
+"""Decoder layers over a target's hidden states: what all heads made of them have in common, and take from the target.
+
+Letters: T rows, W width, H query heads, G key/value heads, d head width, V vocabulary, K draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.core.errors import MismatchError, UnsupportedArchitecture
+from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, rotate
+from foretoken.drafting.learned_part import LearnedPart
+from foretoken.models import anatomy
+from foretoken.models.language_model import LanguageModel
+
+
+class StateHead(LearnedPart, nn.Module):
+    """What the heads have in common; a subclass makes ``norm`` and ``layers``, and says how they are entered.
+
+    Args:
+        config: what it is.
+        ids_K: int64, increasing: the tokens that it scores; None: all.
+        own_head: whether it has a head of its own.
+        own_embedding: whether it has an embedding of its own.
+
+    Attributes:
+        norm: before the head; None: the head reads the last layer's output as it is.
+    """
+
+    size_names: ClassVar[dict[str, str]] = {"width": "target_width", "vocabulary": "vocab_size"}
+    config: BlockConfig
+    norm: Norm | None
+    layers: nn.ModuleList
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        ids_K: Tensor | None = None,
+        own_head: bool = False,
+        own_embedding: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config, self.ids_K = config, ids_K
+        self.norm = None
+        self.lm_head = nn.Linear(config.width, config.draft_vocab_size, bias=False) if own_head else None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width) if own_embedding else None
+
+    # ------------------------------------------------------------------ the arithmetic
+
+    @property
+    def num_layers(self) -> int:
+        """D."""
+        return len(self.layers)
+
+    def layer(self, number: int) -> Block:
+        """One of the layers."""
+        found = self.layers[number]
+        assert isinstance(found, Block)
+        return found
+
+    def go_on(self, number: int, h_TW: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention of a layer behind the first reads, and where its residual begins: the residual is h."""
+        return self.layer(number).input_layernorm(h_TW), h_TW
+
+    def project(self, read: Tensor, cos_Td: Tensor, sin_Td: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's queries [..., H, T, d], keys and values [..., G, T, d], rotated.
+
+        Args:
+            read: [..., T, W], or [..., T, 2W] of a paired head's first layer (head.py).
+            cos_Td, sin_Td: of the rows' positions, see :meth:`rotary_at`.
+        """
+        parts = self.layer(number).self_attn
+        heads = (projection(read) for projection in (parts.q_proj, parts.k_proj, parts.v_proj))
+        q, k, v = (each.unflatten(-1, (-1, self.config.head_dim)).transpose(-2, -3) for each in heads)
+        if parts.q_norm is not None and parts.k_norm is not None:
+            q, k = parts.q_norm(q), parts.k_norm(k)
+        return rotate(q, cos_Td, sin_Td).to(v.dtype), rotate(k, cos_Td, sin_Td).to(v.dtype), v
+
+    def close(self, residual_TW: Tensor, attended: Tensor, number: int = 0) -> Tensor:
+        """A layer's output h [..., W].
+
+        Args:
+            attended: [..., T, H d].
+        """
+        layer = self.layer(number)
+        mlp = layer.mlp
+        h_TW = residual_TW + layer.self_attn.o_proj(attended)
+        u_TW = layer.post_attention_layernorm(h_TW)
+        out: Tensor = h_TW + mlp.down_proj(F.silu(mlp.gate_proj(u_TW)) * mlp.up_proj(u_TW))
+        return out
+
+    def read_out(self, h_TW: Tensor) -> Tensor:
+        """What the head reads."""
+        return h_TW if self.norm is None else self.norm(h_TW)
+
+    def rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, d / 2]."""
+        half = self.config.head_dim // 2
+        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=positions_T.device) / half)
+        angles = positions_T.to(torch.float64)[:, None] * rates
+        return angles.cos().float(), angles.sin().float()
+
+    # ------------------------------------------------------------------ what it shares with the target
+
+    def embedding_of(self, model: Any) -> Tensor:
+        """The table that its tokens are looked up in, [V, W]: its own, or the target's.
+
+        Args:
+            model: of transformers.
+        """
+        if self.embed_tokens is not None:
+            return self.embed_tokens.weight
+        return self._shared(anatomy.find(model).embedding, model, "embedding")
+
+    def head_of(self, model: Any) -> Tensor:
+        """The rows that score its tokens, [K, W]: its own, or those of the target's head."""
+        if self.lm_head is not None:
+            return self.lm_head.weight
+        weight_VW = self._shared(anatomy.find(model).head, model, "head")
+        return weight_VW if self.ids_K is None else weight_VW[self.ids_K.to(weight_VW.device)]
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """Its own head, which is trained as embeddings are (train/optimiser.py)."""
+        return self.lm_head
+
+    def _shared(self, module: nn.Module, model: Any, what: str) -> Tensor:
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 2:
+            raise UnsupportedArchitecture(
+                f"{type(model).__name__}: its {what} is no table that an {self.title} could share"
+            )
+        return weight[: self.config.vocab_size]
+
+    # ------------------------------------------------------------------ beginnings
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None = None, *, spread: float = 0.0) -> None:
+        """Draw all weights; what a layer adds to the residual stream begins small.
+
+        Args:
+            generator: None: torch's own.
+            spread: of the norms' weights around 1.
+        """
+        for name, weight in self.named_parameters():
+            if weight.dim() < 2 and not spread:
+                continue
+            noise = torch.randn(weight.shape, generator=generator)
+            gain = 0.3 if "o_proj" in name or "down_proj" in name else 1.0
+            weight.copy_(1 + spread * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
+
+    # ------------------------------------------------------------------ files, and whose it is
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take saved weights, as float32.
+
+        Raises:
+            ValueError: one is missing, of another shape, or not of such a head; it is named.
+        """
+        expected = self.state_dict()
+        for name in sorted(expected.keys() | tensors.keys()):
+            if name not in tensors:
+                raise ValueError(f"the tensor {name} is missing")
+            if name not in expected:
+                raise ValueError(f"the tensor {name} is not of such a head")
+            found, described = list(tensors[name].shape), list(expected[name].shape)
+            if found != described:
+                raise ValueError(f"{name} is {found}, but {described} is described")
+        self.load_state_dict({name: value.float() for name, value in tensors.items()})
+
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a target of another width or vocabulary.
+
+        Raises:
+            MismatchError: it is one; the field of ``config.json`` is named.
+        """
+        config = self.config
+        width = model.config.get_text_config(decoder=True).hidden_size
+        for name, ours, theirs in (
+            (self.size_names["width"], config.target_width, width),
+            (self.size_names["vocabulary"], config.vocab_size, model.vocab_size),
+        ):
+            if ours != theirs:
+                raise MismatchError(f"the {self.title}'s {name} is {ours}, but that of '{model.name}' is {theirs}")

@@ -1,0 +1,117 @@
+"""The target's states of rows that a head has not read yet, request by request.
+
+    of a prompt or a plain step     the row is committed in any case: it waits for the head
+    of a draft                      shown, until observe says which nodes stand: the root's row and theirs wait
+
+Letters: T rows, F width of the fused depths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretoken.core.protocols import Context, Features, Outcome
+from foretoken.models import anatomy
+from foretoken.models.cache import KVCache
+from foretoken.models.language_model import LanguageModel
+
+
+@dataclass(slots=True)
+class Unread:
+    """One request: its slot in the head's cache, and the target's states of rows that were not read yet.
+
+    Attributes:
+        last: what the head keeps of the last row that was read, [1, ...]; None: nothing was read.
+    """
+
+    slot: int
+    waiting: list[Tensor] = field(default_factory=list)  # [T, F] each
+    num_waiting: int = 0
+    shown: Tensor | None = None  # [1 + N, F] of a draft's rows, until observe says which of them stand
+    last: Tensor | None = None
+
+    def wait(self, states_TF: Tensor) -> None:
+        """These rows come behind those that wait."""
+        if len(states_TF):
+            self.waiting.append(states_TF)
+            self.num_waiting += len(states_TF)
+
+    def take(self, count: int) -> Tensor:
+        """The first ``count`` states that wait, which wait no longer."""
+        states_TF = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
+        self.num_waiting -= count
+        self.waiting = [states_TF[count:]] if self.num_waiting else []
+        return states_TF[:count]
+
+
+class UnreadStates:
+    """What waits, of all requests.
+
+    Args:
+        target: whose states they are.
+        cache: the head's; a request takes a slot of it when its first row is shown.
+        depths: that are fused, in this order.
+        final: whether the deepest one is read behind the target's final norm.
+    """
+
+    def __init__(self, target: LanguageModel, cache: KVCache, depths: Sequence[int], *, final: bool) -> None:
+        self._cache, self._depths, self._dtype = cache, tuple(depths), target.dtype
+        self._final_norm = anatomy.find(target.model).final_norm if final else None
+        self._of: dict[int, Unread] = {}
+
+    def __len__(self) -> int:
+        """Requests."""
+        return len(self._of)
+
+    def get(self, request_id: int) -> Unread | None:
+        """A request's; None where its beginning was not seen."""
+        return self._of.get(request_id)
+
+    def show(self, features: Sequence[Features]) -> list[tuple[Unread, Context]]:
+        """Take the target's states: of rows that are committed in any case at once, of a draft's for a while.
+
+        Returns:
+            the requests that have more rows waiting now.
+        """
+        longer = []
+        for each in features:
+            state = self._of.get(each.context.request_id)
+            if state is None:
+                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
+                    continue
+                state = self._of[each.context.request_id] = Unread(self._cache.acquire())
+            states_TF = self._read_off(each)
+            if len(each.draft):
+                state.shown = states_TF
+                continue
+            known = self._cache.lengths[state.slot] + state.num_waiting
+            state.wait(states_TF[max(0, known - each.begin) :])
+            longer.append((state, each.context))
+        return longer
+
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        """The root's row and those of accepted nodes wait for the next draft; the others are forgotten."""
+        for outcome in outcomes:
+            state = self._of.get(outcome.request_id)
+            if state is not None and state.shown is not None:
+                state.wait(state.shown[[0, *(1 + node for node in outcome.verdict.path)]])
+                state.shown = None
+
+    def release(self, request_id: int) -> None:
+        """Forget a request, and give its slot back."""
+        state = self._of.pop(request_id, None)
+        if state is not None:
+            self._cache.release(state.slot)
+
+    def _read_off(self, features: Features) -> Tensor:
+        """[T, F]: the states that are fused, side by side."""
+        hidden = features.hidden
+        if self._final_norm is not None:
+            with torch.inference_mode():
+                found: Tensor = self._final_norm(hidden[self._depths[0]].to(self._dtype))
+                return found
+        return torch.cat([hidden[depth] for depth in self._depths], dim=-1)

@@ -1,0 +1,323 @@
+"""DiffuSpec: one pass fills a lattice of the next tokens; a path through it is searched, or drawn, and verified.
+
+temperature 0    pruned; the best path, or the best tree, is found (search.py)                     a point mass
+above            slot by slot a token is drawn, q_i(x) ~ l_i(x)^balance p_ng(x | u, v)^(1-balance)   Sampled
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Offers, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
+from foretoken.core.siblings import draw_siblings
+from foretoken.core.tree import EMPTY_TREE, ROOT
+from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
+from foretoken.drafting.learned_part import find
+from foretoken.methods.diffuspec.block import BlockLattices
+from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
+from foretoken.methods.diffuspec.length import AdaptiveLength
+from foretoken.methods.diffuspec.masked import MaskedLattices
+from foretoken.methods.diffuspec.network import MOST_SLOTS, BlockNetwork
+from foretoken.methods.diffuspec.search import Candidates, Scoring, best_nodes, best_path, prune
+from foretoken.methods.diffuspec.trigram import FILE, Trigram
+from foretoken.models.language_model import LanguageModel, Output
+
+_MASKED_SLOTS = 8  # of a masked checkpoint, unless told
+
+
+class DiffuSpecDrafter(Drafter):
+    """Drafts a whole block in one pass, as a path, a tree or a drawn path through a lattice.
+
+    Paper:   DiffuSpec, arXiv:2510.02358: lattice, path search (4.2), adaptive length (4.3); the block network after
+             DFlash, arXiv:2602.06036 (network.py).
+    Exact:   at temperature 0 paths and trees are point masses. Above it a path is drawn slot by slot from a law that is
+             normalised over all tokens that are scored, and carries that law (Sampled). Lossless under any lossless
+             verifier that knows the kind.
+    Differs: the paper verifies the searched path by min(1, p/q), as if it had been drawn from the lattice, which is
+             biased; here what is verified by p/q is drawn. A law that is drawn from is not pruned. The network may be
+             fed by the target's hidden states, and is by default; trees; batches; the length is the adaptive
+             controller's unless ``length`` is "adl".
+    """
+
+    name = "diffuspec"
+    laws: tuple[type[Law], ...] = (Sampled,)
+    branches = True
+    declared = Declared(
+        learned_part="foretoken.methods.diffuspec.network:BlockNetwork",
+        variants=(
+            Variant(options={"tree": False}, untrained={"draft_vocab_size": 512}, branches=False),
+            Variant(untrained={"draft_vocab_size": 512}, one_rule=True),
+            Variant(
+                options={"tree": True},
+                untrained={"draft_vocab_size": 512, "slots": 4},
+                laws=(PointMass,),
+                branches=True,
+            ),
+            Variant(
+                options={"model": "zoo:diffusion", "slots": 4, "tree": True},
+                laws=(PointMass,),
+                branches=True,
+                one_rule=True,
+            ),
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Options of DiffuSpec.
+
+        Attributes:
+            head: the folder of a block network (foretoken train diffuspec); None: ``diffuspec`` beside the target's
+                weights, unless ``model`` is given.
+            model: a masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout
+                of Dream, LLaDA or a masked language model of the library.
+            slots: tokens of a pass at most; None: the network's, of a checkpoint 8.
+            tree: the best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, and
+                where the verifier takes trees.
+            beam: paths that the search keeps.
+            mass, candidates: of a slot, the fewest best tokens that have this probability, and so many at most.
+            trigram: a trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if
+                there is one; "none": none.
+            balance: weight of the lattice beside the trigram; 1: the trigram is not asked.
+            length: "controller": as long as another token pays; "adl": the paper's rule.
+            least: shortest draft of "adl".
+            step: what "adl" adds while acceptance keeps up.
+            context: tokens that a checkpoint reads at most; None: as many as it was trained on, where it says so.
+        """
+
+        head: str | None = None
+        model: str | None = None
+        slots: int | None = None
+        tree: bool | None = None
+        beam: int = 3
+        mass: float = 0.8
+        candidates: int = 15
+        trigram: str | None = None
+        balance: float = 0.5
+        length: str = "controller"
+        least: int = 2
+        step: int = 2
+        context: int | None = None
+
+        def __post_init__(self) -> None:
+            for name in ("head", "trigram"):
+                value = getattr(self, name)
+                if value is not None and not isinstance(value, str | Path):
+                    raise ConfigError(f"{name}={value!r} must be a folder")
+            if self.model is not None and (not isinstance(self.model, str) or not self.model):
+                raise ConfigError(f"model={self.model!r} must name a masked diffusion checkpoint")
+            if self.model is not None and self.head is not None:
+                raise ConfigError(f"model={self.model!r} and head={self.head!r}: one network drafts; leave one out")
+            if self.model is None and self.context is not None:
+                raise ConfigError(f"context={self.context!r} is of a masked checkpoint: give model, or leave it out")
+            if self.tree is not None and not isinstance(self.tree, bool):
+                raise ConfigError(f"tree={self.tree!r} must be true or false")
+            for name, least, most in (
+                ("slots", 1, MOST_SLOTS),
+                ("beam", 1, 64),
+                ("candidates", 1, 256),
+                ("least", 1, MOST_SLOTS),
+                ("step", 0, MOST_SLOTS),
+                ("context", 2, 1 << 20),
+            ):
+                value = getattr(self, name)
+                if value is None and name in ("slots", "context"):
+                    continue
+                if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                    raise ConfigError(f"{name}={value!r} must be an integer between {least} and {most}")
+            for name in ("mass", "balance"):
+                value = getattr(self, name)
+                if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+                    raise ConfigError(f"{name}={value!r} must be a number from 0 to 1")
+            if self.length not in ("controller", "adl"):
+                raise ConfigError(f"length={self.length!r} must be 'controller' or 'adl'")
+
+    @classmethod
+    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
+        chains = config.tree is None and verifier is not None and not verifier.trees
+        return replace(config, tree=False) if chains else config
+
+    def __init__(self, config: Config, target: LanguageModel) -> None:
+        self.config = config
+        self.branches = config.tree is not False
+        self.laws = (PointMass,) if config.tree else (Sampled,)
+        self._network, beside = self._found(target)
+        self.needs = self._network.needs
+        self._slots = min(config.slots or self._network.slots, self._network.slots)
+        if config.length == "adl":
+            self.offers = Offers(length=self._slots)
+        self._trigram = self._grams(beside, target)
+        self._scoring = Scoring(config.balance, None if self._trigram is None else self._trigram.logs)
+        self._lengths: dict[int, AdaptiveLength] = {}
+        self._wrote: dict[int, int] = {}  # request -> tokens before the first end of its last lattice's best tokens
+
+    def _found(self, target: LanguageModel) -> tuple[LatticeNetwork, Path | None]:
+        """The network, and the folder where its trigram model may lie."""
+        config = self.config
+        if config.model is not None:
+            slots = config.slots or _MASKED_SLOTS
+            return MaskedLattices(
+                config.model, target, slots=slots, top=config.candidates, context=config.context
+            ), None
+        network = find(BlockNetwork, config.head, target)
+        if config.slots is not None and config.slots > network.config.slots:
+            raise ConfigError(f"slots={config.slots}: the block network has {network.config.slots}")
+        beside = Path(config.head).expanduser() if config.head else Path(target.source) / BlockNetwork.algorithm
+        return BlockLattices(network, target, top=config.candidates), beside
+
+    def _grams(self, beside: Path | None, target: LanguageModel) -> Trigram | None:
+        """The trigram model that is asked for, or that lies beside the network."""
+        given = self.config.trigram
+        if given == "none" or self.config.balance == 1:
+            return None
+        if given is not None:
+            path = Path(given).expanduser()
+            return Trigram.load(path / FILE if path.is_dir() else path, target.vocab_size)
+        if beside is None or not (beside / FILE).is_file():
+            return None
+        return Trigram.load(beside / FILE, target.vocab_size)
+
+    # ------------------------------------------------------------------ the protocol
+
+    def on_forward(self, features: Sequence[Features]) -> None:
+        self._network.on_forward(features)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """One pass of the network for all requests; then each finds or draws its draft."""
+        asked = [
+            place
+            for place, budget in enumerate(budgets)
+            if budget.max_nodes > 0 and budget.max_depth > 0 and _pays(budget, 1.0, 1.0, 0)
+        ]
+        drafts = [NO_DRAFT] * len(contexts)
+        lattices = self._network.lattices([contexts[place] for place in asked])
+        for place, lattice in zip(asked, lattices, strict=True):
+            if lattice is not None:
+                drafts[place] = self._draft(DraftBuilder(contexts[place], budgets[place]), lattice)
+        return drafts
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        self._network.observe(outcomes)
+        for outcome in outcomes:
+            rule, wrote = self._lengths.get(outcome.request_id), self._wrote.pop(outcome.request_id, None)
+            if rule is not None and wrote is not None and len(outcome.draft):
+                rule.learn(wrote, len(outcome.verdict.path))
+
+    def release(self, request_id: int) -> None:
+        self._network.release(request_id)
+        self._lengths.pop(request_id, None)
+        self._wrote.pop(request_id, None)
+
+    # ------------------------------------------------------------------ drafts
+
+    def _draft(self, draft: DraftBuilder, lattice: Lattice) -> Draft:
+        slots = min(draft.budget.max_depth, lattice.slots, self._allowed(draft.context, lattice))
+        greedy = draft.context.params.greedy
+        if self.config.tree or (self.branches and greedy):
+            self._grow(draft, lattice, slots)
+        elif greedy:
+            self._search(draft, lattice, slots)
+        else:
+            self._draw(draft, lattice, slots)
+        return draft.finish(Sampled)
+
+    def _allowed(self, context: Context, lattice: Lattice) -> int:
+        """How long the draft may be."""
+        if self.config.length != "adl":
+            return self._slots
+        found = self._lengths.get(context.request_id)
+        if found is None:
+            least = min(self.config.least, self._slots)
+            found = self._lengths[context.request_id] = AdaptiveLength(least, self._slots, self.config.step)
+        best = lattice.output.best[lattice.first : lattice.first + lattice.slots]
+        ends = (place for place, token in enumerate(best) if token in context.stop_ids)
+        self._wrote[context.request_id] = min(next(ends, self._slots), found.current)
+        return found.current
+
+    def _pruned(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> list[Candidates]:
+        """What is left of each slot, under the law that a request has at its root."""
+        context, config = draft.context, self.config
+        if not context.laws.trivial:
+            raw_kC, columns = lattice.logits_kC[:slots], lattice.output.columns
+            processed_kC = context.laws.process(raw_kC, EMPTY_TREE, [ROOT] * slots, columns)
+            lattice = Lattice(Output.of(processed_kC, top=lattice.top, columns=columns), 0, slots)
+        found = []
+        for slot in range(slots):
+            ids, shares = lattice.ranked(slot)
+            if shares[0] != shares[0]:  # none of the tokens that are scored may be emitted
+                check_numbers(lattice.logits_kC[slot : slot + 1], self._network.name)
+                break
+            found.append(prune(ids, shares, mass=config.mass, most=config.candidates, ends=context.stop_ids))
+        return found
+
+    def _search(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
+        """The best path, as far as another token pays."""
+        candidates = self._pruned(draft, lattice, slots)
+        ends, past = draft.context.stop_ids, _past(draft.context)
+        path = best_path(candidates, past, self._scoring, width=self.config.beam, ends=ends)
+        parent = ROOT
+        for token, log in zip(path.tokens, path.logs, strict=True):
+            chance = math.exp(log)
+            room = len(draft.tokens) < draft.budget.max_nodes
+            if not room or not _pays(draft.budget, draft.reach_of(parent), chance, len(draft.tokens)):
+                return
+            parent = draft.add(token, parent, chance, 0)
+
+    def _grow(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
+        """The best tree, as far as another node pays."""
+        candidates = self._pruned(draft, lattice, slots)
+        past = _past(draft.context)
+        for node in best_nodes(candidates, past, self._scoring, ends=draft.context.stop_ids):
+            chance = math.exp(node.log)
+            count = len(draft.tokens)
+            if count >= draft.budget.max_nodes or not _pays(draft.budget, draft.reach_of(node.parent), chance, count):
+                return
+            draft.add(node.token, node.parent, chance, 0)
+
+    def _draw(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
+        """Slot by slot: the law is settled by what was drawn before, and whether to draw at all by the law alone."""
+        columns, parent = lattice.output.columns, ROOT
+        logits_kC, past = lattice.logits_kC[:slots].float(), _past(draft.context)
+        balance = self.config.balance if self._trigram is not None else 1.0
+        never_kC = logits_kC == -torch.inf
+        if balance < 1:
+            logits_kC = logits_kC.log_softmax(-1).masked_fill(never_kC, 0.0) * balance
+        for slot in range(slots):
+            logits_1C = logits_kC[slot : slot + 1]
+            if self._trigram is not None and balance < 1:
+                u, v = (*past, *draft.tokens)[-2:]
+                fluent_C = self._trigram.row(u, v).to(logits_1C.device)
+                if columns is not None:
+                    fluent_C = fluent_C[columns.ids_C]
+                logits_1C = logits_1C + (1 - balance) * fluent_C.log()
+                logits_1C = logits_1C.masked_fill(never_kC[slot], -torch.inf)
+            q_C = torch.softmax(draft.process(logits_1C, columns)[0].float(), dim=-1)
+            # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
+            confidence = float((q_C * q_C).sum()) ** 0.5
+            if confidence != confidence:
+                check_numbers(lattice.logits_kC[slot : slot + 1], self._network.name)
+                return
+            count = len(draft.tokens)
+            if count >= draft.budget.max_nodes or not _pays(draft.budget, draft.reach_of(parent), confidence, count):
+                return
+            (token,) = draw_siblings(Sampled, q_C, 1, draft.context.streams, columns)
+            parent = draft.add(token, parent, confidence, draft.keep(q_C, columns))
+            draft.frontier = [parent]
+
+
+def _pays(budget: Budget, reach: float, confidence: float, count: int) -> bool:
+    return budget.stop_rule is None or budget.stop_rule.worthwhile(reach, confidence, count)
+
+
+def _past(context: Context) -> tuple[int, int]:
+    """The last two tokens of the text; one that has a single token stands for two."""
+    tokens = context.tokens
+    return tokens[max(0, len(tokens) - 2)], tokens[-1]

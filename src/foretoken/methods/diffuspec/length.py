@@ -1,0 +1,47 @@
+"""The paper's adaptive draft length: as long as the drafter tends to write before it ends, longer while that stands.
+
+    gen  <-  (1 - rho) gen + rho L_gen      L_gen  tokens before the first end token of the best tokens of all slots
+    acc  <-  (1 - rho) acc + rho L_acc      L_acc  draft tokens that stood
+    k    <-  clip(floor(gen) + delta [acc >= gen], k_min, k_max)              gen_0 = acc_0 = 0, k_1 = k_max
+
+Paper: DiffuSpec, arXiv:2510.02358, section 4.3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+RHO = 0.5
+
+
+@dataclass(slots=True)
+class AdaptiveLength:
+    """One request's.
+
+    Attributes:
+        least, most: k_min and k_max.
+        step: delta.
+    """
+
+    least: int
+    most: int
+    step: int
+    generated: float = 0.0
+    accepted: float = 0.0
+    current: int = 0
+
+    def __post_init__(self) -> None:
+        self.current = self.current or self.most
+
+    def learn(self, generated: int, accepted: int) -> None:
+        """Take in a round.
+
+        Args:
+            generated: L_gen, of the lattice as it was before the search.
+            accepted: L_acc.
+        """
+        self.generated += RHO * (generated - self.generated)
+        self.accepted += RHO * (accepted - self.accepted)
+        wanted = math.floor(self.generated) + self.step * (self.accepted >= self.generated)
+        self.current = min(self.most, max(self.least, wanted))

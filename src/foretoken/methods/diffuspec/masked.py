@@ -1,0 +1,290 @@
+"""Lattices from a masked diffusion checkpoint, as the paper has them: the text, k masks behind it, one pass.
+
+                 Dream                          LLaDA                             masked language models
+    read as      Qwen2                          Llama, weights renamed            the library's own class
+    told by      model_type "Dream"             model_type "llada"                the library's table (ModernBERT, ...)
+    rows         P-1 .. P+k-2: row j says       P .. P+k-1: row j says what       P .. P+k-1
+                 what stands behind it          stands at its own place
+
+The first two are packed for all requests: a segment whose rows all see each other is two-way attention. Nothing is kept
+between passes, because every row depends on every other one. No code of a checkpoint is run.
+
+Letters: P tokens that are read, k slots, V vocabulary of the target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
+
+from foretoken.core.errors import MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.core.protocols import Context
+from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
+from foretoken.models import attention
+from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
+from foretoken.models.fingerprint import folder_of
+from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.load import load_config, load_network, load_tokenizer, source_of
+
+_SLOTS = 1024  # requests of one pass, at most
+_LLADA_FIXED = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True}
+_LLADA_ABSENT = ("alibi", "include_bias", "include_qkv_bias", "attention_layer_norm", "scale_logits")
+_LLADA_NAMES = {
+    "attn_norm": "input_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A masked diffusion model, ready to compute.
+
+    Attributes:
+        model: a decoder over packed rows, or the library's masked language model.
+        tokenizer: its own.
+        mask: id of the mask token.
+        shift: row that predicts a masked place, less the place: -1 or 0.
+        longest: positions that it has.
+    """
+
+    model: Any
+    tokenizer: Any
+    mask: int
+    shift: int
+    longest: int
+
+
+class MaskedLattices(LatticeNetwork):
+    """One checkpoint for one target.
+
+    Args:
+        name: zoo:NAME, a local folder, or a hub id; of the target's tokens, whose ids must be the same.
+        target: whose dtype and device are taken.
+        slots: k.
+        top: tokens of each slot to rank.
+        context: tokens that are read at most, masks included; None: as many as the model was trained on, where its
+            record says so, else as many as it has positions for.
+    Raises:
+        ModelError: there is no such model, or it is damaged.
+        UnsupportedArchitecture: it is no masked diffusion model of a known layout.
+        MismatchError: its tokenizer gives another token one of the target's ids.
+    """
+
+    def __init__(self, name: str, target: LanguageModel, *, slots: int, top: int, context: int | None = None) -> None:
+        self.name, self.slots = f"'{name}'", slots
+        self._target, self._top = target, top
+        self._checkpoint = found = _load(name, target)
+        self._context = min(found.longest, context or _trained_length(name) or found.longest)
+        if self._context <= slots + 1:
+            raise ModelError(f"masked model '{name}' reads {self._context} tokens, which leaves no text before {slots}")
+        ours, theirs = target.tokenizer.get_vocab(), found.tokenizer.get_vocab()
+        other = (text for text, index in ours.items() if theirs.get(text) != index)
+        odd = min(other, key=ours.__getitem__, default=None)
+        if odd is not None:
+            raise MismatchError(
+                f"masked model '{name}' has another vocabulary than '{target.name}' ('{odd}' is {ours[odd]} and "
+                f"{theirs.get(odd, 'absent')}): use one with the target's tokenizer"
+            )
+        known = torch.tensor(sorted(ours.values()), device=target.device)
+        self._never = torch.ones(target.vocab_size, dtype=torch.bool, device=target.device)
+        self._never[known] = False  # neither padding of the table nor tokens that the target does not know
+        self._never[found.mask : found.mask + 1] = True
+        self._cache = found.model.new_cache(_SLOTS) if isinstance(found.model, LanguageModel) else None
+
+    @torch.inference_mode()
+    def lattices(self, contexts: Sequence[Context]) -> list[Lattice | None]:
+        """One forward for all requests where the model is a decoder, else one for each."""
+        read = [list(context.tokens[-(self._context - self.slots) :]) for context in contexts]
+        if not read:
+            return []
+        logits_MV = self._packed(read) if self._cache is not None else self._one_by_one(read)
+        width = self._target.vocab_size
+        if logits_MV.shape[1] < width:
+            missing = width - logits_MV.shape[1]
+            logits_MV = torch.nn.functional.pad(logits_MV, (0, missing), value=-torch.inf)
+        logits_MV = logits_MV[:, :width].float().masked_fill(self._never, -torch.inf)
+        output = Output.of(logits_MV, top=min(self._top, width))
+        return [Lattice(output, number * self.slots, self.slots) for number in range(len(read))]
+
+    def _one_by_one(self, read: Sequence[list[int]]) -> Tensor:
+        rows = []
+        for tokens in read:
+            ids = torch.tensor([[*tokens, *[self._checkpoint.mask] * self.slots]], device=self._target.device)
+            begin = len(tokens) + self._checkpoint.shift
+            rows.append(self._checkpoint.model(input_ids=ids).logits[0, begin : begin + self.slots])
+        return torch.cat(rows)
+
+    def _packed(self, read: Sequence[list[int]]) -> Tensor:
+        batch, cache = PackedBatch(), self._cache
+        assert cache is not None
+        slots = [cache.acquire() for _ in read]
+        try:
+            wanted: list[int] = []
+            for slot, tokens in zip(slots, read, strict=True):
+                begin = len(batch) + len(tokens) + self._checkpoint.shift
+                cache.reserve(slot, len(tokens) + self.slots)
+                batch.add_block(slot, 0, [*tokens, *[self._checkpoint.mask] * self.slots], first=0)
+                wanted += range(begin, begin + self.slots)
+            batch.wanted = wanted
+            return self._checkpoint.model.forward(batch, DensePlan(cache, batch)).logits_MV
+        finally:
+            for slot in slots:
+                cache.release(slot)
+
+
+def _trained_length(name: str) -> int | None:
+    """What the record of a checkpoint's training says of the length of its texts; None: there is none."""
+    try:
+        found = json.loads((Path(source_of(name)) / "training.json").read_text(encoding="utf-8"))
+        return int(found["block"]) if found.get("objective") == "masked_diffusion" else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+# ---------------------------------------------------------------------- layouts
+
+
+def _load(name: str, target: LanguageModel) -> Checkpoint:
+    """See :class:`MaskedLattices`."""
+    folder = folder_of(source_of(name))
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = settings["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"masked model '{name}': its config cannot be read ({error})") from None
+    if kind in ("Dream", "llada"):
+        try:
+            return (_dream if kind == "Dream" else _llada)(name, folder, settings, target)
+        except Exception as error:  # configs and files that do not fit fail anywhere; the remedy is the same
+            reason = " ".join(str(error).split())[:300]
+            raise ModelError(f"masked model '{name}': its files do not fit the {kind} layout ({reason})") from None
+    config = load_config(name)
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        raise UnsupportedArchitecture(
+            f"model '{name}' ({kind}) is no masked diffusion model: Dream, LLaDA and the library's masked language "
+            "models are known; for a causal model use method='draft_model'"
+        )
+    tokenizer = load_tokenizer(name)
+    mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else getattr(config, "mask_token_id", None)
+    if mask is None:
+        raise ModelError(f"masked model '{name}': neither its tokenizer nor its config has a mask token")
+    dtype = {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(target.dtype, "float32")
+    model = load_network(name, dtype=dtype).to(target.device)
+    return Checkpoint(model, tokenizer, int(mask), 0, int(getattr(config, "max_position_embeddings", 512)))
+
+
+def _dream(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
+    """Qwen2 with its own names; a row predicts what stands behind it."""
+    config = Qwen2Config(**{key: value for key, value in settings.items() if key not in ("model_type", "auto_map")})
+    model = _decoder(Qwen2ForCausalLM, config, _weights(folder), name, target)
+    if (folder / "tokenizer.json").is_file():
+        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    else:
+        tokenizer = Qwen2Tokenizer.from_pretrained(str(folder))
+    mask = int(settings["mask_token_id"])
+    return Checkpoint(LanguageModel(model, tokenizer, name=name), tokenizer, mask, -1, config.max_position_embeddings)
+
+
+def _llada(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
+    """Llama under other names; a row predicts its own place."""
+    for field, value in _LLADA_FIXED.items():
+        if settings.get(field, value) != value:
+            raise ValueError(f"{field}={settings[field]!r}, only {value!r} is known")
+    for field in _LLADA_ABSENT:
+        if settings.get(field):
+            raise ValueError(f"{field}={settings[field]!r} is not known")
+    heads = settings["n_heads"]
+    config = LlamaConfig(
+        vocab_size=settings.get("embedding_size") or settings["vocab_size"],
+        hidden_size=settings["d_model"],
+        intermediate_size=settings.get("mlp_hidden_size") or settings["mlp_ratio"] * settings["d_model"],
+        num_hidden_layers=settings["n_layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=settings.get("n_kv_heads") or heads,
+        max_position_embeddings=settings["max_sequence_length"],
+        rope_parameters={"rope_type": "default", "rope_theta": float(settings.get("rope_theta", 10000.0))},
+        rms_norm_eps=settings.get("rms_norm_eps", 1e-5),
+        tie_word_embeddings=bool(settings.get("weight_tying")),
+        eos_token_id=settings.get("eos_token_id"),
+    )
+    weights = {_renamed(key): value for key, value in _weights(folder).items()}
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model = _decoder(LlamaForCausalLM, config, weights, name, target)
+    mask = int(settings["mask_token_id"])
+    return Checkpoint(LanguageModel(model, tokenizer, name=name), tokenizer, mask, 0, config.max_position_embeddings)
+
+
+def _renamed(key: str) -> str:
+    """Of a LLaDA weight, the name that a Llama has for it."""
+    bare = key.removeprefix("model.transformer.")
+    whole = {
+        "wte.weight": "model.embed_tokens.weight",
+        "ln_f.weight": "model.norm.weight",
+        "ff_out.weight": "lm_head.weight",
+    }
+    if bare in whole:
+        return whole[bare]
+    parts = bare.split(".")
+    if len(parts) != 4 or parts[0] != "blocks" or parts[2] not in _LLADA_NAMES:
+        raise ValueError(f"the tensor {key} is not of such a model")
+    return f"model.layers.{parts[1]}.{_LLADA_NAMES[parts[2]]}.{parts[3]}"
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder.
+
+    Raises:
+        ValueError: there are none, or a file is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError("there are no weights (*.safetensors)")
+    try:
+        return {key: value for file in files for key, value in load_file(file).items()}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+def _decoder(kind: Any, config: Any, weights: dict[str, Tensor], name: str, target: LanguageModel) -> Any:
+    """A model of transformers with these weights, all of which it needs and none of which is left over."""
+    config._attn_implementation = attention.NAME
+    model = kind(config).to(target.dtype)
+    expected = {key: list(value.shape) for key, value in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+        weights = {key: value for key, value in weights.items() if key != "lm_head.weight"}
+    for key in sorted(expected.keys() | weights.keys()):
+        if key not in weights:
+            raise ValueError(f"the tensor {key} is missing")
+        if expected.get(key) != list(weights[key].shape):
+            raise ValueError(f"{key} is {list(weights[key].shape)}, but {expected.get(key, 'nothing')} is described")
+    model.load_state_dict(weights, strict=False)
+    model.name_or_path = name
+    return model.to(target.device).eval()

@@ -1,0 +1,206 @@
+"""Training of the block network (network.py): the target's law at every slot, of many blocks of a text at once.
+
+    loss = mean over slots j of all blocks, weighted e^(-(j - 1) / gamma), of  -sum over kept v of p_j(v) log q_j(v)
+
+p_j is the target's law at slot j under the true text before it, q_j the network's, which sees the text up to the root.
+A trigram model of the text that was read is stored beside the network (trigram.py).
+
+Texts are by default the target's own answers, greedy ones and drawn ones; roots are drawn among the positions of
+replies.
+
+Paper: DFlash, arXiv:2602.06036 (position-weighted loss, random anchors). Differs: the target's whole law is learnt and
+not its token, at every slot, also behind one that would have been refused.
+
+Letters: B sequences, T positions, A anchors of a sequence, k slots, N used positions, W width, K draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.core.errors import ConfigError
+from foretoken.methods.diffuspec.network import (
+    LAYERS,
+    MOST_SLOTS,
+    SLOTS,
+    BlockNetwork,
+    BlockNetworkConfig,
+    config_for,
+    unrolled,
+)
+from foretoken.methods.diffuspec.trigram import FILE, Trigram
+from foretoken.models.load import load_config
+from foretoken.train.feature_heads import run as training
+from foretoken.train.feature_heads.lessons import Lessons
+from foretoken.train.feature_heads.objective import HeadObjective
+from foretoken.train.feature_heads.run import BLOCK, RATES, Course, Stage
+from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.mixture import Source
+from foretoken.train.recipe import Recipe
+from foretoken.train.recipes.base import mixture
+from foretoken.train.trainer import Bounds, Schedule
+
+DRAFT_VOCABULARY = 4096  # tokens that are scored
+OWN_WORDS = 1.0
+TRIGRAM_LEAST = 2  # times that a triple was met, to be kept
+_ANCHORS = 32  # blocks of one sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is trained, beside the target.
+
+    Attributes:
+        layers: L.
+        slots: k.
+        draft_vocab_size: K; None: 4096, or the whole vocabulary where that is smaller.
+        mlp_width: None: a quarter of the target's.
+    """
+
+    layers: int = LAYERS
+    slots: int = SLOTS
+    draft_vocab_size: int | None = None
+    mlp_width: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= 32:
+            raise ConfigError(f"--layers {self.layers}: from 1 to 32")
+        if not 1 <= self.slots <= MOST_SLOTS:
+            raise ConfigError(f"--slots {self.slots}: from 1 to {MOST_SLOTS}")
+        if self.mlp_width is not None and self.mlp_width % 32:
+            raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
+
+
+class BlockLoss(HeadObjective):
+    """The loss of all slots; 0 where a micro-batch has no position that counts. ``steps`` is k."""
+
+    name = "block_cross_entropy"
+
+    def __init__(self, lessons: Lessons, embedding_VW: Tensor, head_of: Callable[[], Tensor], steps: int) -> None:
+        self._lessons, self._embedding_VW, self._head_of = lessons, embedding_VW, head_of
+        gamma = steps / 2  # DFlash: 4 for 8 slots, 7 for 16
+        self._weight_k = torch.tensor([math.exp(-slot / gamma) for slot in range(steps)])
+
+    def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
+        assert isinstance(model, BlockNetwork)
+        lesson = self._lessons(tokens_BT)
+        used_BT, slots = lesson.used_BT, model.config.slots
+        device = used_BT.device
+        row_BT = torch.full(used_BT.shape, -1, dtype=torch.int64, device=device)
+        row_BT[used_BT] = torch.arange(int(used_BT.sum()), device=device)
+        anchors_BA = _anchors(used_BT, generator)
+        rows = model.blocks(lesson.states_BTF, lesson.tokens_BT, anchors_BA, self._embedding_VW)
+        at_BAk = anchors_BA[..., None] + torch.arange(slots, device=device)  # row a + j - 1 is the law of slot j
+        inside = at_BAk < used_BT.shape[1]
+        sequence = torch.arange(len(used_BT), device=device)[:, None, None]
+        of_BAk = torch.where(inside, row_BT[sequence, at_BAk.clamp_max(used_BT.shape[1] - 1)], -1)
+        taken = of_BAk >= 0
+        if not bool(taken.any()):
+            return rows.sum() * 0.0
+        log_q_NK = (rows[taken] @ self._head_of().T).log_softmax(-1)
+        p_NK = lesson.target_NV[of_BAk[taken]].softmax(-1)
+        if model.ids_K is not None:
+            p_NK = p_NK[:, model.ids_K.to(device)]
+        weight_N = self._weight_k.to(device).expand(of_BAk.shape)[taken]
+        return -(weight_N * (p_NK * log_q_NK).sum(-1)).sum() / weight_N.sum()
+
+
+def _anchors(used_BT: Tensor, generator: torch.Generator) -> Tensor:
+    """Roots of blocks, int64 [B, A], drawn without replacement; those that count come first where there are enough."""
+    counts = used_BT.clone()
+    counts[:, 0] = False  # the first token has nothing before it
+    noise_BT = torch.rand(used_BT.shape, generator=generator).to(used_BT.device) + counts
+    noise_BT[:, 0] = -1.0
+    return noise_BT.topk(min(_ANCHORS, used_BT.shape[1] - 1), dim=-1).indices
+
+
+def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
+    """What decides a run on text, beside the shape.
+
+    Raises:
+        ConfigError: the share is out of range.
+    """
+    training.check_own_words(own_words)
+    return Recipe(
+        name="diffuspec",
+        description=f"block network of {target}",
+        config=lambda tokenizer: load_config(target),
+        sources=mixture,
+        block=BLOCK,
+        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
+        bounds=Bounds(minutes=30),
+        tokenizer=target,
+        teacher=target,
+        own_words=own_words,
+    )
+
+
+def run(
+    name: str,
+    shape: Shape,
+    sources: Sequence[Source],
+    out: Path,
+    *,
+    own_words: float = OWN_WORDS,
+    features: Path | None = None,
+    **loop: Any,
+) -> dict[str, Any]:
+    """Train a network; goes on where an interrupted run stopped.
+
+    Args:
+        own_words: share of the text that the target writes; nothing is written if features are given.
+        loop: see ``train/feature_heads/run.py``, as the other arguments.
+    Returns:
+        the record that is saved as ``training.json``.
+    Raises:
+        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+    """
+    share = 0.0 if features else own_words
+    vocabulary = load_config(name).get_text_config(decoder=True).vocab_size
+    wanted = shape.draft_vocab_size
+    if wanted is not None and wanted > vocabulary:
+        raise ConfigError(f"--draft-vocab-size {wanted}: {name} has {vocabulary} tokens")
+
+    def config(target: Any, name: str, fingerprint: str, size: int | None) -> BlockNetworkConfig:
+        return config_for(
+            target,
+            name,
+            fingerprint,
+            draft_vocab_size=size,
+            mlp_width=shape.mlp_width,
+            layers=shape.layers,
+            slots=shape.slots,
+            norm_heads=True,
+        )
+
+    def build(config: BlockNetworkConfig, target: FrozenTarget, ids: list[int] | None) -> BlockNetwork:
+        network = BlockNetwork(config, ids_K=None if ids is None else torch.tensor(ids))
+        network.draw()
+        network.begin_near(target.model)
+        return network
+
+    def read(blocks: Iterable[list[int]], folder: Path) -> dict[str, Any]:
+        Trigram.fit(blocks, vocabulary, least=TRIGRAM_LEAST).save(folder)
+        return {"trigram_bytes": (folder / FILE).stat().st_size, "trigram_least": TRIGRAM_LEAST}
+
+    chosen = Course(
+        part=BlockNetwork,
+        recipe=recipe(name, share),
+        stages=(Stage(own_words=share),),
+        shape=asdict(shape),
+        steps=shape.slots,
+        config=config,
+        build=build,
+        kept=wanted or DRAFT_VOCABULARY,
+        objective=BlockLoss,
+        unroll=unrolled,
+        read=read,
+    )
+    return training.run(name, chosen, sources, out, features=features, **loop)
