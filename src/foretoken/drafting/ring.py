@@ -1,12 +1,14 @@
 """Keys and values of the last tokens of each request, in memory that does not grow with its length.
 
-    slot of position p    p mod size        a token takes the place of the one that is ``size`` before it
+    place of position p    p mod N, and once more N behind it       a token takes the places of the one N before it
+    the last m of them     ends with the second place of the last   one piece, whatever the position
+    a draft's rows         behind that end                          in places that are written before they are read
 
 What is kept follows from the tokens and their positions alone, so a ring is compared with a request's tokens before it
 is read: where they go on, the new ones are added; where anything before them changed (rolled back, begun anew, given to
-another request), it is filled again from the last ``size`` of them. A draft's rows never enter it.
+another request), it is filled again from the last N of them. A draft's rows are never part of it.
 
-Letters: S slots, G key/value heads, N the ring's size, T tokens, d head width.
+Letters: S slots, G key/value heads, N the ring's size, T tokens, R rows of a draft, d head width.
 """
 
 from __future__ import annotations
@@ -22,19 +24,22 @@ class Ring:
 
     Args:
         size: N.
+        spare: rows of a draft, at most.
         kv_heads, head_dim: G and d.
         dtype, device: of keys and values.
     """
 
-    def __init__(self, size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, size: int, spare: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.size = size
-        self._shape = (kv_heads, size, head_dim)
+        self._shape = (kv_heads, 2 * size + spare, head_dim)
+        self._dtype, self._device = dtype, device
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._held: list[list[int]] = []  # of each slot: its tokens, the last one at position ends - 1
         self._ends: list[int] = []
         self._free: list[int] = []
-        self._dtype, self._device = dtype, device
 
     @property
     def num_bytes(self) -> int:
@@ -81,19 +86,30 @@ class Ring:
             begin: position of the first one, as :meth:`missing` gave it.
             tokens: at most ``size`` of them.
         """
-        places_T = (torch.arange(begin, begin + len(tokens)) % self.size).to(k_GTd.device)
-        self._keys[slot].index_copy_(1, places_T, k_GTd)
-        self._values[slot].index_copy_(1, places_T, v_GTd)
+        first_T = torch.arange(begin, begin + len(tokens), device=self._device) % self.size
+        for places_T in (first_T, first_T + self.size):
+            self._keys[slot].index_copy_(1, places_T, k_GTd)
+            self._values[slot].index_copy_(1, places_T, v_GTd)
         before = self._held[slot] if begin == self._ends[slot] else []
         self._held[slot] = [*before, *tokens][-self.size :]
         self._ends[slot] = begin + len(tokens)
 
-    def read(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens held, [G, N or fewer, d], in the order of :meth:`ages`."""
-        count = len(self._held[slot])
-        return self._keys[slot][:, :count], self._values[slot][:, :count]
+    def draft(self, slot: int, first: int, k_GRd: Tensor, v_GRd: Tensor) -> None:
+        """Put rows of a draft behind the tokens, until the next :meth:`write`.
 
-    def ages(self, slot: int) -> Tensor:
-        """How many tokens before the last one each of them stands, int64 [N or fewer]."""
-        count, last = len(self._held[slot]), self._ends[slot] - 1
-        return (last - torch.arange(count)) % self.size
+        Args:
+            first: how many rows stand there already.
+        """
+        begin = self._end(slot) + first
+        self._keys[slot][:, begin : begin + k_GRd.shape[1]] = k_GRd
+        self._values[slot][:, begin : begin + v_GRd.shape[1]] = v_GRd
+
+    def read(self, slot: int, most: int, rows: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last tokens, ``most`` at most, and of so many rows of a draft: [G, ., d], in order."""
+        end = self._end(slot)
+        begin = end - min(most, len(self._held[slot]))
+        return self._keys[slot][:, begin : end + rows], self._values[slot][:, begin : end + rows]
+
+    def _end(self, slot: int) -> int:
+        """Behind the second place of the last token."""
+        return (self._ends[slot] - 1) % self.size + self.size + 1

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from foretoken.drafting.ring import Ring
 
-SIZE, HEADS, WIDTH = 7, 2, 3
+SIZE, SPARE, HEADS, WIDTH = 7, 4, 2, 3
+BYTES = 2 * HEADS * (2 * SIZE + SPARE) * WIDTH * 4
 
 
 def made(tokens: Sequence[int], begin: int) -> tuple[Tensor, Tensor]:
@@ -30,16 +31,20 @@ def bring(ring: Ring, slot: int, tokens: Sequence[int]) -> int:
 
 
 def check(ring: Ring, slot: int, tokens: Sequence[int]) -> None:
-    """In the order of age, the ring is the end of the unbounded cache."""
-    order = ring.ages(slot).argsort(descending=True)
-    expected = [each[:, -SIZE:] for each in made(tokens, 0)]
-    for found, wanted in zip(ring.read(slot), expected, strict=True):
-        assert torch.equal(found[:, order], wanted)
-    assert ring.ages(slot)[order].tolist() == list(range(min(SIZE, len(tokens)) - 1, -1, -1))
+    """The last tokens in their order, as an unbounded cache would give them; and a draft's rows behind them."""
+    for most in (1, 3, SIZE):
+        expected = [each[:, -most:] for each in made(tokens, 0)]
+        for found, wanted in zip(ring.read(slot, most), expected, strict=True):
+            assert torch.equal(found, wanted)
+    rows = made([50, 51, 52, 53], 1000)
+    ring.draft(slot, 0, *(each[:, :1] for each in rows))
+    ring.draft(slot, 1, *(each[:, 1:] for each in rows))
+    for found, tail, draft in zip(ring.read(slot, SIZE, SPARE), made(tokens, 0), rows, strict=True):
+        assert torch.equal(found, torch.cat([tail[:, -SIZE:], draft], dim=1))
 
 
 def new_ring() -> Ring:
-    return Ring(SIZE, HEADS, WIDTH, torch.float32, torch.device("cpu"))
+    return Ring(SIZE, SPARE, HEADS, WIDTH, torch.float32, torch.device("cpu"))
 
 
 @settings(max_examples=80, deadline=None)
@@ -81,9 +86,9 @@ def test_memory_does_not_grow_with_the_text(length: int) -> None:
     slot = ring.acquire()
     for end in range(1, length + 1, 13):
         bring(ring, slot, list(range(end)))
-    assert ring.num_bytes == 2 * HEADS * SIZE * WIDTH * 4
+    assert ring.num_bytes == BYTES
     assert ring.num_slots == 1
     ring.release(slot)
-    assert (ring.num_slots, ring.num_bytes) == (0, 2 * HEADS * SIZE * WIDTH * 4)
+    assert (ring.num_slots, ring.num_bytes) == (0, BYTES)
     ring.acquire()
-    assert ring.num_bytes == 2 * HEADS * SIZE * WIDTH * 4
+    assert ring.num_bytes == BYTES
