@@ -181,6 +181,17 @@ _TABLE = (
         training="foretoken.methods.diffuspec.command:COMMAND",
     ),
     Entry(
+        name="longspec",
+        kind="drafter",
+        target="foretoken.methods.longspec.drafter:LongSpecDrafter",
+        summary="one block over the target's own last keys drafts a chain or a tree; its memory does not grow",
+        paper="arXiv:2502.17421",
+        promise="lossless",
+        needs="a target with rotary positions and a layer of full attention",
+        weights="a head for the target (foretoken train longspec); bundled for zoo:long",
+        training="foretoken.methods.longspec.command:COMMAND",
+    ),
+    Entry(
         name="sprinter",
         kind="drafter",
         target="foretoken.methods.sprinter.drafter:SprinterDrafter",

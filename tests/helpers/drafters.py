@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from foretoken.core.draft import Draft
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
@@ -18,6 +19,9 @@ class Crashing(Stub):
         self._culprit = culprit
         self._when = when
         self._marked: set[int] = set()
+
+    def attach(self, cache: Any) -> None:
+        self._inner.attach(cache)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = self._inner.propose(contexts, budgets)  # first: a failure finds the others' state changed

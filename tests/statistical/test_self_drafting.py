@@ -29,6 +29,8 @@ from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
+from foretoken.methods.longspec.drafter import LongSpecDrafter
+from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -55,6 +57,7 @@ def model() -> LanguageModel:
     Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
     Eagle.untrained(found, folder / "eagle")
     Scylla.untrained(found, folder / "scylla")
+    LongSpec.untrained(found, folder / "longspec", window=4)
     Eagle.untrained(found, folder / "half", draft_vocab_size=50)  # every other token, so that one of the two is out
     return found
 
@@ -169,10 +172,12 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
         ("eagle", {"tree": True, "width": 2, "max_depth": 3}),
         ("scylla", {"width": 2, "max_depth": 3}),
         ("scylla", {"tree": False}),
+        ("longspec", {}),
+        ("longspec", {"tree": True, "width": 8, "max_depth": 3}),
     ],
     ids=str,
 )
-def test_heads_over_hidden_states_have_the_target_s_law(method: str, options: dict[str, Any]) -> None:
+def test_heads_over_the_target_s_states_and_keys_have_its_law(method: str, options: dict[str, Any]) -> None:
     found, stood = fit(method, **options)
     assert found.p_value > PLAUSIBLE
     assert 0.1 < stood < 0.99
@@ -183,19 +188,27 @@ def test_a_token_outside_of_the_draft_vocabulary_is_still_emitted() -> None:
     assert found.p_value > PLAUSIBLE
 
 
-class CalledSampled(EagleDrafter):
-    """Planted: a tree of deterministic children that says they were drawn."""
+class _CalledSampled:
+    """Planted: a tree of deterministic children that says they were drawn, as LongSpec's released code takes them."""
 
     def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
-        self.laws = (Sampled,)
-        drafts = super().propose(contexts, budgets)
+        drafts = super().propose(contexts, budgets)  # type: ignore[misc]
         q_V = torch.zeros(101)
         q_V[list(BIAS)] = 0.5
         return [replace(each, law=Sampled(q_V[None], (0,) * len(each))) if len(each) else each for each in drafts]
 
 
-def test_a_tree_that_is_called_sampled_is_seen() -> None:
-    drafter = CalledSampled(CalledSampled.Config(tree=True, width=1, max_depth=3), model())
+class SampledEagle(_CalledSampled, EagleDrafter):
+    pass
+
+
+class SampledLongSpec(_CalledSampled, LongSpecDrafter):
+    pass
+
+
+@pytest.mark.parametrize("method", [SampledEagle, SampledLongSpec])
+def test_a_tree_that_is_called_sampled_is_seen(method: Any) -> None:
+    drafter = method(method.Config(tree=True, width=1, max_depth=3), model())
     drafter.laws = (Sampled,)
     found, _ = fit(drafter, num_speculative_tokens=3, verifier="recursive")
     assert found.p_value < PLAUSIBLE / 100

@@ -406,6 +406,7 @@ class Cache(Protocol):
         free_slots: slots that can still be acquired.
         can_branch: whether a tail may be a tree; if not, drafts must be chains.
         can_roll_back: whether a committed prefix can be shortened; if not, only to nothing.
+        keeps_keys: whether it keeps every committed row's keys and values, so that a drafter may read them.
     """
 
     lengths: list[int]
@@ -413,6 +414,7 @@ class Cache(Protocol):
     max_length: int
     can_branch: bool
     can_roll_back: bool
+    keeps_keys: bool
 
     @property
     def free_slots(self) -> int: ...
@@ -432,6 +434,10 @@ class Cache(Protocol):
 
     def reserve(self, slot: int, num_rows: int) -> None:
         """Make room for rows behind the committed prefix; a ValueError beyond ``max_length``."""
+        ...
+
+    def committed(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys [G, L, D] and values [G, L, Dv] of a layer's committed rows, in place; only where it keeps them."""
         ...
 
     def commit(self, slot: int, rows: Sequence[int]) -> None:

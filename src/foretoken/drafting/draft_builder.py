@@ -119,6 +119,44 @@ class DraftBuilder:
             token, parent, float(q_V[token if columns is None else columns.of(token)]), self.keep(q_V, columns)
         )
 
+    def pays(self, reach: float, confidence: float, count: int | None = None) -> bool:
+        """Whether one more node is worth its time, as far as the controller has a say.
+
+        Args:
+            reach: of its parent.
+            confidence: that it stands.
+            count: nodes before it; None: all there are.
+        """
+        stop_rule, num_nodes = self.budget.stop_rule, len(self.tokens) if count is None else count
+        return stop_rule is None or stop_rule.worthwhile(reach, confidence, num_nodes)
+
+    def draw_if_it_pays(self, output: Output, row: int, name: str) -> int | None:
+        """:meth:`draw`, unless the controller ends the chain; that is decided from q alone, before the draw.
+
+        Returns:
+            the child; None where there is none.
+        """
+        context, parent = self.context, self.frontier[0]
+        raw_1V, columns, q_V = output.logits_MV[row : row + 1], output.columns, None
+        if not context.params.greedy:
+            q_V = torch.softmax(self.process(raw_1V, columns)[0].float(), dim=-1)
+            # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
+            confidence = float((q_V * q_V).sum()) ** 0.5
+        else:
+            if not context.laws.trivial:
+                output, row = Output.of(self.process(raw_1V, columns), top=1, columns=columns), 0
+            confidence = output.top_shares[row * (len(output.top_shares) // len(output.best))]
+        if confidence != confidence:  # none of the tokens that are scored may be emitted
+            check_numbers(raw_1V, name)
+            return None
+        if not self.pays(self.reach_of(parent), confidence):
+            return None
+        if q_V is None:
+            self.keep_greedy_law(output, row)
+            return self.add(output.best[row], parent, confidence, 0)
+        (token,) = draw_siblings(Sampled, q_V, 1, context.streams, columns)
+        return self.add(token, parent, confidence, self.keep(q_V, columns))
+
     def keep(self, q_V: Tensor, columns: Columns | None) -> int:
         """Keep a row of q that nodes are drawn from; returns its number."""
         self.q_rows.append(q_V)
@@ -152,11 +190,30 @@ class DraftBuilder:
         Raises:
             RequestError: the logits are NaN.
         """
+        fresh: list[int] = []
+        for _, parent, token, q in self.candidates(output, first, name, expands)[:width]:
+            if len(self.tokens) >= self.budget.max_nodes or not pays(self.reach_of(parent), q):
+                break
+            fresh.append(self.add(token, parent, q, 0))
+        self.frontier = [node for node in fresh if self.has_room(node)]
+
+    def candidates(
+        self, output: Output, first: int, name: str, expands: Callable[[int, float], bool] = lambda parent, best: True
+    ) -> list[tuple[float, int, int, float]]:
+        """What the frontier may be continued with: probability of the path, parent, token and its own probability.
+
+        Args:
+            output, first, name, expands: as :meth:`extend_tree`.
+        Returns:
+            most probable path first.
+        Raises:
+            RequestError: the logits are NaN.
+        """
         raw_MV, columns = output.logits_MV[first : first + len(self.frontier)], output.columns
         top = len(output.top_ids) // len(output.best)
         if not self.context.laws.trivial:
             output, first = Output.of(self.process(raw_MV, columns), top=top, columns=columns), 0
-        candidates: list[tuple[float, int, int, float]] = []
+        found: list[tuple[float, int, int, float]] = []
         for row, parent in enumerate(self.frontier, first):
             ranked = slice(row * top, (row + 1) * top)
             shares, reach = output.top_shares[ranked], self.reach_of(parent)
@@ -165,14 +222,9 @@ class DraftBuilder:
                 continue
             if expands(parent, shares[0]):
                 ids = output.top_ids[ranked]
-                candidates += [(reach * q, parent, token, q) for q, token in zip(shares, ids, strict=True) if q > 0]
-        candidates.sort(key=lambda each: -each[0])
-        fresh: list[int] = []
-        for _, parent, token, q in candidates[:width]:
-            if len(self.tokens) >= self.budget.max_nodes or not pays(self.reach_of(parent), q):
-                break
-            fresh.append(self.add(token, parent, q, 0))
-        self.frontier = [node for node in fresh if self.has_room(node)]
+                found += [(reach * q, parent, token, q) for q, token in zip(shares, ids, strict=True) if q > 0]
+        found.sort(key=lambda each: -each[0])
+        return found
 
     def keep_greedy_law(self, output: Output, row: int) -> None:
         """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""

@@ -59,6 +59,18 @@ class RerankedBuilder(DraftBuilder):
         deeper = bool(best) and self.depths[best[0]] < self.budget.max_depth
         self.frontier = sorted(node for node in best if deeper and self.reach[node] > least)
 
+    def record_beam(self, output: Output, first: int, *, width: int, name: str) -> None:
+        """Record the best continuations of the whole frontier together; all of them become the frontier.
+
+        A node that gets none stays as it is. As :meth:`record_level`, but for what is recorded.
+        """
+        self.expanded = self.frontier
+        fresh = [self.add(token, parent, q, 0) for _, parent, token, q in self.candidates(output, first, name)[:width]]
+        least = self._least()
+        self.frontier = [
+            node for node in fresh if self.depths[node] < self.budget.max_depth and self.reach[node] > least
+        ]
+
     def rerank(self, pays: Callable[[float, float], bool] = lambda reach, q: True) -> None:
         """Keep the best nodes, at most as many as the budget allows.
 
@@ -79,6 +91,17 @@ class RerankedBuilder(DraftBuilder):
             values = getattr(self, name)
             setattr(self, name, [values[node] for node in kept])
         self.chain = all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def rerank_what_pays(self) -> None:
+        """:meth:`rerank` as the controller says."""
+        count = 0
+
+        def pays(reach: float, q: float) -> bool:
+            nonlocal count
+            count += 1
+            return self.pays(reach, q, count - 1)
+
+        self.rerank(pays)
 
     def _least(self) -> float:
         """What a path has to exceed in order to be proposed; 0 while there is room."""

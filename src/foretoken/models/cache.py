@@ -66,6 +66,7 @@ class KVCache:
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
         self.can_branch = True
         self.can_roll_back = True
+        self.keeps_keys = True
         self.mover: Mover | None = None  # set by whoever knows all buffers' addresses
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 
@@ -126,6 +127,17 @@ class KVCache:
             self.keys[layer], self.values[layer] = keys, values
             self.generation += 1
         return keys, values
+
+    def committed(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys [G, L, D] and values [G, L, Dv] of a layer's committed rows, in place: read them before the next write.
+
+        Raises:
+            ValueError: nothing was written yet.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            raise ValueError(f"layer {layer} has no keys yet")
+        return keys[slot, :, : self.lengths[slot]], values[slot, :, : self.lengths[slot]]
 
     def commit(self, slot: int, rows: Sequence[int]) -> None:
         """Keep these tail rows, in this order, and drop the others.

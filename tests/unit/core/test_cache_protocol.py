@@ -210,6 +210,25 @@ def test_an_implementation_has_every_member(make: Callable[[], Kept]) -> None:
     assert {name for name in members_of(Cache) if not hasattr(cache, name)} == set()
     assert isinstance(cache.can_branch, bool)
     assert isinstance(cache.can_roll_back, bool)
+    assert isinstance(cache.keeps_keys, bool)
+
+
+@every
+def test_what_is_committed_can_be_read_in_place(make: Callable[[], Kept]) -> None:
+    """The committed rows and none of the tail, in the memory that the forward writes."""
+    kept = make()
+    if not kept.cache.keeps_keys:
+        pytest.skip("keeps no keys")
+    slot = kept.cache.acquire()
+    kept.cache.reserve(slot, 3)
+    kept.write(slot, [1.0, 2.0, 3.0], [-1, 0, 0])
+    kept.cache.commit(slot, [0, 2])
+    found = [kept.cache.committed(layer, slot) for layer in range(LAYERS)]
+    given = [*(keys for keys, _ in found), *(values for _, values in found)]
+    for view, expected in zip(given, kept.remembered(slot), strict=True):
+        assert torch.equal(view, expected)
+    given[0].zero_()
+    assert not bool(kept.remembered(slot)[0].any())
 
 
 # ------------------------------------------------------------------ planted: the tests above can fail

@@ -23,10 +23,8 @@ from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sa
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
-from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
-from foretoken.drafting.draft_builder import check_numbers
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
@@ -183,7 +181,7 @@ class FeatureDrafter(Drafter):
             if state is not None and budget.max_nodes > 0 and depth > 0 and self._begins(state, context):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
-            active = [draft for draft in growing if self._pays(draft, 1.0, 1.0)]
+            active = [draft for draft in growing if draft.pays(1.0, 1.0)]
             self._columns.begin([draft.context for draft in active])
             while active:
                 output, starts = self._read(active)
@@ -210,48 +208,14 @@ class FeatureDrafter(Drafter):
     # ------------------------------------------------------------------ growing
 
     def _extend_chain(self, draft: _Builder, output: Output, row: int) -> None:
-        """One child: the argmax at temperature 0, else drawn. Whether there is one is decided from q alone."""
-        context, parent = draft.context, draft.frontier[0]
-        greedy = context.params.greedy
-        raw_1V, columns, q_V = output.logits_MV[row : row + 1], output.columns, None
-        if not greedy:
-            q_V = torch.softmax(draft.process(raw_1V, columns)[0].float(), dim=-1)
-            # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
-            confidence = float((q_V * q_V).sum()) ** 0.5
-        else:
-            if not context.laws.trivial:
-                output, row = Output.of(draft.process(raw_1V, columns), top=1, columns=columns), 0
-            confidence = output.top_shares[row]
+        node = draft.draw_if_it_pays(output, row, self.name)
         draft.expanded, draft.frontier = draft.frontier, []
-        if confidence != confidence:  # none of the tokens that are scored may be emitted
-            check_numbers(raw_1V, self.name)
-            return
-        if not self._pays(draft, draft.reach_of(parent), confidence):
-            return
-        if q_V is None:
-            draft.keep_greedy_law(output, row)
-            node = draft.add(output.best[row], parent, confidence, 0)
-        else:
-            (token,) = draw_siblings(Sampled, q_V, 1, context.streams, columns)
-            node = draft.add(token, parent, confidence, draft.keep(q_V, columns))
-        if draft.has_room(node):
+        if node is not None and draft.has_room(node):
             draft.frontier = [node]
-
-    def _pays(self, draft: _Builder, reach: float, confidence: float, count: int | None = None) -> bool:
-        stop_rule = draft.budget.stop_rule
-        nodes = len(draft.tokens) if count is None else count
-        return stop_rule is None or stop_rule.worthwhile(reach, confidence, nodes)
 
     def _finish(self, draft: _Builder) -> Draft:
         if self.options.tree:
-            count = 0
-
-            def pays(reach: float, q: float) -> bool:
-                nonlocal count
-                count += 1
-                return self._pays(draft, reach, q, count - 1)
-
-            draft.rerank(pays)
+            draft.rerank_what_pays()
         return draft.finish(Sampled)
 
     # ------------------------------------------------------------------ the head

@@ -1,0 +1,240 @@
+"""What training computes at a gap is what serving computes at a depth; what may be seen; what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.core.draft import Draft
+from foretoken.core.errors import ConfigError, MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.core.protocols import Budget
+from foretoken.drafting.learned_part import find
+from foretoken.methods.longspec.drafter import LongSpecDrafter
+from foretoken.methods.longspec.network import LongSpec
+from foretoken.methods.longspec.train import KeyedTarget, read
+from foretoken.models import far_keys
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load, load_as_is
+from foretoken.train.replies import Replies
+from helpers.golden import Session, tokens_of
+from helpers.requests import make_request
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+
+WINDOW, LEVELS, PROMPT = 6, 4, 40
+SHAPES: dict[str, dict[str, Any]] = {"chain": {}, "tree": {"tree": True, "width": 4}}
+
+
+@pytest.fixture(scope="module", params=["llama_rope_yarn", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return load(save_model(request.param, tmp_path_factory.mktemp("tiny"), intermediate_size=128), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def head(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("head")
+    return Path(LongSpec.untrained(model, place, window=WINDOW, levels=LEVELS))
+
+
+class Drafting:
+    """A drafter over a prompt that a model has read, and what was scored for the last draft, row by row."""
+
+    def __init__(self, model: LanguageModel, head: Path, length: int = PROMPT, **options: Any) -> None:
+        self.drafter = LongSpecDrafter(LongSpecDrafter.Config(head=str(head), **options), model)
+        self.session = Session(model)
+        self.drafter.attach(self.session.cache)
+        self.request = make_request(tokens_of(1, length, 100), vocab_size=model.vocab_size, max_tokens=50)
+        self.request.slot = self.session.cache.acquire()
+        self.session.chunk(self.request.slot, self.request.tokens[:-1], wanted=1)
+        self.logits: list[Tensor] = []
+        self.positions: list[int] = []
+        inner = self.drafter._runner.read
+
+        def watched(levels: Sequence[Any], **options: Any) -> Any:
+            found = inner(levels, **options)
+            self.logits += list(found.logits_MV.clone())
+            self.positions += [level.position for level in levels for _ in level.tokens]
+            return found
+
+        self.drafter._runner.read = watched
+
+    def draft(self, nodes: int = 60, depth: int = LEVELS) -> Draft:
+        self.logits.clear()
+        self.positions.clear()
+        (found,) = self.drafter.propose([self.request], [Budget(nodes, depth)])
+        return found
+
+
+def columns(model: LanguageModel, head: Path, tokens: list[int], gap: int) -> Tensor:
+    """What training computes for a text, [T, V]."""
+    loaded = load_as_is(str(model.source))
+    target = KeyedTarget(loaded.model, "it", Replies(loaded.tokenizer))
+    tokens_1T = torch.tensor([tokens])
+    positions_1T = torch.arange(len(tokens))[None]
+    lesson = target.lesson(tokens_1T, positions_1T)
+    with torch.no_grad():
+        return target.logits(read(LongSpec.load(head), target, lesson, positions_1T, [gap])[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_draft_at_a_depth_is_training_at_its_gap(shape: str, model: LanguageModel, head: Path) -> None:
+    """With rings that have wrapped around, and, in a tree, along every node's own path."""
+    drafting = Drafting(model, head, **SHAPES[shape])
+    draft = drafting.draft()
+    tokens = drafting.request.tokens
+    last = len(tokens) - 1
+    torch.testing.assert_close(drafting.logits[0], columns(model, head, tokens, 1)[-1], rtol=1e-4, atol=1e-5)
+    inner = [node for node in range(len(draft)) if draft.tree.depths[node] < LEVELS]
+    assert len(drafting.logits) == 1 + len(inner)
+    assert max(drafting.positions) == last + LEVELS - 1
+    for row, node in enumerate(inner):
+        path, above = [draft.tree.tokens[node]], draft.tree.parents[node]
+        while above >= 0:
+            path, above = [draft.tree.tokens[above], *path], draft.tree.parents[above]
+        expected = columns(model, head, [*tokens, *path], len(path) + 1)[-1]
+        torch.testing.assert_close(drafting.logits[1 + row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_it_sees_the_keys_before_the_root_and_no_others(model: LanguageModel, head: Path) -> None:
+    found = []
+    for place in (None, PROMPT - 1, PROMPT - 2):
+        drafting = Drafting(model, head)
+        keys, values = (each[2] for each in (drafting.session.cache.keys, drafting.session.cache.values))
+        assert keys is not None
+        assert values is not None
+        if place is not None:
+            slot = drafting.request.slot
+            keys[slot, :, place] += 3.0
+            values[slot, :, place] += 3.0
+            if place == PROMPT - 1:  # the root's own place, and all behind it
+                keys[slot, :, place:], values[slot, :, place:] = 7.0, 7.0
+        drafting.draft()
+        found.append(torch.stack(drafting.logits))
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2], atol=1e-3)
+
+
+def test_the_ring_is_as_good_as_a_cache_of_everything(model: LanguageModel, head: Path, tmp_path: Path) -> None:
+    """Under the window: the same drafts from a ring that is larger than the text."""
+    whole = LongSpec.load(head)
+    settings = json.loads((head / "config.json").read_text())
+    found = []
+    for window in (WINDOW, 3 * PROMPT):
+        place = tmp_path / str(window)
+        whole.save(place)
+        (place / "config.json").write_text(json.dumps({**settings, "window": window}))
+        drafting = Drafting(model, place, length=WINDOW - LEVELS + 1)
+        drafting.draft()
+        found.append(torch.stack(drafting.logits))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    far = [Drafting(model, tmp_path / str(window)) for window in (WINDOW, 3 * PROMPT)]
+    for each in far:
+        each.draft()
+    assert not torch.allclose(far[0].logits[0], far[1].logits[0], atol=1e-3)
+
+
+def test_the_angles_are_the_target_s(model: LanguageModel) -> None:
+    """The factor that YaRN puts on them is in them."""
+    keys = far_keys.find(model.model, model.name)
+    cos, sin = keys.angles(torch.arange(100))
+    size = (cos**2 + sin**2).sqrt()
+    scaling = model.model.model.rotary_emb.attention_scaling
+    torch.testing.assert_close(size, torch.full_like(size, scaling))
+    assert (scaling > 1.01) == ("yarn" in str(model.config.rope_parameters))
+    assert keys.layer == 2
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("mistral", "has no layer of full attention: all of its 3 layers see a window of 5 positions"),
+        ("gpt2", "is of type 'gpt2': the angles of its keys are not known"),
+        ("cohere2", "is of type 'cohere2'"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(family: str, message: str, tmp_path: Path) -> None:
+    target = load(save_model(family, tmp_path), device="cpu")
+    with pytest.raises(UnsupportedArchitecture, match=message):
+        LongSpec.random(target)
+
+
+def test_the_last_layer_of_full_attention_is_read(tmp_path: Path) -> None:
+    target = load(save_model("qwen3_window", tmp_path), device="cpu")
+    assert far_keys.find(target.model, "it").layer == 1
+
+
+def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    ours, other = (load(save_model("llama", tmp_path / str(seed), seed=seed), device="cpu") for seed in range(2))
+    LongSpec.untrained(other, tmp_path / "head", window=WINDOW)
+    with pytest.raises(MismatchError, match="train one with 'foretoken train longspec --target"):
+        find(LongSpec, str(tmp_path / "head"), ours)
+    with pytest.raises(ModelError, match=r"no LongSpec head for .* make one with 'foretoken train longspec"):
+        find(LongSpec, None, ours)
+
+
+def damage(place: Path, what: str) -> None:
+    settings = json.loads((place / "config.json").read_text())
+    weights = load_file(place / "model.safetensors")
+    if what == "a field":
+        settings["window"] = 0
+    elif what == "a tensor":
+        del weights["far_q_proj.weight"]
+    elif what == "a shape":
+        weights["o_proj.weight"] = weights["o_proj.weight"][:-1]
+    elif what == "a layer":
+        settings["layer"] = 0
+    elif what == "cut":
+        (place / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes()[:-100])
+        return
+    (place / "config.json").write_text(json.dumps(settings))
+    save_file(weights, place / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("a field", ModelError, "window=0"),
+        ("a tensor", ModelError, "cannot be read"),
+        ("a shape", ModelError, "cannot be read"),
+        ("cut", ModelError, "cannot be read"),
+        ("a layer", MismatchError, "layer is 0, but that of .* is 2"),
+    ],
+)
+def test_damaged_folders_are_named(what: str, kind: Any, message: str, tmp_path: Path) -> None:
+    target = load(save_model("llama", tmp_path / "model"), device="cpu")
+    LongSpec.untrained(target, tmp_path / "head", window=WINDOW)
+    damage(tmp_path / "head", what)
+    with pytest.raises(kind, match=message):
+        LongSpecDrafter(LongSpecDrafter.Config(head=str(tmp_path / "head")), target)
+
+
+def test_a_cache_without_keys_is_refused(model: LanguageModel, head: Path) -> None:
+    drafter = LongSpecDrafter(LongSpecDrafter.Config(head=str(head)), model)
+    cache = model.new_cache(1)
+    cache.keeps_keys = False
+    with pytest.raises(ConfigError, match="keeps a state instead"):
+        drafter.attach(cache)
+
+
+@pytest.mark.parametrize("options", [{"max_depth": 0}, {"width": 65}, {"tree": 1}, {"head": 5}, {"max_depth": True}])
+def test_bad_options_are_named(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=name):
+        LongSpecDrafter.Config(**options)
+
+
+def test_nothing_is_drafted_where_the_head_was_never_trained(model: LanguageModel, tmp_path: Path) -> None:
+    """Positions beyond those of the training: a draft ends before them."""
+    place = Path(LongSpec.untrained(model, tmp_path, window=WINDOW, levels=LEVELS, max_length=PROMPT + 2))
+    assert len(Drafting(model, place).draft()) == 2
+    assert len(Drafting(model, place, length=PROMPT + 2).draft()) == 0
