@@ -25,7 +25,8 @@ class Entry:
         target: "module:Class", imported on first use.
         summary: one line.
         paper: arXiv id or a citation; the method card cites the same.
-        promise: "lossless" for drafters (any of them, under a lossless verifier); for the others the written promise.
+        promise: "lossless" for drafters and plans (any of them, under a lossless verifier); for the others the written
+            promise.
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
         training: "module:NAME" of its ``foretoken train`` command (train/command.py), which help imports without torch;
@@ -381,6 +382,15 @@ _TABLE = (
         needs="drafts that do not begin inside the target",
     ),
     Entry(
+        name="hybrid",
+        kind="plan",
+        target="foretoken.models.hybrid:HybridPlans",
+        summary="a draft is verified with no mask over the prefix: two attentions, merged by log-sum-exp",
+        paper="arXiv:2502.17421",
+        promise="lossless",
+        needs="--set plan=hybrid, beside any method",
+    ),
+    Entry(
         name="sparse_verification",
         kind="plan",
         target="foretoken.methods.sparse.plan:SparseVerification",
@@ -398,10 +408,10 @@ def entries(kind: str | None = None) -> list[Entry]:
     return [entry for entry in (*_TABLE, *plugins) if kind is None or entry.kind == kind]
 
 
-def find(name: str, kind: Literal["drafter", "verifier"]) -> Entry:
+def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
     """The entry of that name; an unknown name is a ConfigError that offers the nearest one."""
     table = {entry.name: entry for entry in entries(kind)}
     if name not in table:
-        label = "method" if kind == "drafter" else "verifier"
+        label = "method" if kind == "drafter" else kind
         raise ConfigError(f"unknown {label} '{name}': {nearest(name, table)}")
     return table[name]

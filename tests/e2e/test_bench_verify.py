@@ -47,3 +47,16 @@ def test_what_only_the_model_knows_is_refused_in_one_line():
     done = run("--model", "shape:16m", "--fill", "random", "--set", "verification.dense_below=4096", code=2)
     assert "the context of 'shape:16m' holds 4096" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_hybrid_beside_dense_and_under_sparse(tmp_path):
+    out = tmp_path / "out.json"
+    plans = "dense,hybrid,hybrid+verification.block=16"
+    run("--context", "200", "--rows", "4", "--plans", plans, "--set", "verification.score=mean", "--json", out)
+    dense, hybrid, sparse = json.loads(out.read_text())["results"]
+    assert (hybrid["read"], hybrid["bytes"]) == (1.0, dense["bytes"])
+    assert hybrid["settings"] == {"plan": "hybrid"}
+    assert sparse["settings"]["plan"] == "hybrid"
+    assert sparse["read"] < 0.7
+    done = run("--plans", "dense,hybird", code=2)
+    assert "did you mean 'hybrid'" in done.stderr

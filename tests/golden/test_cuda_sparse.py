@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.methods.sparse import attention as sparse_attention
+from foretoken.models.kernels import loading
 from helpers.interpreted_kernel import CASES
 
 pytest.importorskip("triton", reason="needs the package triton")
@@ -23,7 +23,7 @@ def exact_products() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_equals_the_gather_path_and_the_definition(name: str) -> None:
     case = CASES[name]
-    assert sparse_attention._kernel("cuda") is not None
+    assert loading.kernel("cuda") is not None
     found = case.run("cuda")
     assert found["launches"] == len(case.requests)
     assert found["gather"] < TOLERANCE[case.dtype]

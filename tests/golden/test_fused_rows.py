@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -88,3 +89,49 @@ def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: tor
             for node in range(-1, len(clean)):
                 hit = node >= 0 and spoilt_node in clean.path_to(node)
                 assert damaged[node + 1].isnan().all() if hit else torch.equal(damaged[node + 1], healthy[node + 1])
+
+
+TILE = 256  # columns that attention takes at a time (models/fused/types.h)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"num_key_value_heads": 6, "head_dim": 48}),
+        ("mistral", {"sliding_window": 259}),
+        ("mistral", {"sliding_window": 20}),
+    ],
+    ids=["groups", "odd width", "window", "short window"],
+)
+def test_rows_on_the_edge_of_a_tile(
+    kind: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single rows are the measure of chunks and of trees that begin in one tile and end in the next, bit for bit."""
+    monkeypatch.setitem(fused_models.FAMILIES, "long", (kind, {**options, "max_position_embeddings": 320}))
+    model, reference = make("long", dtype)
+    tokens = text(TILE + 30)
+    one = Session(model)
+    slot = one.cache.acquire()
+    single = torch.cat([one.chunk(slot, [token]) for token in tokens])
+    if dtype == torch.float32:
+        assert error(single, plain(reference, tokens)) < 1e-4
+    for edges in ([0, 286], [0, 250, 257, 286], [0, 13, 255, 286]):
+        other = Session(model)
+        slot = other.cache.acquire()
+        chunked = torch.cat([other.chunk(slot, tokens[a:b]) for a, b in itertools.pairwise(edges)])
+        assert torch.equal(chunked, single)
+    session = Session(model)
+    slot = session.cache.acquire()
+    for prefix in (253, 254, 256):
+        session.chunk(slot, tokens[session.cache.lengths[slot] : prefix])
+        # the text itself is the spine of the tree, and a twig hangs on every node of it
+        spine = tokens[prefix + 1 : prefix + 9]
+        tree = TokenTree([*spine, *(3 + (token + 1) % 90 for token in spine)], DEEP)
+        for rows in (session.draft(slot, tokens[prefix], tree), session.levels(slot, tokens[prefix], tree)):
+            assert torch.equal(rows[:9], single[prefix : prefix + 9])
+        twig = session.draft(slot, tokens[prefix], tree)[-1]
+        path = [tokens[prefix], *spine[:7], tree.tokens[-1]]
+        assert torch.equal(torch.cat([session.chunk(slot, [token]) for token in path])[-1], twig)
+        session.cache.rollback(slot, prefix)

@@ -22,12 +22,12 @@ from unittest import mock
 import torch
 
 from foretoken.core.tree import TokenTree
-from foretoken.methods.sparse import attention as sparse_attention
 from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.kernels import loading
 from helpers import sparse
 from helpers.golden import random_tree
 
@@ -73,10 +73,10 @@ class Case:
             cache.reserve(slot, 1 + len(draft))
         q, k, v = draw(len(batch))
         factory = SparseAttention(self.rule)
-        module = sparse_attention._kernel(device)
+        module = loading.kernel(device)
         with mock.patch.object(module, "attend", wraps=module.attend) as launched:
             found = factory(cache, batch).attend(0, q, k, v, scaling=SCALING).double()
-        with mock.patch.object(sparse_attention, "_kernel", return_value=None):
+        with mock.patch.object(loading, "kernel", return_value=None):
             gathered = factory(cache, batch).attend(0, q, k, v, scaling=SCALING).double()
         defined = []
         keys, values = cache.keys[0], cache.values[0]
@@ -183,7 +183,7 @@ def _multiply_bfloat16() -> None:
 def _with_bug(old: str, new: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:  # Triton reads the source when it runs
         planted = _planted(Path(folder), old, new)
-        with mock.patch.object(sparse_attention, "_kernel", return_value=planted):
+        with mock.patch.object(loading, "kernel", return_value=planted):
             return _PLANTED.run()
 
 

@@ -4,6 +4,7 @@ What differs between the two layouts:
 
 * llama.cpp rotates neighbouring pairs (0, 1), (2, 3), ... of a head where the library rotates (0, D/2), (1, D/2 + 1),
   ..., so the rows of the query and key weights are re-ordered within each head;
+* YaRN is described by factor and original length; its two betas are llama.cpp's own, 32 and 1;
 * norms are float32 there; everything else keeps its bfloat16, float16 or float32 bits;
 * a tied head is simply absent.
 
@@ -81,6 +82,10 @@ def export(model: Any, tokenizer: Any, path: str | Path) -> Path:
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    if config.rope_parameters["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(float(config.rope_parameters["factor"]))
+        writer.add_rope_scaling_orig_ctx_len(int(config.rope_parameters["original_max_position_embeddings"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     _add_tokenizer(writer, tokenizer, config, model.generation_config, gguf)
     for name, tensor in _tensors(model):
@@ -96,12 +101,18 @@ def _check(config: Any) -> None:
     reasons = {
         f"architecture '{config.model_type}'": config.model_type != "llama",
         f"rope type '{(config.rope_parameters or {}).get('rope_type')}'": config.model_type == "llama"
-        and config.rope_parameters.get("rope_type") != "default",
+        and not _has_known_rotary(config.rope_parameters),
         "biases": bool(getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)),
     }
     for what, present in reasons.items():
         if present:
             raise UnsupportedArchitecture(f"GGUF export writes the plain Llama layout only, not {what}")
+
+
+def _has_known_rotary(parameters: dict[str, Any]) -> bool:
+    if parameters.get("rope_type") == "yarn":  # of its settings, those that llama.cpp derives as the library does
+        return set(parameters) <= {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
+    return parameters.get("rope_type") == "default"
 
 
 def interleave_heads(weight: Tensor, num_heads: int) -> Tensor:

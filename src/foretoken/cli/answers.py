@@ -17,19 +17,25 @@ from foretoken.core.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _WIDTH = 72  # of a prompt quoted in a header
+_PATIENCE = 2.0  # seconds that a prompt may be read without a word
+_CLEAR_LINE = "\r\x1b[K"
 
 
 def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: SamplingParams, *, json: bool) -> int:
     """Stream one prompt to stdout; statistics to stderr. Returns the exit code."""
     output, ended, interrupted = None, True, False
+    reading = _Reading()
     try:
-        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params):
+        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, reading=None if json else reading.told):
+            reading.clear()
             output = chunk.output
             if not json and chunk.text:
                 emit(chunk.text, end="")
                 ended = chunk.text.endswith("\n")
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        reading.clear()
     if output is None:  # interrupted before the first token
         return _INTERRUPTED
     if json:
@@ -75,6 +81,29 @@ def answer_all(
     if interrupted:
         return _INTERRUPTED
     return int(bool(writer.failed()))
+
+
+class _Reading:
+    """A line on a terminal's stderr that says how far a long prompt is read; gone when the answer begins."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._shown = False
+
+    def told(self, read: int, total: int) -> None:
+        """So many of the prompt's tokens are read."""
+        seconds = time.perf_counter() - self._began
+        if seconds < _PATIENCE or not sys.stderr.isatty():
+            return
+        line = f"reading the prompt: {read:,} of {total:,} tokens in {seconds:.0f} s"
+        print(f"{_CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
+        self._shown = True
+
+    def clear(self) -> None:
+        """Take the line away, if there is one."""
+        if self._shown:
+            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        self._shown = False
 
 
 class _InOrder:

@@ -34,7 +34,7 @@ from foretoken.models.shapes import SHAPES, write_random_model
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
 
-_PLANS = ("dense", "sparse")
+_PLANS = ("dense", "hybrid", "sparse")
 _KEY = "verification."
 _FILE_WIDTH = 120
 _PLANS_PANEL, _MEASURE = "Plans", "Measuring"
@@ -56,7 +56,7 @@ def verify(
         typer.Option(
             "--plans",
             metavar="A,B,…",
-            help="dense, sparse; settings of an entry with '+': sparse+verification.budget=0.2.",
+            help="dense, hybrid, sparse; settings of an entry with '+': sparse+verification.budget=0.2.",
             rich_help_panel=_PLANS_PANEL,
         ),
     ] = "dense,sparse",
@@ -89,7 +89,8 @@ def verify(
 ) -> None:
     """Time the target's verification forward, plan against plan: same rows, same prefix, interleaved.
 
-    The context is the bundled prompts, repeated. attention is the part of a
+    The context is the bundled prompts, repeated. hybrid with settings is
+    sparse, too: hybrid+verification.budget=0.2. attention is the part of a
     forward in attention (storing keys, selecting and attending); read is the
     share of the context that heads read. A sparse plan is sparse here from
     the first token on: verification.dense_below is 0 if it is not set. --model
@@ -104,6 +105,8 @@ def verify(
       foretoken bench verify --model shape:100m --fill random --context 8192
 
       foretoken bench verify --context 384 --plans dense,sparse+verification.ffn=0.1
+
+      FORETOKEN_FUSED=0 foretoken bench verify --context 4000 --rows 8,32 --plans dense,hybrid
     """
     contexts, counts = parse_numbers(context, "--context", int), parse_numbers(rows, "--rows", int)
     for option, values in (("--context", contexts), ("--rows", counts)):
@@ -121,19 +124,15 @@ def verify(
     from foretoken.bench.forward_cost import AttentionShapes
     from foretoken.bench.verification import Prefix, measure
     from foretoken.core.provenance import provenance
-    from foretoken.engine.compose import settings_of
+    from foretoken.engine.compose import plan_of
     from foretoken.methods.sparse.plan import SparseVerification
-    from foretoken.models.dense import DensePlans
 
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
     with ExitStack() as stack:
         target = _load(model, dtype, device, max(contexts) + max(counts), stack, trusted=trust_remote_code)
-        makers: dict[str, Any] = {}
-        for label, each in settings.items():
-            given = settings_of(SparseVerification.settings_key, dict(each))
-            makers[label] = SparseVerification.arranged(given, target) or DensePlans()
+        makers: dict[str, Any] = {label: plan_of(dict(each), target) for label, each in settings.items()}
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
         with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:
             timings = measure(prefix, makers, contexts=contexts, rows=counts, repeats=repeats, progress=progress)
@@ -172,7 +171,7 @@ def verify(
 
 
 def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Label -> ``verification.*`` settings; none for the dense plan."""
+    """Label -> settings, as in a recipe; none for the dense plan."""
     shared = parse_settings(sets)
     plans: dict[str, dict[str, Any]] = {}
     for piece in (piece.strip() for piece in text.split(",")):
@@ -194,7 +193,12 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
                 raise ConfigError(f"--plans {piece}: the dense plan has no settings")
             plans[piece] = {}
             continue
+        if name == "hybrid" and not settings:
+            plans[piece] = {"plan": name}
+            continue
         plans[piece] = {**shared, **settings}
+        if name == "hybrid":
+            plans[piece]["plan"] = name
         if not any(f"{_KEY}{part}" in plans[piece] for part in ("attention", "ffn", "moe")):
             plans[piece][f"{_KEY}attention"] = "per_head"
         if f"{_KEY}attention" in plans[piece]:

@@ -168,5 +168,6 @@ def _find_method(name: str) -> catalog.Entry:
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
     if kinds == {"plan"}:
-        raise ConfigError(f"'{name}' goes beside a method: write --set verification.attention=per_head, .ffn or .moe")
+        how = catalog.find(name, "plan").needs.removesuffix(", beside any method")
+        raise ConfigError(f"'{name}' goes beside a method: write {how}")
     return catalog.find(name, "drafter")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft, Evidence, Law, PointMass
+from foretoken.core.errors import ConfigError
 from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.randomness import Streams
@@ -352,7 +353,8 @@ class PlanMaker(Protocol):
     A plan of the catalogue is made as ``PlanMaker.arranged(settings, target)``.
 
     Attributes:
-        settings_key: what its settings begin with in a ``speculative_config``, for example "verification".
+        settings_key: what its settings begin with in a ``speculative_config``, for example "verification"; "": it has
+            none, and is asked for by its name in the catalogue (``plan='hybrid'``).
         exact: whether the law of every row is the dense target's, so that the verifier's promise stands.
         reason: the settings because of which nothing is promised; "" for an exact plan.
         explanation: what it expects of its settings, for the user, in one line; "" where it has nothing to say.
@@ -374,6 +376,14 @@ class PlanMaker(Protocol):
                 cannot honour.
         """
         return None
+
+    def over(self, base: Any) -> PlanMaker:
+        """This plan and one that is asked for by name, in one.
+
+        Raises:
+            ConfigError: they do not go together.
+        """
+        raise ConfigError(f"plan='{base.name}' does not go with '{self.settings_key}' settings: leave one of them out")
 
     @abstractmethod
     def __call__(self, cache: Any, batch: Any) -> Plan:

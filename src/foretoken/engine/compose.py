@@ -1,10 +1,11 @@
 """Putting a recipe together: a ``speculative_config``, checked against the catalogue and the target.
 
-``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, ``executor``, ``lane``, the fields of
-the drafter's own Config, and those of the verifier's, if it has one; a name that both have is written with its owner's
-before it (``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that declares a rule of its own
-gets that, every other the strongest lossless one, as with ``verifier='auto'``. The settings of a plan begin with its
-key (``verification.ffn``). What one part needs and another offers is matched here, once, never in the middle of a run.
+``speculative_config`` keys: ``method``, ``verifier``, ``num_speculative_tokens``, ``executor``, ``lane``, ``plan``, the
+fields of the drafter's own Config, and those of the verifier's, if it has one; a name that both have is written with
+its owner's before it (``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that declares a rule
+of its own gets that, every other the strongest lossless one, as with ``verifier='auto'``. The settings of a plan begin
+with its key (``verification.ffn``). What one part needs and another offers is matched here, once, never in the middle
+of a run.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.models.dense import DensePlans
 
-OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane")
+OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
 LANES = ("thread", "process")
+_DENSE = "dense"
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
 
@@ -41,7 +43,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"speculative_config must be a mapping, not {type(settings).__name__}")
     settings = dict(settings or {})
-    plan = _plan(settings, target)
+    plan = plan_of(settings, target)
     method = settings.pop("method", None)
     if method is None:
         method = "draft_model" if "model" in settings else "none"
@@ -135,18 +137,28 @@ def _length(count: Any, method: Any) -> tuple[int, bool]:
     )
 
 
-def _plan(settings: dict[str, Any], target: Any) -> PlanMaker:
-    """The plan whose settings are given, taken out of ``settings``; the dense one without any.
+def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:
+    """The plan that is asked for, by name or by its settings, taken out of ``settings``; the dense one by default.
 
     ``{"verification": {"ffn": 0.05}}`` and ``{"verification.ffn": 0.05}`` are the same.
+
+    Raises:
+        ConfigError: there is no such plan, or two that do not go together.
     """
-    for entry in catalog.entries("plan"):
-        maker_class = entry.load()
-        given = settings_of(maker_class.settings_key, settings)
+    makers = {entry.name: entry.load() for entry in catalog.entries("plan")}
+    named = {name: maker_class for name, maker_class in makers.items() if not maker_class.settings_key}
+    asked = settings.pop("plan", _DENSE)
+    if asked != _DENSE and asked not in named:
+        key = makers[asked].settings_key if asked in makers else ""
+        remedy = f"it is switched on by its settings, {key}.*" if key else nearest(str(asked), [_DENSE, *named])
+        raise ConfigError(f"unknown plan '{asked}': {remedy}")
+    base: PlanMaker = DensePlans() if asked == _DENSE else named[asked].arranged({}, target)
+    for maker_class in makers.values():
+        given = settings_of(maker_class.settings_key, settings) if maker_class.settings_key else {}
         if given and (maker := maker_class.arranged(given, target)) is not None:
-            found: PlanMaker = maker
+            found: PlanMaker = maker if asked == _DENSE else maker.over(base)
             return found
-    return DensePlans()
+    return base
 
 
 def settings_of(key: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +196,7 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
     settings = _without_owner(settings, method, known)
     for key in settings:
         if key not in known:
-            plans = [entry.load().settings_key for entry in catalog.entries("plan")]
+            plans = filter(None, (entry.load().settings_key for entry in catalog.entries("plan")))
             names = [*known, *OWN_KEYS, *plans, *(_options(verifier) if verifier is not None else ())]
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {nearest(key, names)}")
     try:

@@ -208,15 +208,26 @@ class LLM:
         conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate([self.chat_prompt(each) for each in conversations], params, progress=progress)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request."""
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        reading: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request.
+
+        Args:
+            reading: called after each step until the first token, with how many of the prompt's tokens are read, and
+                how many there are.
+        """
         params = params or self.default_params
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
         if request.text is None:
             request.text = TextStream(self.tokenizer, prompt=request.tokens)
-        return self._stream(request)
+        return self._stream(request, reading)
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Answer one conversation and yield a chunk per step."""
@@ -437,7 +448,7 @@ class LLM:
             raise
         return [self.output_of(group) for group in groups]
 
-    def _stream(self, request: Request) -> Iterator[Chunk]:
+    def _stream(self, request: Request, reading: Callable[[int, int], None] | None) -> Iterator[Chunk]:
         assert request.text is not None
         prompt = self._prompt_text(request)
         self.engine.add(request)
@@ -451,6 +462,9 @@ class LLM:
                         text = request.text.release(final=ended)
                 if not tokens and not ended:
                     self.engine.step()
+                    slot = request.slot  # none while it waits, nor once it has ended
+                    if reading is not None and not request.num_output and slot >= 0:
+                        reading(self.engine.cache.lengths[slot], request.num_prompt)
                     continue
                 sent += len(tokens)
                 yield Chunk(text, tokens, output)

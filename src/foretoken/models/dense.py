@@ -182,7 +182,13 @@ def _allowed(segment: Segment, window: int | None, device: torch.device) -> Tens
 
 
 class DensePlans(PlanMaker):
-    """Makes the dense plan of every step: nothing is left out, and the verifier's promise stands."""
+    """Makes the dense plan of every step: nothing is left out, and the verifier's promise stands.
+
+    Attributes:
+        attention: the plan of one step.
+    """
+
+    attention: type[DensePlan] = DensePlan
 
     def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
-        return DensePlan(cache, batch)
+        return self.attention(cache, batch)

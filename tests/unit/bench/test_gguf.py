@@ -73,6 +73,18 @@ def test_untied_head_and_padded_vocabulary(draft, tmp_path):
     assert bytes(tokens.parts[tokens.data[-1]]).decode() == "[PAD8199]"
 
 
+def test_yarn_is_described(draft, tmp_path):
+    _, tokenizer = draft
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 16}
+    fields = gguf.GGUFReader(export(tiny(rope_parameters=yarn), tokenizer, tmp_path / "yarn.gguf")).fields
+    assert fields["llama.rope.scaling.type"].contents() == "yarn"
+    assert fields["llama.rope.scaling.factor"].contents() == 8.0
+    assert fields["llama.rope.scaling.original_context_length"].contents() == 16
+    assert fields["llama.rope.freq_base"].contents() == 500.0
+    with pytest.raises(UnsupportedArchitecture, match="rope type 'yarn'"):
+        export(tiny(rope_parameters={**yarn, "beta_fast": 16.0}), tokenizer, tmp_path / "other.gguf")
+
+
 def test_other_layouts_are_refused_with_the_reason(draft, tmp_path):
     _, tokenizer = draft
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}

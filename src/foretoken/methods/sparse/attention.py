@@ -25,13 +25,8 @@ D key width, Dv value width.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,15 +36,12 @@ from foretoken.methods.sparse.blocks import BlockRule, BlockSummaries, scores_of
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan, Scoring
+from foretoken.models.hybrid import HybridPlan
+from foretoken.models.kernels import loading
 from foretoken.models.native import Blocks, NativePlan
 
 if TYPE_CHECKING:
     from foretoken.models.kernels.block_attention import BlockLists
-
-_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_KERNEL_WIDTH = 256  # of keys and values, at most
-
-log = logging.getLogger(__name__)
 
 
 class SparseAttention:
@@ -58,10 +50,14 @@ class SparseAttention:
     Args:
         rule: how many blocks are kept, and which.
         anchors: layers that select; None: all do.
+        base: how what is selected is attended to: the dense plan's way, or the hybrid one's.
     """
 
-    def __init__(self, rule: BlockRule, anchors: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, rule: BlockRule, anchors: Sequence[int] | None = None, base: type[DensePlan] = DensePlan
+    ) -> None:
         self.rule = rule
+        self.base = base
         self.anchors = None if anchors is None else frozenset(anchors)
         self._summaries: tuple[int, BlockSummaries] | None = None  # of the cache with this serial
 
@@ -73,8 +69,9 @@ class SparseAttention:
         """The plan of one step; a dense one where no segment is sparse."""
         long = self.rule.dense_below
         if not any(segment.verification and segment.prefix > long for segment in batch.segments):
-            return DensePlan(cache, batch)
-        return SparseAttentionPlan(cache, batch, self, self.summaries_of(cache))
+            return self.base(cache, batch)
+        sparse = SparseAttentionPlan if self.base is DensePlan else SparseHybridPlan
+        return sparse(cache, batch, self, self.summaries_of(cache))
 
     def summaries_of(self, cache: KVCache) -> BlockSummaries | None:
         """What is known of a cache's blocks; None where the rule scores exactly."""
@@ -161,13 +158,13 @@ class SparseAttentionPlan(DensePlan):
             scores_GN = self._scores(layer, segment, q_HRD[:, 0], k_GLD, scoring)
             chosen = self.chosen[index] = self.rule.select(scores_GN, keep)
             self._lists.pop(index, None)
-        kernel = _kernel(q_HRD.device.type)
+        kernel = loading.kernel(q_HRD.device.type)
         plain = scoring.softcap is None and scoring.sinks_H is None
-        if kernel is not None and plain and _fits(self.rule.size, q_HRD, k_GLD, v_GLD):
+        if kernel is not None and plain and loading.fits(self.rule.size, q_HRD, k_GLD, v_GLD):
             if index not in self._lists:
                 self._lists[index] = kernel.BlockLists.of(chosen)
             if index not in self._seen:
-                self._seen[index] = _seen(segment, q_HRD.device)
+                self._seen[index] = loading.seen(segment, q_HRD.device)
             of_segment = {"prefix": segment.prefix, "size": self.rule.size, "seen_RB": self._seen[index]}
             output: Tensor = kernel.attend(
                 q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scoring.scaling, **of_segment
@@ -188,42 +185,13 @@ class SparseAttentionPlan(DensePlan):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
+class SparseHybridPlan(SparseAttentionPlan, HybridPlan):
+    """The same, with the hybrid plan's attention over what is selected: no mask over the blocks that are kept."""
+
+
 def _kept(x_GLD: Tensor, blocks_GK: Tensor, size: int, prefix: int) -> Tensor:
     """The columns of these blocks, and those behind the last whole block."""
     whole = prefix // size * size
     blocks_GNBD = x_GLD[:, :whole].reshape(len(x_GLD), whole // size, size, -1)
     heads_G1 = torch.arange(len(x_GLD), device=x_GLD.device)[:, None]
     return torch.cat([blocks_GNBD[heads_G1, blocks_GK].flatten(1, 2), x_GLD[:, whole:]], dim=1)
-
-
-@lru_cache(maxsize=2)
-def _kernel(device: str) -> Any:
-    """The module of the kernel for this type of device, or None; found out once, and Triton imported only then."""
-    if os.environ.get("FORETOKEN_FUSED", "1") == "0":
-        return None
-    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return None
-    if importlib.util.find_spec("triton") is None:
-        log.info("triton is not installed: sparse attention copies the blocks that it reads; install triton for speed")
-        return None
-    return importlib.import_module("foretoken.models.kernels.block_attention")
-
-
-def _fits(size: int, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor) -> bool:
-    """Whether the kernel is made for blocks of this size and tensors like these."""
-    return (
-        size >= 16
-        and size & (size - 1) == 0
-        and q_HRD.dtype in _KERNEL_DTYPES
-        and q_HRD.dtype == k_GLD.dtype == v_GLD.dtype
-        and max(q_HRD.shape[-1], v_GLD.shape[-1]) <= _KERNEL_WIDTH
-    )
-
-
-def _seen(segment: Segment, device: torch.device) -> Tensor:
-    """int8 [R, tail + R]: 1 where a row sees a row behind the prefix."""
-    if segment.seen is not None:
-        return segment.seen.to(device, torch.int8)
-    return torch.ones(segment.num_rows, segment.tail + segment.num_rows, dtype=torch.int8, device=device).tril_(
-        segment.tail
-    )

@@ -74,6 +74,14 @@ class SparseVerification(PlanMaker):
         self._refresh = DenseRefresh(target, config.refresh) if config.refresh else None
         self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))
 
+    def over(self, base: DensePlans) -> SparseVerification:
+        """This plan, with the other's attention over what it reads."""
+        if self.blocks is None:
+            self.attention = base.attention
+        else:
+            self.blocks.base = base.attention
+        return self
+
     @classmethod
     def arranged(cls, settings: Mapping[str, Any], target: LanguageModel) -> PlanMaker | None:
         config = configured(settings)
@@ -116,6 +124,12 @@ class ConfirmedVerification(DensePlans):
         self._config = config
         self._target = target
         self._sparse = SparseVerification(config, target)
+
+    def over(self, base: DensePlans) -> ConfirmedVerification:
+        """The other's attention, drafting and verifying."""
+        self._sparse.over(base)
+        self.attention = base.attention
+        return self
 
     def wrap(self, drafter: Drafter, num_nodes: int) -> tuple[Drafter, int | None]:
         """The sparse target as a drafter, which is asked for ``confirm`` tokens a step."""

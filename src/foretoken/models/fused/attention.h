@@ -32,34 +32,56 @@ static void NAME(sum_queries)(const Job *job, const Layer *layer, long row, long
     }
 }
 
-/* acc += weights[c] * value of column c, for the columns from .. to - 1 */
-static inline __attribute__((always_inline)) part NAME(weigh)(part acc, const float *weights, long from, long to,
-                                                              const char *values, long D) {
-    for (long c = from; c < to; c++)
-        acc = fused_part(all_of_part(weights[c]), NAME(widen)(values + c * D * (4 / UNIT)), acc);
-    return acc;
-}
-
-/* Bring the tiled keys of a slot up to date with its whole committed tiles; returns how many columns they are. */
-static long NAME(store)(const Job *job, const Layer *layer, const Segment *s, long g, const char *keys) {
+/* Write one group's new keys and values, and lay out what of the slot's keys is not laid out yet: those of 16 columns side
+ * by side, [column / 16][unit][16], so that one product scores 16 columns. Whole committed tiles stay as they are; the
+ * others are laid out again by every forward. */
+static void NAME(write)(const Job *job, const Layer *layer, const Segment *s, long g) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long D = m->head_dim, units = D / UNIT, place = (long)s->slot * m->kv_heads + g, whole = s->committed / 16;
-    int32_t *known = call->known[layer->index] + place;
-    uint32_t *tiles = (uint32_t *)call->tiled[layer->index] + place * ((call->capacity + 15) / 16) * 16 * units;
-    for (; *known < whole; ++*known)
-        transpose16((const uint32_t *)(keys + *known * 16 * D * (4 / UNIT)), units, 16, tiles + *known * 16 * units);
-    return whole * 16;
+    const long D = m->head_dim, units = D / UNIT, element = 4 / UNIT, group = (long)s->slot * m->kv_heads + g;
+    const long place = s->prefix + s->tail, end = place + s->rows; /* of the rows in the cache */
+    char *keys = (char *)call->keys[layer->index] + group * call->capacity * D * element;
+    char *values = (char *)call->values[layer->index] + group * call->capacity * D * element;
+    float turned[MAX_HEAD_DIM];
+    for (long r = 0; r < s->rows; r++) {
+        const float *row = job->qkv_out + (s->start + r) * m->qkv_stride;
+        const long position = call->positions[s->start + r];
+        const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
+        NAME(rotate)(m, row + (m->heads + g) * D, layer->k_norm, cos, sin, turned);
+        for (long i = 0; i < D; i += LANES) {
+            NAME(narrow)(keys + ((place + r) * D + i) * element, *(const part_unaligned *)(turned + i));
+            NAME(narrow)(values + ((place + r) * D + i) * element,
+                         *(const part_unaligned *)(row + (m->heads + m->kv_heads + g) * D + i));
+        }
+    }
+    int32_t *known = call->known[layer->index] + group;
+    uint32_t *tiles = (uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units;
+    const long whole = s->committed / 16;
+    for (long t = *known < whole ? *known : whole; t * 16 < end; t++)
+        transpose16((const uint32_t *)(keys + t * 16 * D * element), units, end - t * 16 < 16 ? end - t * 16 : 16,
+                    tiles + t * 16 * units);
+    *known = (int32_t)whole;
 }
 
-/* Score the blocks of one group of heads for the first row of a segment.
- *
- * For exact scores the row's keys are written here, and again by `attend`: a stage lies between. */
+/* Queries of one group of heads of a row, for a product. */
+static void NAME(turn_queries)(const Job *job, const Layer *layer, long row, long g, NAME(input) *q) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long D = m->head_dim, n = m->heads / m->kv_heads, position = call->positions[row];
+    const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
+    float turned[MAX_HEAD_DIM];
+    for (long h = 0; h < n; h++) {
+        NAME(rotate)(m, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, cos, sin, turned);
+        for (long i = 0; i < D; i += LANES) NAME(enter)(q + INPUTS(h * D + i), *(const part_unaligned *)(turned + i));
+    }
+}
+
+/* Score the blocks of one group of heads for the first row of a segment. */
 static void NAME(score)(const Job *job, const Layer *layer, const Segment *s, long g, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
     const Blocks *b = call->blocks;
-    const long D = m->head_dim, G = m->kv_heads, n = m->heads / G, units = D / UNIT, element = 4 / UNIT;
+    const long D = m->head_dim, G = m->kv_heads, n = m->heads / G, units = D / UNIT;
     const long num_blocks = s->prefix / b->size, group = s->slot * G + g;
     float *scores = b->scores + ((s - call->segments) * G + g) * b->most;
     if (b->score != EXACT) {
@@ -70,31 +92,16 @@ static void NAME(score)(const Job *job, const Layer *layer, const Segment *s, lo
         fix_scores(b, num_blocks, scores);
         return;
     }
-    const long place = s->prefix + s->tail, position = call->positions[s->start];
-    const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
-    const float *row = job->qkv_out + s->start * m->qkv_stride;
-    char *keys = (char *)call->keys[layer->index] + group * call->capacity * D * element;
-    float turned[MAX_HEAD_DIM];
-    NAME(rotate)(m, row + (m->heads + g) * D, layer->k_norm, cos, sin, turned);
-    for (long i = 0; i < D; i += LANES) NAME(narrow)(keys + (place * D + i) * element, *(const part_unaligned *)(turned + i));
     NAME(input) *q = scratch->part[0].data;
-    uint32_t *side = scratch->part[1].data;
-    for (long h = 0; h < n; h++) {
-        NAME(rotate)(m, row + (g * n + h) * D, layer->q_norm, cos, sin, turned);
-        for (long i = 0; i < D; i += LANES) NAME(enter)(q + INPUTS(h * D + i), *(const part_unaligned *)(turned + i));
-    }
-
-    const long stored = NAME(store)(job, layer, s, g, keys), columns = place + 1, padded = (columns + 15) / 16 * 16;
-    const uint32_t *store = (const uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units;
-    for (long c = stored; c < columns; c += 16)
-        transpose16((const uint32_t *)(keys + c * D * element), units, columns - c < 16 ? columns - c : 16, side + (c - stored) * units);
+    NAME(turn_queries)(job, layer, s->start, g, q);
+    const long columns = s->prefix + s->tail + 1, padded = (columns + 15) / 16 * 16;
+    const uint32_t *tiles = (const uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units;
     memset(scores, 0, num_blocks * sizeof(float));
     float *lines = scratch->part[2].data;
     for (long base = 0; base < n; base += 12) {
         const long heads = n - base < 12 ? n - base : 12;
         const NAME(input) *x = q + INPUTS(base * D);
-        NAME(product)(store, units * 16, 0, stored / 16, x, INPUTS(D), units, heads, lines, padded, 0, 0);
-        NAME(product)(side, units * 16, 0, (columns - stored + 15) / 16, x, INPUTS(D), units, heads, lines + stored, padded, 0, 0);
+        NAME(product)(tiles, units * 16, 0, padded / 16, x, INPUTS(D), units, heads, lines, padded, 0, 0);
         for (long h = 0; h < heads; h++) {
             float *line = lines + h * padded;
             long length = columns;
@@ -139,137 +146,88 @@ static long NAME(look)(const Job *job, const Layer *layer, const Segment *s, lon
     return runs_of(chosen, b->size, num_blocks * b->size, end, *runs);
 }
 
-/* Write one group's new keys and values, and attend with its query heads over one segment.
+
+/* The columns of the line that the rows from..to-1 of a segment see. Of a tree, each row's path behind the prefix is laid
+ * out, and scored before the tiles are: there the place in the line is the position, in the cache it is not. */
+static void NAME(see)(const Job *job, const Layer *layer, const Segment *s, long from, long to, long columns, Scratch *scratch,
+                      NAME(Panel) *y) {
+    const long window = layer->window, first = columns - s->rows, behind = s->tail + s->rows;
+    int32_t *paths = scratch->part[7].data;
+    float *path_scores = (float *)(paths + (to - from) * behind);
+    for (long t = 0; t < to - from; t++) {
+        y->ends[t] = first + from + t + 1;
+        if (s->seen) {
+            const uint8_t *seen = s->seen + (from + t) * behind;
+            long length = 0;
+            for (long j = 0; j < behind; j++)
+                if (seen[j]) paths[t * behind + length++] = (int32_t)(s->prefix + j);
+            y->ends[t] = y->prefix + length;
+        }
+        y->lows[t] = window && y->ends[t] > window ? y->ends[t] - window : 0;
+    }
+    if (!s->seen) return;
+    const long units = job->model->head_dim / UNIT, begin = s->prefix / 16 * 16, tiles = (s->prefix + behind - begin + 15) / 16;
+    for (long base = 0; base < y->rows; base += 12) {
+        const long rows = y->rows - base < 12 ? y->rows - base : 12;
+        NAME(product)(y->tiles + begin * units, units * 16, 0, tiles, y->q + INPUTS(base * y->D), INPUTS(y->D), units, rows,
+                      y->scores, tiles * 16, 0, 0);
+        for (long i = 0; i < rows; i++) {
+            const long t = (base + i) / y->n;
+            for (long j = 0; j < y->ends[t] - y->prefix; j++)
+                path_scores[(base + i) * behind + j] = y->scores[i * tiles * 16 + paths[t * behind + j] - begin];
+        }
+    }
+    y->paths = paths;
+    y->path_scores = path_scores;
+    y->own = behind;
+}
+
+/* Attend with one group's query heads over the rows first_row..end_row-1 of a segment, a panel after the other.
  *
  * The runs of columns that the group looks at are laid end to end: from here on a column is its place in that line. What
  * is left out is prefix only, so behind the prefix nothing but the numbering changes. */
-static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, long g, Scratch *scratch) {
+static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, long g, long first_row, long end_row,
+                         Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long D = m->head_dim, n = m->heads / m->kv_heads, units = D / UNIT, R = s->rows;
-    const long place = s->prefix + s->tail; /* of the first row in the cache */
-    const long qkv_stride = m->qkv_stride;
-    const long element = 4 / UNIT;
-    char *keys = (char *)call->keys[layer->index] + ((long)s->slot * m->kv_heads + g) * call->capacity * D * element;
-    char *values = (char *)call->values[layer->index] + ((long)s->slot * m->kv_heads + g) * call->capacity * D * element;
-
-    NAME(input) *q = scratch->part[0].data;
-    float turned[MAX_HEAD_DIM];
-    for (long r = 0; r < R; r++) {
-        const float *row = job->qkv_out + (s->start + r) * qkv_stride;
-        const long position = call->positions[s->start + r];
-        const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
-        NAME(rotate)(m, row + (m->heads + g) * D, layer->k_norm, cos, sin, turned);
-        for (long i = 0; i < D; i += LANES) {
-            NAME(narrow)(keys + ((place + r) * D + i) * element, *(const part_unaligned *)(turned + i));
-            NAME(narrow)(values + ((place + r) * D + i) * element,
-                         *(const part_unaligned *)(row + (m->heads + m->kv_heads + g) * D + i));
-        }
-        for (long h = 0; h < n; h++) {
-            NAME(rotate)(m, row + (g * n + h) * D, layer->q_norm, cos, sin, turned);
-            for (long i = 0; i < D; i += LANES)
-                NAME(enter)(q + INPUTS((r * n + h) * D + i), *(const part_unaligned *)(turned + i));
-        }
-    }
-
+    const long D = m->head_dim, n = m->heads / m->kv_heads, units = D / UNIT, element = 4 / UNIT;
+    const long group = (long)s->slot * m->kv_heads + g, most = panel_tokens(m);
     Run *runs;
-    const long num_runs = NAME(look)(job, layer, s, g, scratch, &runs), window = layer->window;
-    const long begin = s->keep && !window ? 0 : runs[0].from; /* a window keeps the numbers */
+    const long num_runs = NAME(look)(job, layer, s, g, scratch, &runs);
+    const long begin = s->keep && !layer->window ? 0 : runs[0].from; /* a window keeps the numbers */
     long columns = begin;
     for (long i = 0; i < num_runs; i++) columns += runs[i].to - runs[i].from;
-    const long first = columns - R, prefix = first - s->tail, padded = (columns + 15) / 16 * 16;
-
-    /* Keys of 16 columns side by side, [column / 16][unit][16]: one product then scores 16 columns. Of committed rows
-     * they are kept; the others are laid out now, in their places in the line. */
-    const long stored = NAME(store)(job, layer, s, g, keys), tiles_held = (call->capacity + 15) / 16;
-    const uint32_t *store = (const uint32_t *)call->tiled[layer->index] + ((long)s->slot * m->kv_heads + g) * tiles_held * 16 * units;
-    uint32_t *side = scratch->part[1].data;
-    for (long i = 0, to = begin; i < num_runs; to += runs[i].to - runs[i].from, i++)
-        for (long c = runs[i].from > stored ? runs[i].from : stored; c < runs[i].to; c += 16)
-            transpose16((const uint32_t *)(keys + c * D * element), units, runs[i].to - c < 16 ? runs[i].to - c : 16,
-                        side + (to + c - runs[i].from) * units);
-
-    float *scores = scratch->part[2].data;
-    for (long base = 0; base < R * n; base += 12) {
-        const long rows = R * n - base < 12 ? R * n - base : 12;
-        /* In a chain nobody in this block sees beyond its last row. */
-        const long seen_end = s->seen ? columns : first + (base + rows - 1) / n + 1;
-        for (long i = 0, to = begin; i < num_runs && to < seen_end; to += runs[i].to - runs[i].from, i++) {
-            Run run = runs[i];
-            if (run.to > run.from + seen_end - to) run.to = run.from + seen_end - to;
-            const long middle = stored < run.from ? run.from : stored < run.to ? stored : run.to;
-            const long from_store = (middle - run.from) / 16, from_side = (run.to - middle + 15) / 16;
-            const NAME(input) *x = q + INPUTS(base * D);
-            NAME(product)(store + run.from * units, units * 16, 0, from_store, x, INPUTS(D), units, rows, scores + to, padded, 0, 0);
-            NAME(product)(side + (to + middle - run.from) * units, units * 16, 0, from_side, x, INPUTS(D), units, rows,
-                          scores + to + middle - run.from, padded, 0, 0);
+    NAME(input) *q = scratch->part[0].data;
+    for (long from = first_row; from < end_row; from += most) {
+        const long to = from + most < end_row ? from + most : end_row, rows = (to - from) * n;
+        NAME(Panel) y = {
+            .tiles = (const uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units,
+            .values = (const char *)call->values[layer->index] + group * call->capacity * D * element,
+            .runs = runs, .num_runs = num_runs, .begin = begin,
+            .prefix = columns - s->rows - s->tail, .shift = runs[num_runs - 1].to - columns,
+            .n = n, .D = D, .rows = rows, .scaling = (float)m->scaling, .q = q,
+            .scores = scratch->part[2].data, .weights = scratch->part[6].data,
+            .sums = scratch->part[1].data};
+        y.sofar = y.sums + rows * 16;
+        y.highest = y.sofar + rows * D;
+        for (long r = from; r < to; r++) NAME(turn_queries)(job, layer, s->start + r, g, q + INPUTS((r - from) * n * D));
+        NAME(see)(job, layer, s, from, to, columns, scratch, &y);
+        memset(y.sums, 0, rows * (16 + D) * sizeof(float));
+        long least = columns, last = 0;
+        for (long f = 0; f < rows; f++) y.highest[f] = -INFINITY;
+        for (long t = 0; t < to - from; t++) {
+            if (y.lows[t] < least) least = y.lows[t];
+            if (y.ends[t] > last) last = y.ends[t];
         }
-        long lows[12], lengths[12]; /* the columns that a row sees; of a tree's row, after its path is compacted */
-        float inverse[12];
-        long shared_from = begin, shared_to = columns; /* the columns that all rows of the block see */
-        for (long i = 0; i < rows; i++) {
-            const long r = (base + i) / n;
-            float *line = scores + i * padded;
-            long length = first + r + 1;
-            if (s->seen) { /* compact the row's own path behind the prefix: column index becomes position */
-                const uint8_t *seen = s->seen + r * (s->tail + R);
-                length = prefix;
-                for (long j = 0; j < s->tail + R; j++)
-                    if (seen[j]) line[length++] = line[prefix + j];
-            }
-            const long low = window && length > window ? length - window : 0;
-            lows[i] = low;
-            lengths[i] = length;
-            inverse[i] = softmax(line, begin, low, length, padded, (float)m->scaling);
-            const long own = s->seen ? prefix : length;
-            if (low > shared_from) shared_from = low;
-            if (own < shared_to) shared_to = own;
-        }
-        if (shared_to < shared_from) shared_to = shared_from;
-        for (long d = 0; d < D; d += LANES) {
-            const char *v = values + d * element, *last = v + (runs[num_runs - 1].to - columns) * D * element;
-            part acc[12];
-            /* Ascending, and never over a column that the row does not see: zero times NaN is NaN. */
-            for (long i = 0; i < rows; i++) {
-                const long own = s->seen ? prefix : lengths[i];
-                acc[i] = NAME(weigh)((part){0}, scores + i * padded, lows[i], own < shared_from ? own : shared_from, last, D);
-            }
-            /* rows of the block read each value that all of them see once */
-            for (long k = 0, at = begin; at < shared_to; at += runs[k].to - runs[k].from, k++) {
-                Run run = runs[k];
-                if (run.to - run.from > shared_to - at) run.to = run.from + shared_to - at;
-                if (at < shared_from) run.from += shared_from - at; /* a window: there is one run */
-                const float *line = scores + at - runs[k].from;
-                switch (rows) {
-#define VALUE_CASE(MR)                                                                                                \
-    case MR:                                                                                                          \
-        for (long c = run.from; c < run.to; c++) {                                                                    \
-            const part vc = NAME(widen)(v + c * D * element);                                                         \
-            UNROLL for (int i = 0; i < MR; i++) acc[i] = fused_part(all_of_part(line[i * padded + c]), vc, acc[i]);   \
-        }                                                                                                             \
-        break;
-                VALUE_CASE(1) VALUE_CASE(2) VALUE_CASE(3) VALUE_CASE(4) VALUE_CASE(5) VALUE_CASE(6)
-                VALUE_CASE(7) VALUE_CASE(8) VALUE_CASE(9) VALUE_CASE(10) VALUE_CASE(11) VALUE_CASE(12)
-#undef VALUE_CASE
-                }
-            }
-            for (long i = 0; i < rows; i++) {
-                if (s->seen) {
-                    const uint8_t *seen = s->seen + (base + i) / n * (s->tail + R);
-                    long c = prefix;
-                    for (long j = 0; j < s->tail + R; j++)
-                        if (seen[j]) {
-                            const part value = NAME(widen)(v + (s->prefix + j) * D * element);
-                            if (c >= lows[i]) acc[i] = fused_part(all_of_part(scores[i * padded + c]), value, acc[i]);
-                            c++;
-                        }
-                } else {
-                    acc[i] = NAME(weigh)(acc[i], scores + i * padded, shared_to, lengths[i], last, D);
-                }
-                const long r = (base + i) / n, h = g * n + (base + i) % n;
-                NAME(enter)((NAME(input) *)job->attended + INPUTS(((s->start + r) * m->heads + h) * D + d), acc[i] * inverse[i]);
-            }
+        for (long tile = least / TILE * TILE; tile < last; tile += TILE)
+            for (long base = 0; base < rows; base += 12)
+                NAME(take_tile)(&y, tile, tile + TILE < last ? tile + TILE : last, base, rows - base < 12 ? rows - base : 12);
+        for (long f = 0; f < rows; f++) {
+            const float inverse = 1.0f / horizontal_sum(*(const vf *)(y.sums + f * 16));
+            const long row = s->start + from + f / n, head = g * n + f % n;
+            for (long d = 0; d < D; d += LANES)
+                NAME(enter)((NAME(input) *)job->attended + INPUTS((row * m->heads + head) * D + d),
+                            *(const part_unaligned *)(y.sofar + f * D + d) * inverse);
         }
     }
 }
-

@@ -5,8 +5,9 @@
  *
  *     types.h      what is handed over                  products.h    packed weights times rows
  *     vectors.h    exponential, softmax, ranking        attention.h   rotary, keys and values, attention
- *     team.h       threads and their memory             gates.h       an MLP that leaves channels out
- *     blocks.h     which columns are attended to        forward.h     a span of layers
+ *     team.h       threads and their memory             tiles.h       rows over tiles of keys and values
+ *     blocks.h     which columns are attended to        gates.h       an MLP that leaves channels out
+ *     pieces.h     attention, divided among threads     forward.h     a span of layers
  */
 
 #include <math.h>
@@ -27,6 +28,7 @@
 #include "vectors.h"
 #include "team.h"
 #include "blocks.h"
+#include "pieces.h"
 
 static double now(void) {
     struct timespec t;
@@ -37,23 +39,27 @@ static double now(void) {
 #define BF16 1
 #define NAME(x) x##_bf16
 #include "products.h"
+#include "tiles.h"
 #include "attention.h"
 #include "gates.h"
 #include "forward.h"
 #undef UNIT
 #undef STEPS
 #undef INPUTS
+#undef TAKEN
 #undef BF16
 #undef NAME
 #define BF16 0
 #define NAME(x) x##_f32
 #include "products.h"
+#include "tiles.h"
 #include "attention.h"
 #include "gates.h"
 #include "forward.h"
 #undef UNIT
 #undef STEPS
 #undef INPUTS
+#undef TAKEN
 #undef BF16
 #undef NAME
 
@@ -88,7 +94,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     const Model *m = job->model;
     const Call *call = job->call;
     const long T = call->num_rows, group = m->heads / m->kv_heads;
-    const long element = m->bf16 ? 2 : 4, entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
+    const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
     const size_t rows[5] = {T * m->width * 4, T * m->qkv_stride * 4, T * m->gate_up_stride * 4,
                             T * m->heads * m->head_dim * entered, T * m->gate_up_stride / 2 * entered};
     for (int i = 0; i < 5; i++)
@@ -99,19 +105,22 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     job->attended = team->rows[3].data;
     job->hidden = team->rows[4].data;
 
-    long most_rows = 0, most_columns = 0, most_blocks = 0;
+    const long tokens = panel_tokens(m), folded = tokens * group;
+    long most_columns = 0, most_blocks = 0, behind = 0; /* behind: what a tree's rows see beside the prefix, at most */
     for (long i = 0; i < call->num_segments; i++) {
         const Segment *s = call->segments + i;
-        most_rows = larger(most_rows, s->rows);
-        most_columns = larger(most_columns, (s->prefix + s->tail + s->rows + 15) / 16 * 16);
+        if (s->keep && call->blocks->score == EXACT) most_columns = larger(most_columns, s->prefix + s->tail + 16);
+        if (s->seen) behind = larger(behind, s->tail + s->rows);
         if (call->blocks) most_blocks = larger(most_blocks, s->prefix / call->blocks->size);
     }
-    const size_t parts[6] = {most_rows * group * m->head_dim * entered,
-                             most_columns * m->head_dim * element,
-                             12 * most_columns * sizeof(float),
-                             larger(T, call->num_wanted) * m->width * entered,
-                             2 * m->kv_heads * most_blocks * sizeof(float),
-                             larger((most_blocks + 2) * sizeof(Run), m->ffn_units * sizeof(int32_t))};
+    const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
+                                            folded * (16 + m->head_dim + 1) * sizeof(float),
+                                            12 * larger(TILE, larger(most_columns, behind + 32)) * sizeof(float),
+                                            larger(T, call->num_wanted) * m->width * entered,
+                                            2 * m->kv_heads * most_blocks * sizeof(float),
+                                            larger((most_blocks + 2) * sizeof(Run), m->ffn_units * sizeof(int32_t)),
+                                            12 * TILE * sizeof(float),
+                                            behind * (tokens + folded) * sizeof(float)};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));
@@ -121,7 +130,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     }
     job->scratch = team->scratch.data;
     for (long t = 0; t < threads; t++)
-        for (int part = 0; part < 6; part++)
+        for (int part = 0; part < PARTS_OF_SCRATCH; part++)
             if (!room(job->scratch[t].part + part, parts[part])) return 0;
     return 1;
 }
@@ -146,7 +155,7 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     const long threads = call->threads < 1 ? 1 : call->threads > MAX_THREADS ? MAX_THREADS : call->threads;
     Job job = {.model = m, .call = call};
     pthread_mutex_lock(&team->callers);
-    const int ready = clear_stages(team, &job, 7 * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
+    const int ready = clear_stages(team, &job, 8 * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
     if (ready) together(team, &job, (int)threads);
     pthread_mutex_unlock(&team->callers);
     return !ready;

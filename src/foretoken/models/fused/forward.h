@@ -84,15 +84,21 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         wait_for(stage++, shares(job, qkv_tiles));
 
         const double began = seconds ? now() : 0;
-        const long items = call->num_segments * m->kv_heads;
+        const long groups = call->num_segments * m->kv_heads;
+        for (long i; (i = claim(stage, groups)) < groups; finish(stage))
+            NAME(write)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads);
+        wait_for(stage++, groups);
         if (call->blocks && call->blocks->selects[layer->index]) {
-            for (long i; (i = claim(stage, items)) < items; finish(stage))
+            for (long i; (i = claim(stage, groups)) < groups; finish(stage))
                 if (call->segments[i / m->kv_heads].keep)
                     NAME(score)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
-            wait_for(stage++, items);
+            wait_for(stage++, groups);
         }
-        for (long i; (i = claim(stage, items)) < items; finish(stage))
-            NAME(attend)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
+        const long items = attention_items(job);
+        for (long i; (i = claim(stage, items)) < items; finish(stage)) {
+            const Piece piece = piece_of(job, i);
+            NAME(attend)(job, layer, piece.segment, piece.group, piece.from, piece.to, scratch);
+        }
         wait_for(stage++, items);
         if (seconds) *seconds += now() - began;
 

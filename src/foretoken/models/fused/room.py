@@ -1,11 +1,11 @@
 """What native code knows of a cache: where its buffers are, and its committed keys once more, tiled.
 
     keys     [S, G, C, D]                     rows as they are written; everybody reads these
-    tiled    [S, G, C / 16, units, 16]        committed rows only, those of 16 positions side by side for products
+    tiled    [S, G, C / 16, units, 16]        those of 16 positions side by side, for products
 
-A committed row never changes, so a tile is laid out once, when its 16 rows are committed and a forward comes by. What
-the cache forgets it tells its followers. This costs the memory of the keys a second time; without it every forward
-lays out the whole prefix again.
+A committed row never changes, so a tile is laid out once, when its 16 rows are committed and a forward comes by; tiles
+behind those are laid out by every forward that reads them. What the cache forgets it tells its followers. This costs
+the memory of the keys a second time; without it every forward lays out the whole prefix again.
 
 Letters: S slots, G key/value heads, C capacity, D key width, L layers.
 """

@@ -1,14 +1,15 @@
 """Whether a freshly built library keeps its one promise: a row's bits depend on nothing but its own past.
 
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
-as a tree, with one thread and with two. All must agree bit for bit, with a window and with norms of queries and keys,
-too. It takes a fraction of a second.
+as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
+tree on its edge. All must agree bit for bit, with a window and with norms of queries and keys, too. It takes a fraction
+of a second.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,8 +25,15 @@ from foretoken.models.span import Span
 
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _NUM_BLOCKS = 2
-_TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(33))
-_CHUNKS = ((13, 13, 7), (2, 3, 4, 5, 6, 13), (7, 8, 9, 9), (10, 11, 12))  # of all the tokens
+_TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(262))
+_CHUNKS = (
+    (13, 13, 7, 229),
+    (2, 3, 4, 5, 6, 13, 200, 29),
+    (7, 8, 9, 9, 222, 7),
+    (10, 11, 12, 100, 129),
+)  # of all of them
+_TREE_BEHIND = 254
+_CAPACITY = 288
 _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 
 
@@ -42,8 +50,8 @@ def failure(library: ctypes.CDLL) -> str | None:
                     sizes = ", ".join(map(str, chunks))
                     return f"{dtype}: rows in chunks of {sizes} on {threads} threads differ from single ones"
         tree = _tree(decoder)
-        for node in range(-1, len(_PARENTS)):
-            if not torch.equal(tree[node + 1], _path(decoder, node)):
+        for node, row in enumerate(_paths(decoder), -1):
+            if not torch.equal(tree[node + 1], row):
                 return f"{dtype}: a tree's row differs from its own path"
     return None
 
@@ -90,7 +98,7 @@ def _layout(dtype: torch.dtype) -> Layout:
         num_blocks=_NUM_BLOCKS,
         blocks=blocks,
         rotary=rotary,
-        max_length=64,
+        max_length=_CAPACITY,
         final_norm_D=gain(_WIDTH),
         head=weight(_VOCAB, _WIDTH),
         embedding_VD=torch.randn(_VOCAB, _WIDTH, generator=generator).to(dtype),
@@ -101,11 +109,17 @@ def _rows(decoder: FusedDecoder, chunks: Sequence[int], *, threads: int) -> Tens
     return _after(decoder, _TOKENS, chunks, threads=threads)[0]
 
 
-def _path(decoder: FusedDecoder, node: int) -> Tensor:
-    tokens = _tree_tokens()
-    path = [tokens.tokens[each] for each in tokens.path_to(node)] if node >= 0 else []
-    tokens_read = (*_TOKENS, 3, *path)
-    return _after(decoder, tokens_read, [1] * len(tokens_read), threads=1)[0][-1]
+def _paths(decoder: FusedDecoder) -> Iterator[Tensor]:
+    """The last row of each node's path, the root's first, read token by token."""
+    tree, before = _tree_tokens(), _TOKENS[:_TREE_BEHIND]
+    _, cache = _after(decoder, before, [1] * len(before), threads=1)
+    for node in range(-1, len(tree)):
+        row = None
+        for token in (3, *(tree.tokens[each] for each in (tree.path_to(node) if node >= 0 else ()))):
+            row = _chunk(decoder, cache, (token,), threads=1)[-1]
+        assert row is not None
+        yield row
+        cache.rollback(0, len(before))
 
 
 def _tree_tokens() -> TokenTree:
@@ -113,26 +127,32 @@ def _tree_tokens() -> TokenTree:
 
 
 def _tree(decoder: FusedDecoder) -> Tensor:
-    _, cache = _after(decoder, _TOKENS, _CHUNKS[0], threads=1)
+    _, cache = _after(decoder, _TOKENS[:_TREE_BEHIND], (_TREE_BEHIND,), threads=1)
+    cache.reserve(0, 1 + len(_PARENTS))
     batch = PackedBatch()
-    batch.add_tree(0, len(_TOKENS), 3, _tree_tokens())
+    batch.add_tree(0, _TREE_BEHIND, 3, _tree_tokens())
     return _forward(decoder, cache, batch, threads=2)
 
 
 def _after(
     decoder: FusedDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int
 ) -> tuple[Tensor, KVCache]:
-    cache = KVCache(_NUM_BLOCKS, 1, 64)
-    cache.acquire()
+    cache = KVCache(_NUM_BLOCKS, 1, _CAPACITY)
+    slot = cache.acquire()
     found = []
     for size in chunks:
-        batch = PackedBatch()
-        begin = cache.lengths[0]
-        chunk = tokens[begin : begin + size]
-        batch.add_chunk(0, begin, chunk, wanted=len(chunk))
-        found.append(_forward(decoder, cache, batch, threads=threads))
-        cache.commit(0, range(len(chunk)))
+        begin = cache.lengths[slot]
+        found.append(_chunk(decoder, cache, tokens[begin : begin + size], threads=threads))
     return torch.cat(found), cache
+
+
+def _chunk(decoder: FusedDecoder, cache: KVCache, tokens: Sequence[int], *, threads: int) -> Tensor:
+    cache.reserve(0, len(tokens))
+    batch = PackedBatch()
+    batch.add_chunk(0, cache.lengths[0], tokens, wanted=len(tokens))
+    logits = _forward(decoder, cache, batch, threads=threads)
+    cache.commit(0, range(len(tokens)))
+    return logits
 
 
 def _forward(decoder: FusedDecoder, cache: KVCache, batch: PackedBatch, *, threads: int) -> Tensor:

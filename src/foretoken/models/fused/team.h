@@ -11,6 +11,7 @@
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
+#define PARTS_OF_SCRATCH 8
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first piece that nobody has claimed */
@@ -23,7 +24,8 @@ typedef struct {
 } Buffer;
 
 typedef struct {
-    Buffer part[6]; /* queries, keys side by side, scores, normed rows, scores of blocks, runs of columns or open units */
+    Buffer part[PARTS_OF_SCRATCH]; /* queries, what a panel sums, scores, normed rows, scores of blocks, runs of columns or open
+                                      units, weights of a tile, paths of a tree */
 } Scratch;
 
 typedef struct {
@@ -213,7 +215,7 @@ void foretoken_team_free(Team *team) {
     if (team->after) team->after->before = team->before;
     pthread_mutex_unlock(&teams.lock);
     for (size_t t = 0; t < team->scratch.size / sizeof(Scratch); t++)
-        for (int part = 0; part < 6; part++) free(((Scratch *)team->scratch.data)[t].part[part].data);
+        for (int part = 0; part < PARTS_OF_SCRATCH; part++) free(((Scratch *)team->scratch.data)[t].part[part].data);
     free(team->scratch.data);
     free(team->stages.data);
     for (int i = 0; i < 5; i++) free(team->rows[i].data);

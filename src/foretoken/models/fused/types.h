@@ -28,6 +28,17 @@
 #define TILES_FOR(MR) (2 * (MR) <= MOST_ROWS ? (4 * (MR) <= MOST_ROWS ? 4 : 2) : 1)
 #define GROUP 1
 #endif
+/* Attention takes columns in tiles and rows in panels, see tiles.h; up to so many rows, query heads folded into them, use
+ * a tile while it is near. Of their values so many parts are summed at a time. */
+#ifndef TILE /* a test may take less */
+#define TILE 256
+#define PANEL 96
+#endif
+#if REGISTERS > 16
+#define VALUES_FOR(MR) ((MR) <= 6 ? 4 : 2)
+#else
+#define VALUES_FOR(MR) ((MR) <= 3 ? 4 : (MR) <= 6 ? 2 : 1)
+#endif
 #define LANES (16 / PARTS)
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -92,8 +103,8 @@ typedef struct {
     const Blocks *blocks; /* or NULL: all attention is dense */
     void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim] */
     void *const *tiled;                /* per layer [slot][kv head][tiles][unit][16], tiles = capacity / 16 rounded up:
-                                          the committed keys once more, those of 16 rows side by side */
-    int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are written */
+                                          the keys once more, those of 16 rows side by side */
+    int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are whole and committed */
     float *logits;                     /* [num_wanted][logits_stride] */
     int32_t *best;                     /* [num_wanted] */
     float *peaks;                      /* [num_wanted] */

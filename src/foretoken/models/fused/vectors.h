@@ -65,6 +65,16 @@ static inline __attribute__((always_inline)) vf vector_max(vf a, vf b) {
     return x.whole;
 }
 
+static inline float highest_of(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float highest = -INFINITY;
+    for (int i = 0; i < 16; i++) highest = x[i] > highest ? x[i] : highest;
+    return highest;
+#endif
+}
+
 /* exp(x), about 1 ulp; 0 below -87, saturates above 88; NaN stays NaN */
 static inline __attribute__((always_inline)) part part_exponential(part x) {
     const part_of_signs too_small = x < -87.0f, is_nan = x != x;
@@ -89,6 +99,25 @@ static inline __attribute__((always_inline)) vf exponential(vf x) {
     union { vf whole; part of[PARTS]; } y = {x};
     UNROLL for (int i = 0; i < PARTS; i++) y.of[i] = part_exponential(y.of[i]);
     return y.whole;
+}
+
+/* exp(x) of what is not above 0, in half the operations */
+static inline __attribute__((always_inline)) vf exponential_below(vf x) {
+#if defined(__AVX512F__)
+    const __m512 y = (__m512)x, magic = _mm512_set1_ps(12582912.0f);
+    const __mmask16 kept = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ); /* NaN is */
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(y, _mm512_set1_ps(1.44269504088896341f), magic), magic);
+    const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693359375f), y));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(1.9875691500e-4f), r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, r), r, r), _mm512_set1_ps(1.0f));
+    return (vf)_mm512_maskz_scalef_ps(kept, p, n);
+#else
+    return exponential(x);
+#endif
 }
 
 /* line[begin..length) -> exp(scaling * (score - max)) with zeros left of `low` and up to the padded end; returns 1 / sum */
