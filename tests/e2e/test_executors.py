@@ -12,7 +12,7 @@ from foretoken.core.sampling import SamplingParams
 from helpers.zoo_llms import base, ids
 
 GENERATE = [sys.executable, "-m", "foretoken", "generate", "--threads", "1", "--dtype", "float32"]
-PROMPT = "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?"
+PROMPT = "Once upon a time"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
