@@ -270,6 +270,25 @@ def slow_pair(seconds: float) -> tuple[LLM, Slow]:
     return llm, drafter
 
 
+class Watchful(stubs.Random):
+    """Notes a release that comes while it proposes."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB_SIZE, tree=False, full=True)
+        self.busy = False
+        self.released: list[bool] = []
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]):
+        self.busy = True
+        time.sleep(0.02)
+        found = super().propose(contexts, budgets)
+        self.busy = False
+        return found
+
+    def release(self, request_id: int) -> None:
+        self.released.append(self.busy)
+
+
 def test_drafter_and_target_are_busy_at_the_same_time() -> None:
     llm, drafter = slow_pair(0.05)
     executor = llm.engine.executor
@@ -307,23 +326,25 @@ def test_an_interrupt_in_the_middle_of_a_step_finds_the_lane_at_rest() -> None:
     assert ids(llm.generate(texts, params)) == expected
 
 
-class Watchful(stubs.Random):
-    """Notes a release that comes while it proposes."""
+def test_an_interrupted_request_is_released_at_rest() -> None:
+    """It is cancelled while the exception goes up: not before the drafter has come to an end."""
+    drafter = Watchful()
+    config = {"method": drafter, "num_speculative_tokens": 3, "executor": "pearl"}
+    llm = LLM.from_target(tiny().target, speculative_config=config)
+    forward, num_steps = llm.engine.forward, 0
 
-    def __init__(self) -> None:
-        super().__init__(VOCAB_SIZE, tree=False, full=True)
-        self.busy = False
-        self.released: list[bool] = []
+    def interrupted(current) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            raise KeyboardInterrupt
+        forward(current)
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]):
-        self.busy = True
-        time.sleep(0.02)
-        found = super().propose(contexts, budgets)
-        self.busy = False
-        return found
-
-    def release(self, request_id: int) -> None:
-        self.released.append(self.busy)
+    llm.engine.forward = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([{"prompt_token_ids": [5, 9]}], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert drafter.released == [False]
+    llm.close()
 
 
 def test_a_request_that_ends_before_the_forward_is_released_at_rest() -> None:
