@@ -233,7 +233,7 @@ class DraftRunner(Drafter, ABC):
         state.awaiting = False  # a draft that was never judged is dropped: its rows lie behind the committed prefix
         if self.cache.lengths[state.slot] >= len(context.tokens):
             # asked again about the same root, after another request's draft failed: the root is read again
-            self.cache.rollback(state.slot, len(context.tokens) - 1)
+            self.cache.rollback(state.slot, self.cache.reachable(state.slot, len(context.tokens) - 1))
         return state
 
     def _read(self, drafts: Sequence[RunnerBuilder]) -> None:
@@ -268,8 +268,8 @@ class DraftRunner(Drafter, ABC):
             read = draft.state.row_of
             tokens = [draft.tokens[node] for node in draft.frontier]
             rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
-            if draft.chain and len(tokens) == 1:  # a chain's tail is as good as a prefix
-                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)
+            if draft.chain and len(tokens) == 1:
+                batch.add_chunk(slot, self.cache.lengths[slot], tokens, wanted=1, tail=len(read))
             else:
                 batch.add_level(
                     slot,
