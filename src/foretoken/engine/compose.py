@@ -82,17 +82,20 @@ def _length(count: Any, method: Any) -> tuple[int, bool]:
 
 
 def _plan(settings: dict[str, Any], target: Any) -> PlanMaker:
-    """The plan whose settings are given, taken out of ``settings``; the dense one without any.
+    """The plan whose settings are given, taken out of ``settings``; without any the target's own, or the dense one.
 
     ``{"verification": {"ffn": 0.05}}`` and ``{"verification.ffn": 0.05}`` are the same.
     """
+    found: PlanMaker | None = None
+    fitting: PlanMaker | None = None
     for entry in catalog.entries("plan"):
         maker_class = entry.load()
         given = settings_of(maker_class.settings_key, settings)
-        if given and (maker := maker_class.arranged(given, target)) is not None:
-            found: PlanMaker = maker
-            return found
-    return DensePlans()
+        if given:
+            found = maker_class.arranged(given, target) or found
+        elif maker_class.suits(target):
+            fitting = maker_class.arranged({}, target)
+    return found or fitting or DensePlans()
 
 
 def settings_of(key: str, settings: dict[str, Any]) -> dict[str, Any]:
