@@ -168,5 +168,6 @@ def _find_method(name: str) -> catalog.Entry:
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
     if kinds == {"plan"}:
-        raise ConfigError(f"'{name}' goes beside a method: write --set verification.attention=per_head, .ffn or .moe")
+        (needs,) = (entry.needs for entry in catalog.entries("plan") if entry.name == name)
+        raise ConfigError(f"'{name}' goes beside a method, it is none: it needs {needs}")
     return catalog.find(name, "drafter")
