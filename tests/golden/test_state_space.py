@@ -101,9 +101,9 @@ def plain(name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
 def test_every_drafter_gives_the_plain_tokens(case: Case) -> None:
-    """Collected from the catalogue. A drafter inside the target is refused where its forward cannot be cut."""
+    """Collected from the catalogue. Without the fused decoder a forward of the library's cannot be cut everywhere."""
     target = hybrid("hybrid").target
-    if case.entry.name in {"kangaroo", "del"}:
+    if target.fused is None and case.entry.name in {"kangaroo", "del"}:
         with pytest.raises(UnsupportedArchitecture, match="cannot draft for itself"):
             with_config(case.config(target, None, 5), target=target)
         return

@@ -28,7 +28,7 @@ from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.native import NativePlan
 from foretoken.models.ssm.layout import Mixer, Projected
-from foretoken.models.ssm.state import HybridCache, kinds_of
+from foretoken.models.ssm.state import Mixing
 
 _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded into rows: keys are read once per group
 
@@ -57,8 +57,8 @@ class DensePlan(Plan):
         self.native: NativePlan | None = NativePlan(cache)
         self.segments = batch.segments
         self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
-        self._prepared = False
-        self._kinds = kinds_of(batch)
+        self._batch = batch
+        self._mixing: Mixing | None = None
 
     def attend(
         self,
@@ -98,23 +98,9 @@ class DensePlan(Plan):
 
     def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
         """Run the recurrence of each segment behind its slot's state; see models/ssm/state.py."""
-        cache = self.cache
-        assert isinstance(cache, HybridCache), "a model with state-space layers makes its own cache"
-        if not self._prepared:
-            for segment in self.segments:
-                cache.states.prepare(segment)
-            self._prepared = True
-        gates_T2H = mixer.gates(projected.steps_TH, self._kinds)
-        outputs = []
-        for segment in self.segments:
-            rows = slice(segment.start, segment.start + segment.num_rows)
-            committed = min(segment.prefix, cache.lengths[segment.slot])
-            outputs.append(
-                cache.states.mix(
-                    mixer, segment, projected.raw_TC[rows], gates_T2H[rows], committed, scanned=self.scanned
-                )
-            )
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if self._mixing is None:
+            self._mixing = Mixing(self.cache, self._batch, scanned=self.scanned)
+        return self._mixing(mixer, projected)
 
     def _over(
         self,

@@ -32,7 +32,7 @@ from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.processor import bfloat16_speed
 from foretoken.models.span import Span, passed_by, within
 from foretoken.models.ssm import adopt
-from foretoken.models.ssm.state import HybridCache, StateCache
+from foretoken.models.ssm.state import cache_for
 from foretoken.models.work import sizes
 
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
@@ -196,10 +196,7 @@ class LanguageModel:
 
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
-        if not self.mixers:
-            return KVCache(self.num_layers, max_slots, self.max_length)
-        states = StateCache(self.mixers, self.dtype, self.device)
-        return HybridCache(self.num_layers, max_slots, self.max_length, states)
+        return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(
         self,
@@ -269,7 +266,7 @@ class LanguageModel:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
             return
-        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits)
+        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits, self.mixers)
         if self.fused is not None:
             return
         odd = why_not_its_weights(self.model, [mixer.module for mixer in self.mixers])

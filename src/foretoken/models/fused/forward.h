@@ -57,7 +57,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     const Call *call = job->call;
     const long T = call->num_rows, W = m->width, units = W / UNIT;
     const long q_units = m->heads * m->head_dim / UNIT;
-    const long qkv_tiles = m->qkv_stride / 16, width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
+    const long width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
     NAME(input) *normed = scratch->part[3].data;
     double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
     const float eps = (float)m->eps;
@@ -73,19 +73,22 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     wait_for(stage++, T);
     for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
-        for (int prepared = 0; next_share(job, stage, qkv_tiles, &lo, &hi); prepared = 1) {
+        const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride, in_tiles = in_stride / 16;
+        const long out_units = layer->mixer ? layer->mixer->inner / UNIT : q_units;
+        for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
                 NAME(read_row)(job->residual + r * W, layer->attention_norm, W, eps, normed + INPUTS(r * W));
-            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->qkv_out, m->qkv_stride,
+            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->qkv_out, in_stride,
                           layer->qkv_bias, 0);
             if (call->beside && l == call->first) NAME(add_beside)(job, lo, hi);
             finish(stage);
         }
-        wait_for(stage++, shares(job, qkv_tiles));
+        wait_for(stage++, shares(job, in_tiles));
 
         const double began = seconds ? now() : 0;
-        const long items = call->num_segments * m->kv_heads;
-        if (call->blocks && call->blocks->selects[layer->index]) {
+        const long items = layer->mixer ? 0 : call->num_segments * m->kv_heads;
+        if (layer->mixer) stage = NAME(mix_rows)(job, layer, stage, scratch);
+        if (items && call->blocks && call->blocks->selects[layer->index]) {
             for (long i; (i = claim(stage, items)) < items; finish(stage))
                 if (call->segments[i / m->kv_heads].keep)
                     NAME(score)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
@@ -93,11 +96,11 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         }
         for (long i; (i = claim(stage, items)) < items; finish(stage))
             NAME(attend)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
-        wait_for(stage++, items);
+        if (items) wait_for(stage++, items);
         if (seconds) *seconds += now() - began;
 
         while (next_share(job, stage, width_tiles, &lo, &hi)) {
-            NAME(product)(layer->out, 16 * q_units, lo, hi, job->attended, q_units * STEPS, q_units, T, job->residual, W,
+            NAME(product)(layer->out, 16 * out_units, lo, hi, job->attended, out_units * STEPS, out_units, T, job->residual, W,
                           layer->out_bias, 1);
             finish(stage);
         }

@@ -26,7 +26,7 @@ from torch import Tensor
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.ssm import scan
-from foretoken.models.ssm.layout import Kind, Mixer, windows
+from foretoken.models.ssm.layout import Kind, Mixer, Projected, windows
 
 LONG = 16  # a chunk of more rows is read into a state beside the base
 _STEP = 4  # tails grow by so many rows
@@ -59,6 +59,7 @@ class StateCache:
 
     def __init__(self, mixers: Sequence[Mixer], dtype: torch.dtype, device: torch.device) -> None:
         one = mixers[0]
+        self.dtype = dtype
         self.place = {mixer.layer: number for number, mixer in enumerate(mixers)}
         self.num_slots = 1
         self.capacity = 0  # rows of a tail
@@ -186,18 +187,13 @@ class StateCache:
             scanned: compute all rows at once (tree and chunk scan) instead of one by one.
         """
         place, slot = self.place[mixer.layer], segment.slot
-        begin, absorbed = self.begin_S[slot], self.absorbed_LS[place][slot]
+        begin = self.begin_S[slot]
         first = segment.prefix + segment.tail - begin
         long = is_long(segment)
         if not long:
             self.raw_LSRC[place, slot, first : first + len(raw_TC)] = raw_TC
             self.gates_LSR2H[place, slot, first : first + len(raw_TC)] = gates_T2H
-        pending = slice(absorbed - begin, committed - begin)
-        if pending.start < pending.stop:
-            self._absorb(
-                mixer, slot, self.raw_LSRC[place, slot, pending], self.gates_LSR2H[place, slot, pending], scanned
-            )
-            self.absorbed_LS[place][slot] = committed
+        self.absorb(mixer, slot, committed, scanned=scanned)
         base_HNP, conv_WC = self.base_LSHNP[place, slot], self.conv_LSWC[place, slot]
         if long:
             rows = mixer.rows(windows(raw_TC, self.taps, conv_WC), gates_T2H)
@@ -211,7 +207,7 @@ class StateCache:
         behind = slice(committed - begin, first + len(raw_TC))
         parents = parents_of(segment, committed)
         raw_RC = self.raw_LSRC[place, slot, behind]
-        index_RW = _tap_index(parents, self.taps).to(raw_RC.device)
+        index_RW = tap_index(parents, self.taps).to(raw_RC.device)
         rows = mixer.rows(torch.cat([conv_WC, raw_RC])[index_RW], self.gates_LSR2H[place, slot, behind])
         if scanned:
             y_RHP = scan.tree_scan(base_HNP, rows, parents)
@@ -219,15 +215,22 @@ class StateCache:
             y_RHP = scan.walk(base_HNP, rows, parents)[0]
         return mixer.skipped(y_RHP, rows)[len(rows) - len(raw_TC) :]
 
-    def _absorb(self, mixer: Mixer, slot: int, raw_TC: Tensor, gates_T2H: Tensor, scanned: bool) -> None:
-        place = self.place[mixer.layer]
+    def absorb(self, mixer: Mixer, slot: int, committed: int, *, scanned: bool = False) -> None:
+        """Run the pending rows of a layer, up to ``committed`` tokens, through its state."""
+        place, begin = self.place[mixer.layer], self.begin_S[slot]
+        pending = slice(self.absorbed_LS[place][slot] - begin, committed - begin)
+        if pending.start >= pending.stop:
+            return
+        raw_TC, gates_T2H = self.raw_LSRC[place, slot, pending], self.gates_LSR2H[place, slot, pending]
         base_HNP, conv_WC = self.base_LSHNP[place, slot], self.conv_LSWC[place, slot]
         rows = mixer.rows(windows(raw_TC, self.taps, conv_WC), gates_T2H)
         after_HNP = scan.fold(base_HNP, rows) if scanned else _walk_chain(base_HNP, rows)[1]
         history_XC = torch.cat([conv_WC, raw_TC])[len(raw_TC) :]
         # nothing was written before everything was computed: an interrupted forward is repeated from where it stood
-        self.base_LSHNP[place, slot] = after_HNP
-        self.conv_LSWC[place, slot] = history_XC
+        with torch.inference_mode():
+            self.base_LSHNP[place, slot] = after_HNP
+            self.conv_LSWC[place, slot] = history_XC
+        self.absorbed_LS[place][slot] = committed
 
     def _set(self, slot: int, length: int) -> None:
         for absorbed in self.absorbed_LS:
@@ -295,7 +298,7 @@ def parents_of(segment: Segment, committed: int) -> list[int]:
     return parents
 
 
-def _tap_index(parents: Sequence[int], taps: int) -> Tensor:
+def tap_index(parents: Sequence[int], taps: int) -> Tensor:
     """Which rows of (W - 1 earlier ones, the tail) the convolution reads of each row, along its path: int64 [R, W]."""
     found: list[list[int]] = []
     start = list(range(taps - 1))
@@ -364,3 +367,45 @@ class HybridCache(KVCache):
         twin = super().fork(slot)
         self.states.fork(slot, twin)
         return twin
+
+
+def cache_for(
+    mixers: Sequence[Mixer],
+    num_layers: int,
+    max_slots: int,
+    max_length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    """An empty cache for a model with these mixers, perhaps none."""
+    if not mixers:
+        return KVCache(num_layers, max_slots, max_length)
+    return HybridCache(num_layers, max_slots, max_length, StateCache(mixers, dtype, device))
+
+
+class Mixing:
+    """The recurrences of one forward: every segment's rows behind their slot's state.
+
+    Args:
+        cache: of a model with mixers.
+        batch: the rows.
+        scanned: compute all rows at once instead of one by one.
+    """
+
+    def __init__(self, cache: KVCache, batch: PackedBatch, *, scanned: bool = False) -> None:
+        assert isinstance(cache, HybridCache), "a model with state-space layers makes its own cache"
+        self._cache, self._segments, self._scanned = cache, batch.segments, scanned
+        self._kinds = kinds_of(batch)
+        for segment in batch.segments:
+            cache.states.prepare(segment)
+
+    def __call__(self, mixer: Mixer, projected: Projected) -> Tensor:
+        """y [T, H, P] of all rows."""
+        gates_T2H = mixer.gates(projected.steps_TH, self._kinds)
+        outputs = []
+        for segment in self._segments:
+            rows = slice(segment.start, segment.start + segment.num_rows)
+            committed = min(segment.prefix, self._cache.lengths[segment.slot])
+            raw_TC, scanned = projected.raw_TC[rows], self._scanned
+            outputs.append(self._cache.states.mix(mixer, segment, raw_TC, gates_T2H[rows], committed, scanned=scanned))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
