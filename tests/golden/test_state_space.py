@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -154,6 +155,16 @@ def test_a_state_space_model_drafts() -> None:
 def test_what_does_not_fit_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM.from_target(hybrid("hybrid").target, speculative_config={"method": "ngram", **config})
+
+
+def test_a_cache_that_cannot_branch_refuses_trees() -> None:
+    target = hybrid("hybrid").target
+    cache = target.new_cache(1)
+    cache.can_branch = False
+    with mock.patch.object(target, "new_cache", return_value=cache):
+        LLM.from_target(target, speculative_config={"method": "ngram"})
+        with pytest.raises(ConfigError, match=r"'suffix' proposes trees.*cannot branch: let the method propose chains"):
+            LLM.from_target(target, speculative_config={"method": "suffix"})
 
 
 def test_a_target_without_states_has_no_such_plan() -> None:

@@ -61,6 +61,11 @@ class Engine:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
+        if recipe.drafter.branches and not self.cache.can_branch:
+            raise ConfigError(
+                f"method '{recipe.method}' proposes trees, and the cache of model '{target.name}' cannot branch: "
+                "let the method propose chains"
+            )
         self.scheduler = Scheduler(self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns)
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         self.controller = Controller(reading)

@@ -124,7 +124,7 @@ class PlainAttention(Plan):
     Args:
         cache: where keys and values are written and read.
         batch: the rows.
-        rounded: round attention weights to the dtype of the values, as faster kernels do.
+        rounded: round attention weights, and what recurrences give, to the model's dtype, as faster kernels do.
     """
 
     native = None
@@ -139,7 +139,8 @@ class PlainAttention(Plan):
     def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
         if self._mixing is None:
             self._mixing = Mixing(self._cache, self._batch)
-        return self._mixing(mixer, projected)
+        y_THP = self._mixing(mixer, projected)
+        return y_THP.to(projected.raw_TC.dtype).to(y_THP.dtype) if self._rounded else y_THP
 
     def attend(
         self,
