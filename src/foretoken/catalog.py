@@ -399,6 +399,15 @@ _TABLE = (
         promise="approximate",
         needs="--set verification.attention=per_head, .ffn or .moe, beside any method",
     ),
+    Entry(
+        name="stree",
+        kind="plan",
+        target="foretoken.methods.stree.plan:TreeScanPlans",
+        summary="state-space and hybrid targets verify trees: states stay behind the prefix, rows run along the tree",
+        paper="arXiv:2505.14969",
+        promise="lossless",
+        needs="a target with Mamba-2 or gated-delta-net layers, for which it is chosen by itself",
+    ),
 )
 
 

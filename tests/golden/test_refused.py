@@ -99,10 +99,10 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "doge": (Family("doge", {**SMALL, "num_hidden_layers": 2}), "builds an attention mask of its own"),
     # more than one attention per layer
     "diffllama": (Family("diffllama", SMALL), "attends more than once"),
-    # state that a tree cannot fork yet
+    # states whose decay is a vector, and recurrences of other kinds
     "mamba": (
         Family("mamba", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4}),
-        "layer 0 is of type 'linear_attention'",
+        "layer 0, MambaMixer: its states decay by vectors",
     ),
     "rwkv": (
         Family(
@@ -112,23 +112,9 @@ REFUSED: dict[str, tuple[Family, str]] = {
     ),
     "lfm2": (Family("lfm2", {**SMALL, "layer_types": ["conv", "full_attention"] * 2}), "layer 0 is of type 'conv'"),
     "recurrent_gemma": (Family("recurrent_gemma", {**SMALL, "lru_width": 64}), "layer 0 is of type"),
-    "jamba": (Family("jamba", {**SMALL, "num_experts": 2, "mamba_d_state": 4}), "layer 0 is of type"),
-    "qwen3_next": (
-        Family(
-            "qwen3_next",
-            {
-                **SMALL,
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 24,
-                "shared_expert_intermediate_size": 24,
-                "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4,
-                "linear_key_head_dim": 16,
-                "linear_value_head_dim": 16,
-            },
-        ),
-        "layer 0 is of type 'linear_attention'",
+    "jamba": (
+        Family("jamba", {**SMALL, "num_experts": 2, "mamba_d_state": 4}),
+        "layer 0, JambaMambaMixer: its states decay by vectors",
     ),
 }
 

@@ -186,13 +186,123 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_STATES = {  # of Bamba and its kin
+    **_GROUPED,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+_LIMITED = {"time_step_limit": (0.3, 0.9)}
+_MAMBA2 = {
+    **{name: value for name, value in _COMMON.items() if name != "max_position_embeddings"},
+    "state_size": 16,
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 1,
+    "chunk_size": 8,
+}
+_ZAMBA2 = {
+    **_GROUPED,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+    "num_mem_blocks": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+    "n_mamba_heads": 8,
+    "mamba_headdim": 16,
+    "chunk_size": 8,
+    "adapter_rank": 8,
+    "use_mem_rope": True,
+}
+_NEMOTRON_H = {
+    **_GROUPED,
+    "layers_block_type": ["mamba", "attention", "mlp", "mamba", "moe"],
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_DELTA = {
+    **_GROUPED,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+# layers with states in the place of attention, or beside it
+STATE_SPACE: dict[str, Family] = {
+    "mamba2": Family("mamba2", _MAMBA2),
+    "mamba2_groups": Family("mamba2", {**_MAMBA2, "n_groups": 2, "use_bias": True}),
+    "mamba2_limits": Family("mamba2", {**_MAMBA2, **_LIMITED}),
+    "bamba": Family("bamba", {**_STATES, "attn_layer_indices": [1]}),
+    "bamba_groups": Family("bamba", {**_STATES, **_LIMITED, "attn_layer_indices": [0], "mamba_n_groups": 2}),
+    "granitemoehybrid": Family(
+        "granitemoehybrid",
+        {
+            **_STATES,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "falcon_h1": Family(
+        "falcon_h1",
+        {
+            **_STATES,
+            "mamba_d_ssm": 128,
+            "mamba_n_groups": 2,
+            "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 0.8],
+            "ssm_in_multiplier": 1.3,
+        },
+    ),
+    "falcon_h1_norm": Family(
+        "falcon_h1", {**_STATES, "mamba_rms_norm": True, "mamba_norm_before_gate": True, "mamba_d_ssm": 128}
+    ),
+    "zamba2": Family("zamba2", _ZAMBA2),
+    "nemotron_h": Family("nemotron_h", _NEMOTRON_H),
+    "qwen3_next": Family(
+        "qwen3_next",
+        {
+            **_DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "qwen3_5_text": Family("qwen3_5_text", _DELTA),
+}
+
+
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Draw every weight anew: matrices of gain about one, norms near one, biases that matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            if weight.dim() < 2:
+            if name.endswith(("A_log", "dt_bias")):  # states that last some rows, and differ by head
+                weight.copy_(0.5 * noise - 0.5)
+            elif weight.dim() < 2:
                 level = 1.0 if "norm" in name.lower() and name.endswith("weight") and weight.mean() > 0.5 else 0.0
                 weight.copy_(level + 0.2 * noise)
             else:
@@ -204,7 +314,7 @@ def save_model(
 ) -> Path:
     """Build a family's small model with random weights and save it with a tokenizer; returns the folder."""
     if isinstance(family, str):
-        family = FAMILIES[family]
+        family = FAMILIES[family] if family in FAMILIES else STATE_SPACE[family]
     config = AutoConfig.for_model(family.model_type, **{**family.options, **options})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -19,7 +19,7 @@ from foretoken.core.errors import ConfigError, nearest
 _HEADINGS = {
     "drafter": "drafters (--method NAME): they propose tokens",
     "verifier": "verifiers (--set verifier=NAME): they decide which tokens stand",
-    "plan": "plans (--set plan=NAME or verification.KEY=VALUE): how the target computes what it verifies",
+    "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
 # of every drafter, beside those of its Config
 _COMMON_OPTIONS = (

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft, Evidence, Law, PointMass
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.randomness import Streams
@@ -346,6 +346,15 @@ class Plan(Protocol):
         """Write the rows' keys and values, attend, and return [T, H, Dv]."""
         ...
 
+    def mix(self, mixer: Any, projected: Any) -> Tensor:
+        """What a state-space layer's recurrence gives of the rows, float32 or wider [T, H, P]; their inputs are kept.
+
+        Args:
+            mixer: a models.ssm.layout.Mixer.
+            projected: what it reads of the rows (models.ssm.layout.Projected).
+        """
+        raise UnsupportedArchitecture(f"{type(self).__name__} computes no state-space layers")
+
 
 class PlanMaker(Protocol):
     """Makes the plan of every step, one maker for each engine, and says what that does to the recipe.
@@ -366,6 +375,11 @@ class PlanMaker(Protocol):
     exact: bool = True
     reason: str = ""
     explanation: str = ""
+
+    @classmethod
+    def suits(cls, target: Any) -> bool:
+        """Whether this is the plan of such a target, without any settings."""
+        return False
 
     @classmethod
     def arranged(cls, settings: Mapping[str, Any], target: Any) -> PlanMaker | None:
@@ -415,7 +429,7 @@ class Cache(Protocol):
         max_slots, max_length: bounds on both.
         free_slots: slots that can still be acquired.
         can_branch: whether a tail may be a tree; if not, drafts must be chains.
-        can_roll_back: whether a committed prefix can be shortened; if not, only to nothing.
+        can_roll_back: whether a committed prefix can be shortened to any length; if not, see :meth:`reachable`.
         keeps_keys: whether it keeps every committed row's keys and values, so that a drafter may read them.
     """
 
@@ -456,6 +470,10 @@ class Cache(Protocol):
 
     def rollback(self, slot: int, length: int) -> None:
         """Shorten the committed prefix to ``length`` rows; the tail is dropped with it."""
+        ...
+
+    def reachable(self, slot: int, length: int) -> int:
+        """The longest length up to ``length`` that the slot can be rolled back to; 0 always can be reached."""
         ...
 
     def fork(self, slot: int) -> int:

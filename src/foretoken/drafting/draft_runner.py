@@ -254,6 +254,7 @@ class DraftRunner(Drafter, ABC):
         slot, last = state.slot, len(tokens) - 1
         held = self._common(state.tokens, tokens[:last])
         if self.cache.lengths[slot] > held:
+            held = self.cache.reachable(slot, held)
             self.cache.rollback(slot, held)
             del state.tokens[held:]
         elif path := state.path_along(tokens[held:last]):
@@ -302,8 +303,8 @@ class DraftRunner(Drafter, ABC):
             read = draft.state.row_of
             tokens = [draft.tokens[node] for node in draft.frontier]
             rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
-            if draft.chain and len(tokens) == 1:  # a chain's tail is as good as a prefix
-                batch.add_chunk(slot, self.cache.lengths[slot] + len(read), tokens, wanted=1)
+            if draft.chain and len(tokens) == 1:
+                batch.add_chunk(slot, self.cache.lengths[slot], tokens, wanted=1, tail=len(read))
             else:
                 batch.add_level(
                     slot,

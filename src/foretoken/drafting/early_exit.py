@@ -117,8 +117,9 @@ class EarlyExit:
             cache.reserve(slot, 1 + draft.budget.max_nodes)
         fresh = draft.unread
         tokens = [draft.context.tokens[-1] if node == ROOT else draft.tokens[node] for node in fresh]
-        if draft.chain:  # a chain's tail is as good as a prefix
-            batch.add_chunk(slot, prefix + read, tokens, wanted=len(tokens) if scored else 0)
+        if draft.chain:
+            wanted = len(tokens) if scored else 0
+            batch.add_chunk(slot, prefix, tokens, wanted=wanted, tail=read, verification=True)
             return
         batch.add_level(
             slot,

@@ -138,7 +138,7 @@ def _length(count: Any, method: Any) -> tuple[int, bool]:
 
 
 def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:
-    """The plan that is asked for, by name or by its settings, taken out of ``settings``; the dense one by default.
+    """The plan that is asked for, by name or by settings, taken out of ``settings``; without any, that of the target.
 
     ``{"verification": {"ffn": 0.05}}`` and ``{"verification.ffn": 0.05}`` are the same.
 
@@ -146,17 +146,21 @@ def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:
         ConfigError: there is no such plan, or two that do not go together.
     """
     makers = {entry.name: entry.load() for entry in catalog.entries("plan")}
-    named = {name: maker_class for name, maker_class in makers.items() if not maker_class.settings_key}
-    asked = settings.pop("plan", _DENSE)
-    if asked != _DENSE and asked not in named:
+    fitting = next((maker_class for maker_class in makers.values() if maker_class.suits(target)), None)
+    own = _DENSE if fitting is None else fitting.name
+    named = {name: each for name, each in makers.items() if not each.settings_key or each is fitting}
+    asked = settings.pop("plan", own)
+    if asked not in (own, _DENSE, *named):
         key = makers[asked].settings_key if asked in makers else ""
         remedy = f"it is switched on by its settings, {key}.*" if key else nearest(str(asked), [_DENSE, *named])
         raise ConfigError(f"unknown plan '{asked}': {remedy}")
+    if fitting is not None and asked != own:
+        raise ConfigError(f"plan='{asked}' does not compute what model '{target.name}' needs: leave it out for '{own}'")
     base: PlanMaker = DensePlans() if asked == _DENSE else named[asked].arranged({}, target)
     for maker_class in makers.values():
         given = settings_of(maker_class.settings_key, settings) if maker_class.settings_key else {}
         if given and (maker := maker_class.arranged(given, target)) is not None:
-            found: PlanMaker = maker if asked == _DENSE else maker.over(base)
+            found: PlanMaker = maker if asked == own else maker.over(base)
             return found
     return base
 

@@ -70,7 +70,12 @@ class Engine:
         self.target = target
         self.recipe = recipe
         self.cache = target.new_cache(max_slots)
-        reuses = prefix_bytes is not None and recipe.reuses_prefixes
+        if recipe.drafter.branches and not self.cache.can_branch:
+            raise ConfigError(
+                f"method '{recipe.method}' proposes trees, and the cache of model '{target.name}' cannot branch: "
+                "let the method propose chains"
+            )
+        reuses = recipe.reuses_prefixes and self.cache.can_roll_back
         self.prefixes = Prefixes(self.cache, prefix_bytes) if reuses and prefix_bytes is not None else None
         self.scheduler = Scheduler(
             self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns, prefixes=self.prefixes

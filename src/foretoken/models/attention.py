@@ -53,6 +53,18 @@ def following(plan: Plan) -> Iterator[None]:
         _plan.reset(token)
 
 
+def current() -> Plan:
+    """The plan that this thread's forward follows.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    plan = _plan.get()
+    if plan is None:
+        raise RuntimeError("attention was called outside of a plan: run the model through LanguageModel.forward")
+    return plan
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -80,9 +92,7 @@ def attend(
         UnsupportedArchitecture: a keyword that changes the arithmetic and is not honoured here.
     """
     layer = getattr(module, "layer_idx", None)
-    plan = _plan.get()
-    if plan is None:
-        raise RuntimeError("attention was called outside of a plan: run the model through LanguageModel.forward")
+    plan = current()
     if layer is None:
         raise UnsupportedArchitecture(f"{type(module).__name__} does not know its layer index")
     if is_causal is False:

@@ -166,6 +166,10 @@ class KVCache:
             raise ValueError(f"cannot roll slot {slot} back to {length} rows: it has {self.lengths[slot]}")
         self._shorten(slot, length)
 
+    def reachable(self, slot: int, length: int) -> int:
+        """The longest length up to ``length`` that the slot can be rolled back to: any."""
+        return min(length, self.lengths[slot])
+
     def fork(self, slot: int) -> int:
         """A new slot with a copy of this slot's committed prefix."""
         twin = self.acquire()

@@ -27,6 +27,8 @@ from foretoken.core.protocols import Plan, PlanMaker
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.native import NativePlan
+from foretoken.models.ssm.layout import Mixer, Projected
+from foretoken.models.ssm.state import Mixing
 
 _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded into rows: keys are read once per group
 
@@ -44,15 +46,19 @@ class DensePlan(Plan):
     """One step's attention. Masks are built once per step and window, and shared by all layers.
 
     Args:
-        cache: where keys and values are written and read.
+        cache: where keys and values are written and read, and the states of layers that have mixers.
         batch: the rows; every segment must have been reserved.
     """
+
+    scanned = False  # how recurrences are computed: row by row
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
         self.cache = cache
         self.native: NativePlan | None = NativePlan(cache)
         self.segments = batch.segments
         self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
+        self._batch = batch
+        self._mixing: Mixing | None = None
 
     def attend(
         self,
@@ -89,6 +95,12 @@ class DensePlan(Plan):
             v_GLD[:, first:] = v_GTD[:, rows]
             outputs.append(self._over(layer, index, segment, q_HTD[:, rows], k_GLD, v_GLD, scoring))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
+        """Run the recurrence of each segment behind its slot's state; see models/ssm/state.py."""
+        if self._mixing is None:
+            self._mixing = Mixing(self.cache, self._batch, scanned=self.scanned)
+        return self._mixing(mixer, projected)
 
     def _over(
         self,

@@ -31,6 +31,8 @@ from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.processor import bfloat16_speed
 from foretoken.models.span import Span, passed_by, within
+from foretoken.models.ssm import adopt
+from foretoken.models.ssm.state import cache_for
 from foretoken.models.work import sizes
 
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
@@ -161,7 +163,8 @@ class LanguageModel:
         self.num_parameters = sum(each.numel() for each in model.parameters())  # before they are packed
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
-        _check_layers(text, name, type(model).__name__)
+        self.mixers = adopt.mixers(model, name)  # state-space layers; empty where there are none
+        self._silent = _check_layers(text, name, type(model).__name__, {mixer.layer for mixer in self.mixers})
         self.sizes = sizes(model)  # before they are packed
         # of all forwards: layers loaded, rows times layers (drafting with the model itself must not repeat any), and
         # rows that went through the head
@@ -193,7 +196,7 @@ class LanguageModel:
 
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
-        return KVCache(self.num_layers, max_slots, self.max_length)
+        return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(
         self,
@@ -263,10 +266,10 @@ class LanguageModel:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
             return
-        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits)
+        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits, self.mixers)
         if self.fused is not None:
             return
-        odd = why_not_its_weights(self.model)
+        odd = why_not_its_weights(self.model, [mixer.module for mixer in self.mixers])
         if odd is not None and not fits_by_name(self.model):
             log.warning("model '%s' is computed layer by layer, which is slower: %s", self.name, odd)
         speed = bfloat16_speed() if self.dtype == torch.bfloat16 else 1.0
@@ -294,7 +297,8 @@ class LanguageModel:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest window of a layer."""
         kind = type(self.model).__name__
         try:
-            window = probe.check(self._logits, self.num_layers, self.max_length)
+            mixing = {mixer.layer for mixer in self.mixers}
+            window = probe.check(self._logits, self.num_layers, self.max_length, mixing=mixing, silent=self._silent)
             trial.check_positions(self.model, self.max_length, self.device)
         except ForetokenError as error:
             raise UnsupportedArchitecture(
@@ -332,16 +336,20 @@ _NO_ATTENTION = _NoAttention()
 
 # Layer types (config.layer_types) whose masks reach us as keywords. Others shape their mask in a way we cannot see.
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_SILENT_LAYERS = frozenset({"mlp", "moe"})  # they keep nothing of their rows
 
 
-def _check_layers(text: Any, name: str, kind: str) -> None:
+def _check_layers(text: Any, name: str, kind: str, mixing: set[int]) -> set[int]:
+    """Refuse a layer of a type that is not known, unless its mixer was read; the layers that keep nothing."""
     if text.num_hidden_layers < 1:
         raise UnsupportedArchitecture(f"model '{name}' ({kind}) has {text.num_hidden_layers} layers")
-    for layer, what in enumerate(getattr(text, "layer_types", None) or ()):
-        if what not in _KNOWN_LAYERS:
+    types = list(getattr(text, "layer_types", None) or ())
+    for layer, what in enumerate(types):
+        if what not in _KNOWN_LAYERS | _SILENT_LAYERS and layer not in mixing:
             raise UnsupportedArchitecture(
                 f"model '{name}' ({kind}) is not supported: layer {layer} is of type '{what}'"
             )
+    return {layer for layer, what in enumerate(types) if what in _SILENT_LAYERS}
 
 
 def _max_length(text: Any, name: str, asked: int | None) -> int:

@@ -7,6 +7,7 @@ not known to be plain is left to its module.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -45,12 +46,18 @@ def why_not_plain(module: nn.Module | None, dtype: torch.dtype | None = None) ->
     return None
 
 
-def why_not_its_weights(model: Any) -> str | None:
-    """Which part of a model keeps it from being computed from its weights alone, and why; None if nothing does."""
+def why_not_its_weights(model: Any, known: Collection[nn.Module] = ()) -> str | None:
+    """Which part of a model keeps it from being computed from its weights alone, and why; None if nothing does.
+
+    Args:
+        known: modules whose forward we have replaced ourselves.
+    """
     dtype = next(model.parameters()).dtype
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             why = why_not_plain(module, dtype)
+        elif module in known:
+            why = None
         elif not type(module).__module__.startswith(_LIBRARY):
             why = f"is a {type(module).__name__}"
         else:

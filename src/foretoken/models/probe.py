@@ -3,17 +3,19 @@
 Two tiny forwards through a plan that only takes roll and answers with zeros. What would be silently wrong later is
 refused here, with the reason:
 
-    every layer calls the attention interface, exactly once      no recurrent layer, no attention of its own
+    every layer calls the attention interface, exactly once,     no attention of its own, no recurrent layer but those
+        or its state-space mixer does                                that models/ssm can read
     the mask the library builds for a layer is causal, within    no bidirectional, chunked or prefix mask
         the window that the layer announces
-    equal tokens at equal positions have equal queries, keys     no mixing of rows outside attention (convolution,
-        and values wherever they stand in the batch, and          state space), no position but the given one
+    equal tokens at equal positions have equal queries, keys     no mixing of rows outside attention and mixers,
+        and values wherever they stand in the batch, equal           no position but the given one
+        inputs of a mixer, and
         equal logits, since attention answers with zeros
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +28,7 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.protocols import Plan
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
+from foretoken.models.ssm.layout import Mixer, Projected
 
 _MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -47,6 +50,7 @@ class RollCall(Plan):
         self.max_length = max_length
         self.twins = twins
         self.layers: set[int] = set()
+        self.mixing: set[int] = set()
         self.window: int | None = None  # the smallest that was announced
         self.masks: dict[int, tuple[Tensor, _MaskFunction]] = {}  # by identity; the tensor is kept alive with it
 
@@ -69,14 +73,23 @@ class RollCall(Plan):
         self.layers.add(layer)
         if window is not None:
             self.window = min(window, self.window or window)
+        self._check_twins(layer, [each.transpose(0, 1) for each in (q_HTD, k_GTD, v_GTD)])
+        return q_HTD.new_zeros((q_HTD.shape[1], q_HTD.shape[0], v_GTD.shape[-1]))
+
+    def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
+        if mixer.layer in self.mixing:
+            raise UnsupportedArchitecture(f"the mixer of layer {mixer.layer} is called more than once in a step")
+        self.mixing.add(mixer.layer)
+        self._check_twins(mixer.layer, [projected.raw_TC, projected.steps_TH])
+        return projected.raw_TC.new_zeros((len(projected.raw_TC), mixer.heads, mixer.head_width), dtype=torch.float32)
+
+    def _check_twins(self, layer: int, inputs: Sequence[Tensor]) -> None:
         if self.twins is not None:
             first, second = self.twins
-            for rows_XTD in (q_HTD, k_GTD, v_GTD):
-                if not same(rows_XTD[:, first], rows_XTD[:, second]):
-                    raise UnsupportedArchitecture(
-                        f"rows of a packed batch mix, or their positions are not the given ones, before layer {layer}"
-                    )
-        return q_HTD.new_zeros((q_HTD.shape[1], q_HTD.shape[0], v_GTD.shape[-1]))
+            if not all(same(rows_TX[first], rows_TX[second]) for rows_TX in inputs):
+                raise UnsupportedArchitecture(
+                    f"rows of a packed batch mix, or their positions are not the given ones, before layer {layer}"
+                )
 
     def check_mask(self, mask: Tensor, window: int | None) -> None:
         """Refuse a mask that is not causal within ``window``; called where a layer brings one."""
@@ -122,13 +135,22 @@ def _is_causal(allowed: _MaskFunction, edges: Sequence[int], window: int | None,
 _watching: ContextVar[RollCall | None] = ContextVar("watching", default=None)
 
 
-def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int, max_length: int) -> int | None:
+def check(
+    forward: Callable[[PackedBatch, RollCall], Tensor],
+    num_layers: int,
+    max_length: int,
+    *,
+    mixing: Collection[int] = (),
+    silent: Collection[int] = (),
+) -> int | None:
     """Run the two probes.
 
     Args:
         forward: computes the wanted rows' logits of a batch.
         num_layers: layers of the model.
         max_length: positions that will be served.
+        mixing: layers that have a state-space mixer; they may attend beside it.
+        silent: layers that keep nothing of their rows.
     Returns:
         the smallest sliding window of any layer; None if there is none.
     Raises:
@@ -141,12 +163,14 @@ def check(forward: Callable[[PackedBatch, RollCall], Tensor], num_layers: int, m
         logits_MV = forward(batch, roll)
     if len(logits_MV) != 1:
         raise UnsupportedArchitecture("it cannot score chosen rows only ('logits_to_keep')")
-    silent = sorted(set(range(num_layers)) - roll.layers)
-    if silent:
+    absent = sorted(set(range(num_layers)) - {*roll.layers, *mixing, *silent})
+    if absent:
         raise UnsupportedArchitecture(
-            f"attention of layer {silent[0]} ({len(silent)} of {num_layers} layers) "
+            f"attention of layer {absent[0]} ({len(absent)} of {num_layers} layers) "
             "does not go through the library's attention interface"
         )
+    if roll.mixing != set(mixing):
+        raise UnsupportedArchitecture(f"the mixers of layers {sorted(roll.mixing ^ set(mixing))} are not called")
     batch = PackedBatch()
     for slot, tokens in enumerate(([0, 1], [0])):
         batch.add_chunk(slot, 0, tokens, wanted=1)

@@ -1,8 +1,12 @@
-"""``shape:100m``: Llama shapes with random weights. Their texts mean nothing, their times are those of the shape."""
+"""``shape:100m``: Llama shapes with random weights. Their texts mean nothing, their times are those of the shape.
+
+``shape:mamba-100m`` is a Mamba-2, ``shape:hybrid-100m`` Mamba-2 and attention layers in the layout of Bamba.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, nearest
@@ -20,6 +24,14 @@ SHAPES = {
 }
 
 
+# width, layers, MLP width (0: none), query heads, key/value heads, vocabulary, layers that attend; mixers have heads of
+# 64 and 128 states, and are twice as wide as the stream
+STATE_SHAPES: dict[str, tuple[int, int, int, int, int, int, tuple[int, ...]]] = {
+    "mamba-100m": (768, 24, 0, 0, 0, 32000, ()),
+    "hybrid-100m": (768, 12, 2048, 12, 4, 32000, (2, 5, 8)),
+}
+
+
 def folder(name: str) -> Path:
     """The checkpoint of ``shape:NAME`` in bfloat16, made if it is not in the user's cache yet.
 
@@ -27,11 +39,12 @@ def folder(name: str) -> Path:
         ConfigError: there is no such shape.
     """
     short = name.removeprefix(PREFIX)
-    if short not in SHAPES:
-        raise ConfigError(f"unknown shape '{short}': {nearest(short, SHAPES)}")
+    if short not in SHAPES and short not in STATE_SHAPES:
+        raise ConfigError(f"unknown shape '{short}': {nearest(short, [*SHAPES, *STATE_SHAPES])}")
 
     def make(place: Path) -> None:
-        write_random_model(short, place, "bfloat16")
+        write = write_random_states if short in STATE_SHAPES else write_random_model
+        write(short, place, "bfloat16")
 
     return folder_made_once(f"shapes/{short}", make)
 
@@ -66,6 +79,42 @@ def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 
         dtype=getattr(torch, dtype),
     )
     model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def write_random_states(name: str, folder: Path, dtype: str) -> int:
+    """A checkpoint of one of ``STATE_SHAPES`` with random weights and the bundled tokenizer; returns its parameters."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BambaConfig, Mamba2Config
+
+    width, layers, mlp, heads, kv_heads, vocabulary, attending = STATE_SHAPES[name]
+    torch.manual_seed(0)
+    shared = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "dtype": getattr(torch, dtype),
+    }
+    config: Any = Mamba2Config(**shared, num_heads=2 * width // 64, head_dim=64, state_size=128, n_groups=1)
+    if attending:
+        config = BambaConfig(
+            **shared,
+            intermediate_size=mlp,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            attn_layer_indices=list(attending),
+            mamba_n_heads=2 * width // 64,
+            mamba_d_head=64,
+            mamba_d_state=128,
+            mamba_n_groups=1,
+        )
+    model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
     return sum(weight.numel() for weight in model.parameters())

@@ -58,6 +58,8 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
     entered = False
 
     def keep(depth: Depth, values: Any) -> None:
+        if isinstance(values, tuple) and all(each is None for each in values[1:]):  # weights of attention, say
+            (values, *_) = values
         if not isinstance(values, Tensor):
             raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its layers give more than the hidden states")
         # a copy: the next layer may add to it in place

@@ -23,6 +23,7 @@ from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.native import NativePlan
 from foretoken.models.probe import same
+from foretoken.models.ssm.layout import Mixer, Projected, alone
 
 _ROWS = 4
 _FAR = 2**13  # temperatures and rotary frequencies that depend on the position commonly begin to change here
@@ -71,6 +72,12 @@ class TrialPlan(Plan):
             shares_HRR = scores_HRR.softmax(-1)[..., : segment.num_rows]
             outputs.append(shares_HRR @ v_HTD[:, rows].float())
         return torch.cat(outputs, dim=1).transpose(0, 1).to(v_GTD.dtype)
+
+    def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
+        """Each segment as a text of its own, read from its start."""
+        gates_T2H = mixer.gates(projected.steps_TH, ["prompt"] * len(projected.raw_TC))
+        spans = [slice(each.start, each.start + each.num_rows) for each in self.segments]
+        return torch.cat([alone(mixer, projected.raw_TC[rows], gates_T2H[rows]) for rows in spans])
 
 
 def _seen(segment: Segment, window: int | None, device: torch.device) -> Tensor:

@@ -53,6 +53,7 @@ class Shelf:
             slot = self._cache.acquire()
         self._slots[passage] = slot, held
         kept = min(_common(held, tokens), len(tokens) - 1)
+        kept = self._cache.reachable(slot, kept)
         self._cache.rollback(slot, kept)
         del held[kept:]
         output = None

@@ -85,6 +85,11 @@ class SparseVerification(PlanMaker):
     @classmethod
     def arranged(cls, settings: Mapping[str, Any], target: LanguageModel) -> PlanMaker | None:
         config = configured(settings)
+        if (config.sparse or config.confirm) and target.mixers:
+            raise ConfigError(
+                f"verification.*: model '{target.name}' has state-space layers, whose states cannot take back what a "
+                "sparse step has left in them: leave these settings out"
+            )
         if config.sparse:
             return cls(config, target)
         return ConfirmedVerification(config, target) if config.confirm else None

@@ -100,11 +100,11 @@ def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
         raise ValueError(f"beside_TQ is {list(beside_TQ.shape)} of {beside_TQ.dtype}: float32 [{num_rows}, {width}]")
 
 
-def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """The cache's keys and values of each layer, as far as native code addresses them."""
+def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+    """The cache's keys and values of each layer that attends, as far as native code addresses them."""
     expected = (cache.num_slots, sizes.kv_heads, cache.capacity, sizes.head_dim)
     for layer, pair in enumerate(pairs):
-        for what, buffer in zip(("keys", "values"), pair, strict=True):
+        for what, buffer in zip(("keys", "values"), pair or (), strict=pair is not None):
             if buffer.shape != expected or buffer.dtype != sizes.dtype or not _is_plain(buffer):
                 raise ValueError(
                     f"the cache's {what} of layer {layer} are {list(buffer.shape)} of {buffer.dtype}, but this "

@@ -7,7 +7,8 @@
  *     vectors.h    exponential, softmax, ranking        attention.h   rotary, keys and values, attention
  *     team.h       threads and their memory             tiles.h       rows over tiles of keys and values
  *     blocks.h     which columns are attended to        gates.h       an MLP that leaves channels out
- *     pieces.h     attention, divided among threads     forward.h     a span of layers
+ *     pieces.h     attention, divided among threads     ssm.h         state-space layers
+ *                                                       forward.h     a span of layers
  */
 
 #include <math.h>
@@ -42,6 +43,7 @@ static double now(void) {
 #include "tiles.h"
 #include "attention.h"
 #include "gates.h"
+#include "ssm.h"
 #include "forward.h"
 #undef UNIT
 #undef STEPS
@@ -55,6 +57,7 @@ static double now(void) {
 #include "tiles.h"
 #include "attention.h"
 #include "gates.h"
+#include "ssm.h"
 #include "forward.h"
 #undef UNIT
 #undef STEPS
@@ -95,8 +98,18 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     const Call *call = job->call;
     const long T = call->num_rows, group = m->heads / m->kv_heads;
     const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
-    const size_t rows[5] = {T * m->width * 4, T * m->qkv_stride * 4, T * m->gate_up_stride * 4,
-                            T * m->heads * m->head_dim * entered, T * m->gate_up_stride / 2 * entered};
+    long projected = m->qkv_stride, mixed = m->gate_up_stride, attended = m->heads * m->head_dim, walked = 0, levels = 0;
+    for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
+    for (long l = call->first; l < call->last; l++) {
+        const Mixer *x = m->layers[l].mixer;
+        if (!x) continue;
+        projected = larger(projected, x->stride);
+        mixed = larger(mixed, x->inner);
+        attended = larger(attended, x->inner);
+        walked = larger(walked, 2 * x->width + 2 * x->state + levels * x->state * x->width);
+    }
+    const size_t rows[5] = {T * m->width * 4, T * projected * 4, T * mixed * 4, T * attended * entered,
+                            T * m->gate_up_stride / 2 * entered};
     for (int i = 0; i < 5; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -115,7 +128,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     }
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
                                             folded * (16 + m->head_dim + 1) * sizeof(float),
-                                            12 * larger(TILE, larger(most_columns, behind + 32)) * sizeof(float),
+                                            larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
                                             larger(T, call->num_wanted) * m->width * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
                                             larger((most_blocks + 2) * sizeof(Run), m->ffn_units * sizeof(int32_t)),
@@ -165,6 +178,7 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
 void foretoken_move(const Move *move) {
     for (int64_t layer = 0; layer < move->num_layers; layer++)
         for (int64_t g = 0; g < move->kv_heads; g++) {
+            if (!move->keys[layer]) continue; /* it keeps none */
             const size_t bytes = move->row_bytes, at = (move->slot * move->kv_heads + g) * move->capacity * bytes;
             char *keys = (char *)move->keys[layer] + at, *values = (char *)move->values[layer] + at;
             for (int64_t i = 0; i < move->count; i++) {

@@ -22,13 +22,15 @@ from torch import Tensor
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
-from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection
+from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import UNITS, tiled
 from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
 from foretoken.models.fused.shelf import Shelf
+from foretoken.models.fused.states import NativeStates, described
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
+from foretoken.models.ssm.layout import Mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class FusedDecoder:
         self._dtype = layout.dtype
         self._rotary = RotaryTables(layout.rotary)
         layers = (structs.Layer * layout.num_blocks)()
+        self._mixers: dict[int, Mixer] = {}
         for index, block in enumerate(layout.blocks):
             packed = self._pack(layers[index], block, index)
             if taken is not None:
@@ -153,6 +156,9 @@ class FusedDecoder:
                 native.keep = keep
             blocks = self._blocks(plan.blocks, batch, span)
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
+        states = None
+        if any(span.first <= layer < span.last for layer in self._mixers):
+            states = NativeStates(self._mixers, cache, batch, span, self._dtype)
         tables = self._rotary.up_to(max(batch.positions) + 1 if attends else 0)
         num_wanted = len(wanted)
         model = self._model if head is None else self._with_head(head)
@@ -200,10 +206,13 @@ class FusedDecoder:
             tapped=tapped.data_ptr(),
             thresholds=thresholds.buffer_info()[0] if plan.thresholds else None,
             attention_seconds=None if plan.clock is None else ctypes.pointer(attention),
+            states=None if states is None else ctypes.pointer(states.native),
         )
         handle = own.handle(self.library)  # held while the call runs
         if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call)):
             raise MemoryError(f"there is no memory for a forward of {num_rows} rows")
+        if states is not None:
+            states.done()
         if plan.clock is not None:
             plan.clock.attention_seconds += attention.value
         hidden = {depth: tapped[place] for place, depth in enumerate(span.taps)}
@@ -219,7 +228,7 @@ class FusedDecoder:
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
         """What the native side needs in order to select: who does, by what, and room for what they take."""
         layers = [self._model.layers[index] for index in range(span.first, span.last)]
-        seeing = [layer.index for layer in layers if not layer.window]
+        seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._mixers]
         selecting = [index for index in seeing if index == seeing[0] or blocks.selects(index)]
         selects = array("B", bytes(self._model.num_layers))
         summaries: dict[int, Tensor] = {}
@@ -256,7 +265,7 @@ class FusedDecoder:
             return found
         model = self._model
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
-        pairs = [cache.buffers(layer, row, row) for layer in range(model.num_layers)]
+        pairs = [None if layer in self._mixers else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
         checks.check_buffers(self._sizes, cache, pairs)
         found = self._rooms[cache] = Room(self.library, cache, pairs)
         return found
@@ -264,14 +273,10 @@ class FusedDecoder:
     # ------------------------------------------------------------------ packing
 
     @torch.no_grad()
-    def _pack(self, native: structs.Layer, block: Block, index: int) -> PackedBlock:
-        heads = (block.q, block.k, block.v)
-        qkv = self._packed(torch.cat([each.weight_OK.to(self._dtype) for each in heads]))
-        if any(each.bias_O is not None for each in heads):
-            native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
-        out = self._packed(block.out.weight_OK)
-        if block.out.bias_O is not None:
-            native.out_bias = self._floats(block.out.bias_O)
+    def _pack(self, native: structs.Layer, block: Block | StateBlock, index: int) -> PackedBlock:
+        packed = (
+            self._packed_mixer(native, block, index) if isinstance(block, StateBlock) else self._heads(native, block)
+        )
         gate_up = down = None
         if block.gate is not None and block.up is not None and block.down is not None:
             pair = [tiled(each.weight_OK.detach().to(self._dtype)) for each in (block.gate, block.up)]
@@ -281,12 +286,39 @@ class FusedDecoder:
             native.gate_up, native.down = gate_up.data_ptr(), down.data_ptr()
             assert block.mlp_norm_D is not None
             native.mlp_norm = self._floats(block.mlp_norm_D)
-        native.index, native.window = index, block.window
-        native.qkv, native.out = qkv.data_ptr(), out.data_ptr()
+        native.index = index
+        native.qkv, native.out = (each.data_ptr() for each in packed)
+        return PackedBlock(*packed, gate_up, down)
+
+    def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tensor, Tensor]:
+        project, out = self._packed(block.project.weight_OK), self._packed(block.out.weight_OK)
+        mixer = structs.Mixer()
+        described(mixer, block, len(self._mixers), 16 * len(project), self._keep)
+        self._mixers[index] = block.mixer
+        self._keep.append(mixer)
+        native.mixer = ctypes.pointer(mixer)
+        native.attention_norm = self._floats(block.mixer_norm_D)
+        if block.project.bias_O is not None:
+            native.qkv_bias = self._floats(
+                torch.nn.functional.pad(block.project.bias_O, (0, -len(block.project.bias_O) % 16))
+            )
+        if block.out.bias_O is not None:
+            native.out_bias = self._floats(block.out.bias_O)
+        return project, out
+
+    def _heads(self, native: structs.Layer, block: Block) -> tuple[Tensor, Tensor]:
+        heads = (block.q, block.k, block.v)
+        qkv = self._packed(torch.cat([each.weight_OK.to(self._dtype) for each in heads]))
+        if any(each.bias_O is not None for each in heads):
+            native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
+        out = self._packed(block.out.weight_OK)
+        if block.out.bias_O is not None:
+            native.out_bias = self._floats(block.out.bias_O)
+        native.window = block.window
         native.attention_norm = None if block.attention_norm_D is None else self._floats(block.attention_norm_D)
         native.q_norm = None if block.q_norm_d is None else self._floats(block.q_norm_d)
         native.k_norm = None if block.k_norm_d is None else self._floats(block.k_norm_d)
-        return PackedBlock(qkv, out, gate_up, down)
+        return qkv, out
 
     def _packed_head(self, head: Projection) -> Head:
         return Head(self._packed(head.weight_OK), len(head.weight_OK))

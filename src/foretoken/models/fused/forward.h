@@ -51,13 +51,35 @@ static void NAME(add_beside)(const Job *job, long first, long last) {
             *(vf_unaligned *)(job->qkv_out + i) += *(const vf_unaligned *)(job->call->beside + i);
 }
 
+/* The stages between the in and the out product of a layer that attends; returns the next stage. */
+static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage, Scratch *scratch) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long groups = call->num_segments * m->kv_heads, items = attention_items(job);
+    for (long i; (i = claim(stage, groups)) < groups; finish(stage))
+        NAME(write)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads);
+    wait_for(stage++, groups);
+    if (call->blocks && call->blocks->selects[layer->index]) {
+        for (long i; (i = claim(stage, groups)) < groups; finish(stage))
+            if (call->segments[i / m->kv_heads].keep)
+                NAME(score)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
+        wait_for(stage++, groups);
+    }
+    for (long i; (i = claim(stage, items)) < items; finish(stage)) {
+        const Piece piece = piece_of(job, i);
+        NAME(attend)(job, layer, piece.segment, piece.group, piece.from, piece.to, scratch);
+    }
+    wait_for(stage++, items);
+    return stage;
+}
+
 /* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
 static void NAME(forward)(const Job *job, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
     const long T = call->num_rows, W = m->width, units = W / UNIT;
     const long q_units = m->heads * m->head_dim / UNIT;
-    const long qkv_tiles = m->qkv_stride / 16, width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
+    const long width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
     NAME(input) *normed = scratch->part[3].data;
     double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
     const float eps = (float)m->eps;
@@ -73,37 +95,27 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     wait_for(stage++, T);
     for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
-        for (int prepared = 0; next_share(job, stage, qkv_tiles, &lo, &hi); prepared = 1) {
+        const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride, in_tiles = in_stride / 16;
+        const long out_units = layer->mixer ? layer->mixer->inner / UNIT : q_units;
+        for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
                 NAME(read_row)(job->residual + r * W, layer->attention_norm, W, eps, normed + INPUTS(r * W));
-            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->qkv_out, m->qkv_stride,
+            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->qkv_out, in_stride,
                           layer->qkv_bias, 0);
             if (call->beside && l == call->first) NAME(add_beside)(job, lo, hi);
             finish(stage);
         }
-        wait_for(stage++, shares(job, qkv_tiles));
+        wait_for(stage++, shares(job, in_tiles));
 
         const double began = seconds ? now() : 0;
-        const long groups = call->num_segments * m->kv_heads;
-        for (long i; (i = claim(stage, groups)) < groups; finish(stage))
-            NAME(write)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads);
-        wait_for(stage++, groups);
-        if (call->blocks && call->blocks->selects[layer->index]) {
-            for (long i; (i = claim(stage, groups)) < groups; finish(stage))
-                if (call->segments[i / m->kv_heads].keep)
-                    NAME(score)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads, scratch);
-            wait_for(stage++, groups);
-        }
-        const long items = attention_items(job);
-        for (long i; (i = claim(stage, items)) < items; finish(stage)) {
-            const Piece piece = piece_of(job, i);
-            NAME(attend)(job, layer, piece.segment, piece.group, piece.from, piece.to, scratch);
-        }
-        wait_for(stage++, items);
+        if (layer->mixer)
+            stage = NAME(mix_rows)(job, layer, stage, scratch);
+        else
+            stage = NAME(attend_rows)(job, layer, stage, scratch);
         if (seconds) *seconds += now() - began;
 
         while (next_share(job, stage, width_tiles, &lo, &hi)) {
-            NAME(product)(layer->out, 16 * q_units, lo, hi, job->attended, q_units * STEPS, q_units, T, job->residual, W,
+            NAME(product)(layer->out, 16 * out_units, lo, hi, job->attended, out_units * STEPS, out_units, T, job->residual, W,
                           layer->out_bias, 1);
             finish(stage);
         }

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.models.ssm.layout import Mixer
+
 
 class Projection(NamedTuple):
     """A linear map.
@@ -59,8 +61,34 @@ class Block:
     mlp_norm_D: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StateBlock:
+    """A layer with a state-space mixer in the place of attention; see ssm.h.
+
+    Attributes:
+        project: to z, x, B, C and dt of a row, in this order.
+        out: from the gated and normed rows.
+        mixer: sizes and parameters of what lies between.
+        mixer_norm_D: gain of the norm before it.
+        gain_I, norm_group, norm_eps: of the gated norm, and over how many channels each is taken.
+        gate, up, down, mlp_norm_D: as in :class:`Block`.
+    """
+
+    project: Projection
+    out: Projection
+    mixer: Mixer
+    mixer_norm_D: Tensor
+    gain_I: Tensor
+    norm_group: int
+    norm_eps: float
+    gate: Projection | None = None
+    up: Projection | None = None
+    down: Projection | None = None
+    mlp_norm_D: Tensor | None = None
+
+
 class PackedBlock(NamedTuple):
-    """A block's packed weights; see packing.py. What is None the block does not have."""
+    """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`."""
 
     qkv: Tensor
     out: Tensor
@@ -103,7 +131,7 @@ class Layout:
     norm_eps: float
     scaling: float
     num_blocks: int
-    blocks: Iterable[Block]
+    blocks: Iterable[Block | StateBlock]
     rotary: Callable[[Tensor], tuple[Tensor, Tensor]]
     max_length: int
     final_norm_D: Tensor

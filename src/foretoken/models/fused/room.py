@@ -33,12 +33,13 @@ class Room:
     Args:
         library: whose functions move rows.
         cache: whose slots and capacity the pairs have.
-        pairs: keys and values of each layer, checked.
+        pairs: keys and values of each layer, checked; None of a layer that keeps none.
     """
 
-    def __init__(self, library: ctypes.CDLL, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        num_slots, num_groups, capacity, width = pairs[0][0].shape
-        row_bytes = width * pairs[0][0].element_size()
+    def __init__(self, library: ctypes.CDLL, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        one = next((pair[0] for pair in pairs if pair is not None), torch.empty(cache.num_slots, 0, cache.capacity, 0))
+        num_slots, num_groups, capacity, width = one.shape
+        row_bytes = width * one.element_size()
         self._library = library
         self._generation = cache.generation
         self._whole = len(pairs) == cache.num_layers
@@ -46,10 +47,10 @@ class Room:
         tiles = -(-capacity // _TILE)
         with torch.inference_mode(False):
             shape = (num_slots, num_groups, tiles, row_bytes // 4 * _TILE)
-            self._tiled = [torch.empty(shape, dtype=torch.int32) for _ in pairs]
+            self._tiled = [None if pair is None else torch.empty(shape, dtype=torch.int32) for pair in pairs]
             self._known_LSG = torch.zeros(len(pairs), num_slots, num_groups, dtype=torch.int32)
-        self.keys = _addresses(keys for keys, _ in pairs)
-        self.values = _addresses(values for _, values in pairs)
+        self.keys = _addresses(None if pair is None else pair[0] for pair in pairs)
+        self.values = _addresses(None if pair is None else pair[1] for pair in pairs)
         self.tiled = _addresses(self._tiled)
         self.known = _addresses(self._known_LSG)
         cache.followers.add(self)
@@ -97,5 +98,5 @@ class Room:
 
 
 def _addresses(tensors: Any) -> Any:
-    found = [each.data_ptr() for each in tensors]
+    found = [None if each is None else each.data_ptr() for each in tensors]
     return (structs.P * len(found))(*found)

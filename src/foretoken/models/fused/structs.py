@@ -7,6 +7,17 @@ import ctypes
 _I, P = ctypes.c_int64, ctypes.c_void_p
 
 
+class Mixer(ctypes.Structure):
+    """A state-space mixer."""
+
+    _fields_ = [
+        *((name, _I) for name in ("place", "heads", "groups", "state", "width", "taps", "channels", "inner", "stride")),
+        ("norm_group", _I),
+        *((name, ctypes.c_double) for name in ("low", "high", "eps")),
+        *((name, P) for name in ("conv", "conv_bias", "rate", "step_bias", "skip", "gain")),
+    ]
+
+
 class Layer(ctypes.Structure):
     """One layer's packed weights; addresses may be None where the layer has no such part."""
 
@@ -15,6 +26,7 @@ class Layer(ctypes.Structure):
         *((name, P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         ("window", _I),
         ("index", _I),
+        ("mixer", ctypes.POINTER(Mixer)),
     ]
 
 
@@ -51,6 +63,26 @@ class Blocks(ctypes.Structure):
     ]
 
 
+class StateSegment(ctypes.Structure):
+    """What a request's rows read and leave behind in layers with mixers."""
+
+    _fields_ = [
+        *((name, _I) for name in ("pend", "pending", "stored", "count", "levels")),
+        *((name, P) for name in ("steps", "taps", "ahead_base", "ahead_conv")),
+    ]
+
+
+class States(ctypes.Structure):
+    """States of every mixer and slot."""
+
+    _fields_ = [
+        *((name, _I) for name in ("slots", "capacity")),
+        *((name, P) for name in ("base", "conv", "raw", "gates")),
+        ("limited", ctypes.c_char_p),
+        ("segments", ctypes.POINTER(StateSegment)),
+    ]
+
+
 class Call(ctypes.Structure):
     """One forward."""
 
@@ -68,6 +100,7 @@ class Call(ctypes.Structure):
         *((name, P) for name in ("taps", "tap_rows", "tapped")),
         ("thresholds", P),
         ("attention_seconds", ctypes.POINTER(ctypes.c_double)),
+        ("states", ctypes.POINTER(States)),
     ]
 
 

@@ -10,7 +10,7 @@ Letters: M wanted rows, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from foretoken.models.fused import fit
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.native import NativePlan
 from foretoken.models.span import Span
+from foretoken.models.ssm.layout import Mixer, Projected
+from foretoken.models.ssm.state import Mixing, cache_for
 
 # of a row's logits, root mean square over their spread: both sides round; in bfloat16, by how much depends on the model
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}
@@ -34,7 +36,12 @@ _CHAIN, _PARENTS = 17, (-1, 0, 0, 2, 1)
 log = logging.getLogger(__name__)
 
 
-def adopt(model: Any, max_length: int, general: Callable[[PackedBatch, Plan], Tensor]) -> FusedDecoder | None:
+def adopt(
+    model: Any,
+    max_length: int,
+    general: Callable[[PackedBatch, Plan], Tensor],
+    mixers: Sequence[Mixer] = (),
+) -> FusedDecoder | None:
     """The native twin of a model, its linear layers packed; None where the general path has to do.
 
     A family that could have been fused but is not says so in a warning.
@@ -43,8 +50,9 @@ def adopt(model: Any, max_length: int, general: Callable[[PackedBatch, Plan], Te
         model: a causal LM of transformers.
         max_length: positions that a row may have.
         general: logits [M, V] of a batch through the library's modules, which attend by a plan.
+        mixers: its state-space layers.
     """
-    reason = fit.misfit(model)
+    reason = fit.misfit(model, mixers)
     if reason is not None:
         if fit.fits_by_name(model):
             log.warning("the fused CPU decoder is not used for this model, the slower general path is: %s", reason)
@@ -53,12 +61,13 @@ def adopt(model: Any, max_length: int, general: Callable[[PackedBatch, Plan], Te
     whole = Span(0, config.num_hidden_layers)
 
     def trial(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
-        return read(forward, KVCache(config.num_hidden_layers, 2, max_length), max_length, config.vocab_size)
+        cache = cache_for(mixers, config.num_hidden_layers, 2, max_length, dtype, torch.device("cpu"))
+        return read(forward, cache, max_length, config.vocab_size)
 
     expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch)))
     rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
     allowed = max(TOLERANCE[dtype], _ROUNDINGS * difference(rounded, expected))
-    adoption = fit.Adoption(model, max_length)
+    adoption = fit.Adoption(model, max_length, mixers)
     twin = adoption.decoder
     found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), whole, top=0).logits_MV)
     worst = difference(found, expected)
@@ -115,7 +124,7 @@ class PlainAttention(Plan):
     Args:
         cache: where keys and values are written and read.
         batch: the rows.
-        rounded: round attention weights to the dtype of the values, as faster kernels do.
+        rounded: round attention weights, and what recurrences give, to the model's dtype, as faster kernels do.
     """
 
     native = None
@@ -123,7 +132,15 @@ class PlainAttention(Plan):
     def __init__(self, cache: KVCache, batch: PackedBatch, *, rounded: bool = False) -> None:
         self._rounded = rounded
         self._cache = cache
+        self._batch = batch
         self._segments = batch.segments
+        self._mixing: Mixing | None = None
+
+    def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
+        if self._mixing is None:
+            self._mixing = Mixing(self._cache, self._batch)
+        y_THP = self._mixing(mixer, projected)
+        return y_THP.to(projected.raw_TC.dtype).to(y_THP.dtype) if self._rounded else y_THP
 
     def attend(
         self,

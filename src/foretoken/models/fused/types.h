@@ -1,7 +1,8 @@
 /* What the caller hands over; mirrored field by field in structs.py. */
 
 #define MAX_HEAD_DIM 512
-#define ABI 7
+#define MAX_TAPS 8
+#define ABI 8
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -52,6 +53,16 @@ typedef uint32_t part_of_units __attribute__((vector_size(4 * LANES)));
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 
+/* A Mamba-2 mixer; see ssm.h. A projected row is z [inner], x, B and C [channels], dt [heads]. */
+typedef struct {
+    int64_t place; /* among the model's mixers */
+    int64_t heads, groups, state, width, taps, channels, inner, stride, norm_group;
+    double low, high, eps;                    /* limits of dt */
+    const float *conv, *conv_bias;            /* [taps][channels], the row itself last; [channels] or NULL */
+    const float *rate, *step_bias, *skip;     /* [heads] */
+    const float *gain;                        /* [inner] */
+} Mixer;
+
 /* Mirrored field by field in decoder.py. */
 typedef struct {
     const uint32_t *qkv, *out, *gate_up, *down; /* packed [tile][unit][16] */
@@ -60,6 +71,7 @@ typedef struct {
     const float *q_norm, *k_norm; /* or NULL */
     int64_t window;               /* 0: full attention */
     int64_t index;
+    const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
 } Layer;
 
 /* Read only: several teams may work with it at once. */
@@ -95,6 +107,27 @@ typedef struct {
     int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
 } Blocks;
 
+/* What a request's rows read and leave behind in layers with mixers; see models/ssm/state.py. */
+typedef struct {
+    int64_t pend, pending; /* the tail's first pending row, and how many there are */
+    int64_t stored;        /* rows of earlier forwards behind the committed prefix */
+    int64_t count, levels; /* rows to walk; states that are open at once */
+    const int32_t *steps;  /* [count][3]: a row behind the prefix, the level of the state it follows (-1: the base) and the
+                              level that it leaves its own at (-1: nobody follows) */
+    const int32_t *taps;   /* [stored + rows][taps]: which rows the convolution reads; the first taps - 1 lie before */
+    float *ahead_base;     /* [mixer][head][state][width]: where a long chunk's state goes; NULL: rows are kept in the tail */
+    void *ahead_conv;      /* [mixer][taps - 1][channels] */
+} StateSegment;
+
+typedef struct {
+    int64_t slots, capacity;
+    float *base;               /* [mixer][slot][head][state][width] */
+    void *conv, *raw;          /* [mixer][slot][taps - 1][channels], [mixer][slot][capacity][channels] */
+    float *gates;              /* [mixer][slot][capacity][2][head] */
+    const uint8_t *limited;    /* [num_rows]: whether dt is limited */
+    const StateSegment *segments;
+} States;
+
 typedef struct {
     int64_t num_rows, num_segments, num_wanted, capacity, threads;
     const int32_t *tokens, *positions, *wanted;
@@ -121,6 +154,7 @@ typedef struct {
     float *tapped;                     /* [num_taps][num_tap_rows][width] */
     const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
     double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
+    const States *states;              /* or NULL: no layer has a mixer */
 } Call;
 
 /* Rows of one slot to move together, in every layer. */

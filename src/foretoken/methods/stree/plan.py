@@ -1,0 +1,95 @@
+"""STree: a target with state-space layers verifies a whole token tree in one forward.
+
+    root ─┬─ a ─ c        attention   keys of the prefix and of a row's ancestors          models/dense.py
+          └─ b            mixer       convolution and recurrence along a row's ancestors   models/ssm/scan.py
+                          state       stays behind the committed prefix; after the verdict the accepted rows'
+                                      inputs are run through it (activation replay)        models/ssm/state.py
+
+Attention layers of a hybrid are dense, and everything else of the model is the library's. This is the plan of every
+target with such layers; nobody has to ask for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.protocols import PlanMaker
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlan
+from foretoken.models.language_model import LanguageModel
+
+KERNELS = ("walk", "scan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreeConfig:
+    """How recurrences are computed.
+
+    Attributes:
+        kernel: "walk": row by row, depth first; a row's sums are those of plain decoding. "scan": all rows of a tree
+            or of a prompt's chunk at once, in another order of summation.
+    """
+
+    kernel: str = "walk"
+
+    def __post_init__(self) -> None:
+        if self.kernel not in KERNELS:
+            hint = nearest(self.kernel, KERNELS) if isinstance(self.kernel, str) else f"use {' or '.join(KERNELS)}"
+            raise ConfigError(f"stree.kernel={self.kernel!r} is unknown: {hint}")
+
+
+class TreeScan(DensePlan):
+    """One step whose recurrences are computed for all rows at once."""
+
+    scanned = True
+
+    def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
+        super().__init__(cache, batch)
+        self.native = None  # the fused decoder walks
+
+
+class TreeScanPlans(PlanMaker):
+    """Makes the plan of every step for a target with state-space layers.
+
+    Paper:   Wu et al. 2025, "STree: Speculative Tree Decoding for Hybrid State-Space Models", arXiv:2505.14969,
+             sections 4.2 (tree scan) and 4.3 (activation replay).
+    Exact:   yes. Every row's law is that of sequential decoding: with "walk" by the same operations in the same order,
+             with "scan" up to rounding. Checked by tests/unit/models/ssm and tests/golden/test_state_space.py.
+    Differs: the walk is the default, since it costs hardly more on a CPU and keeps plain decoding's sums; accepted
+             rows are replayed in order, not in closed form ("scan" does that); W - 1 columns of the convolution are
+             kept, not W, and of a row's inputs only those before the convolution; many requests in a batch, prompts
+             beside them; gated delta nets, too, by one triangular solve over the ancestors (arXiv:2608.20961). The
+             shape of a tree is the drafter's.
+    """
+
+    name = "stree"
+    settings_key = "stree"
+    Config = StreeConfig
+
+    def __init__(self, config: StreeConfig) -> None:
+        self.config = config
+
+    @classmethod
+    def suits(cls, target: LanguageModel) -> bool:
+        return bool(target.mixers)
+
+    @classmethod
+    def arranged(cls, settings: Mapping[str, Any], target: LanguageModel) -> TreeScanPlans:
+        known = [field.name for field in dataclasses.fields(StreeConfig)]
+        for key in settings:
+            if key not in known:
+                raise ConfigError(f"unknown option 'stree.{key}': {nearest(key, known)}")
+        if not target.mixers:
+            raise ConfigError(
+                f"stree.*: model '{target.name}' has no state-space layers: leave it out, any target verifies trees"
+            )
+        return cls(StreeConfig(**settings))
+
+    def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
+        """The plan of one step."""
+        return TreeScan(cache, batch) if self.config.kernel == "scan" else DensePlan(cache, batch)
