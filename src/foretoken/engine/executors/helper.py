@@ -44,7 +44,7 @@ class TargetFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plea:
+class Question:
     """One request of an order.
 
     Attributes:
@@ -72,13 +72,13 @@ class Order:
 
     number: int
     epoch: int
-    pleas: tuple[Plea, ...]
+    questions: tuple[Question, ...]
     gone: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Told:
-    """The ``Context`` of a plea (core/protocols.py)."""
+    """The ``Context`` of a question (core/protocols.py)."""
 
     request_id: int
     tokens: list[int]
@@ -107,12 +107,12 @@ class Helper:
         self._streams: dict[int, Streams] = {}
 
     def answer(self, order: Order) -> list[Ahead]:
-        """A draft for each plea, or the error that it ended with."""
+        """A draft for each question, or the error that it ended with."""
         for request_id in order.gone:
             if self._streams.pop(request_id, None) is not None:
                 self._drafter.release(request_id)
-        contexts = [self._context(plea, order.epoch) for plea in order.pleas]
-        budgets = [self._budget(plea) for plea in order.pleas]
+        contexts = [self._context(question, order.epoch) for question in order.questions]
+        budgets = [self._budget(question) for question in order.questions]
         try:
             return [*self._drafter.propose(contexts, budgets)]
         except Exception as error:
@@ -126,29 +126,31 @@ class Helper:
                 found.append(_portable(error))
         return found
 
-    def _context(self, plea: Plea, epoch: int) -> _Told:
-        streams = self._streams.get(plea.request_id)
+    def _context(self, question: Question, epoch: int) -> _Told:
+        streams = self._streams.get(question.request_id)
         if streams is None:
             # draws of its own: not those of the engine's process, nor those of a helper that was there before
-            streams = self._streams[plea.request_id] = Streams(plea.seed)
-            streams.generator("draft").manual_seed(mix64(mix64(plea.seed) ^ mix64(1 + epoch)) >> 1)
-        laws = LawMaker(plea.params, plea.tokens[: plea.num_prompt], self._vocab_size, plea.stop_ids)
-        laws.append(plea.tokens[plea.num_prompt :])
+            streams = self._streams[question.request_id] = Streams(question.seed)
+            streams.generator("draft").manual_seed(mix64(mix64(question.seed) ^ mix64(1 + epoch)) >> 1)
+        laws = LawMaker(question.params, question.tokens[: question.num_prompt], self._vocab_size, question.stop_ids)
+        laws.append(question.tokens[question.num_prompt :])
         return _Told(
-            plea.request_id,
-            plea.tokens,
-            plea.num_prompt,
-            plea.params,
+            question.request_id,
+            question.tokens,
+            question.num_prompt,
+            question.params,
             streams,
             laws,
-            plea.stop_ids,
-            plea.own_past,
+            question.stop_ids,
+            question.own_past,
         )
 
-    def _budget(self, plea: Plea) -> Budget:
-        if plea.past is None:
-            return plea.budget
-        return replace(plea.budget, stop_rule=AheadRule(plea.past, self._stopped if plea.hurried else _never))
+    def _budget(self, question: Question) -> Budget:
+        if question.past is None:
+            return question.budget
+        return replace(
+            question.budget, stop_rule=AheadRule(question.past, self._stopped if question.hurried else _never)
+        )
 
 
 def main(descriptor: int) -> None:

@@ -22,7 +22,7 @@ from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.engine.executors.ahead import Ahead, AheadRule, Shadow
-from foretoken.engine.executors.helper import LOADED, Order, Plea, TargetFacts
+from foretoken.engine.executors.helper import LOADED, Order, Question, TargetFacts
 from foretoken.models.language_model import LanguageModel
 
 log = logging.getLogger(__name__)
@@ -152,9 +152,9 @@ class RemoteDrafter(Drafter):
         assert pipe is not None
         unread = sum(len(each.tokens) - self._known.get(each.request_id, 0) for each in shadows)
         deadline = max(_LEAST, _MEDIANS * statistics.median(self._answers)) + _READING * unread
-        pleas = tuple(map(_plea, shadows, budgets))
+        questions = tuple(map(_question, shadows, budgets))
         self._number += 1
-        order = Order(self._number, self._epoch, pleas, tuple(self._gone))
+        order = Order(self._number, self._epoch, questions, tuple(self._gone))
         stopped = next((b.stop_rule.stopped for b in budgets if isinstance(b.stop_rule, AheadRule)), None)
         began = perf_counter()
         try:
@@ -199,9 +199,9 @@ class RemoteDrafter(Drafter):
         self._finalizer()
 
 
-def _plea(shadow: Shadow, budget: Budget) -> Plea:
+def _question(shadow: Shadow, budget: Budget) -> Question:
     rule = budget.stop_rule
-    return Plea(
+    return Question(
         shadow.request_id,
         shadow.tokens,
         shadow.num_prompt,

@@ -174,7 +174,7 @@ def test_no_process_outlives_its_engine(number: int) -> None:
     ("config", "message"),
     [
         ({"executor": "serial"}, "lane='process' does nothing with executor='serial'"),
-        ({"lane": "proces"}, r"lane='proces'.*'process'"),
+        ({"lane": "Process"}, r"lane='Process'.*'process'"),
     ],
 )
 def test_what_does_not_fit_is_refused(config: dict[str, str], message: str) -> None:
