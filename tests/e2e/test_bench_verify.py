@@ -58,5 +58,5 @@ def test_hybrid_beside_dense_and_under_sparse(tmp_path):
     assert hybrid["settings"] == {"plan": "hybrid"}
     assert sparse["settings"]["plan"] == "hybrid"
     assert sparse["read"] < 0.7
-    done = run("--plans", "dense,hybird", code=2)
+    done = run("--plans", "dense,hibryd", code=2)
     assert "did you mean 'hybrid'" in done.stderr

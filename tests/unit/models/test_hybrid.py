@@ -146,7 +146,7 @@ def test_the_fused_decoder_gives_both_plans_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"plan": "hybird"}, "unknown plan 'hybird': did you mean 'hybrid'"),
+        ({"plan": "hibryd"}, "unknown plan 'hibryd': did you mean 'hybrid'"),
         ({"plan": 3}, "unknown plan '3'"),
         ({"plan": "sparse_verification"}, "switched on by its settings, verification"),
         ({"method": "ngram", "hybrid.size": 3}, "unknown option 'hybrid.size'"),
