@@ -20,6 +20,7 @@ from foretoken.cli import (
     analyze_tradeoff,
     batch,
     bench,
+    bench_serve,
     bench_verify,
     calibrate,
     certify,
@@ -49,6 +50,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("methods")(methods.methods)
 bench.app.command("verify")(bench_verify.verify)
+bench.app.command("serve")(bench_serve.serve)
 app.add_typer(bench.app, name="bench")
 app.command("eval")(eval_command)
 app.command("certify")(certify.certify)

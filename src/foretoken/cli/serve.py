@@ -104,14 +104,14 @@ def serve(
         int,
         typer.Option("--max-body", min=1, metavar="BYTES", help="Of a request, at most.", rich_help_panel=_LIMITS),
     ] = 8 * 2**20,
-    prefix_caching: Annotated[
+    no_prefix_caching: Annotated[
         bool,
         typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Reuse what was read of prompts that begin alike.",
+            "--no-prefix-caching",
+            help="Read every prompt from its start, also one that begins like another.",
             rich_help_panel=_LIMITS,
         ),
-    ] = True,
+    ] = False,
     on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
     replicas: Annotated[
         str,
@@ -160,7 +160,7 @@ def serve(
         "threads": threads,
         "max_num_seqs": max_num_seqs,
         "max_model_len": max_model_len,
-        "enable_prefix_caching": prefix_caching,
+        "enable_prefix_caching": not no_prefix_caching,
         "trust_remote_code": trust_remote_code,
     }
 
