@@ -30,7 +30,9 @@ class ScriptedLLM:
     is_chat_model = False
     target = SimpleNamespace(max_length=100, dtype="torch.float32", device="cpu")
     quiet = SimpleNamespace(explanation="", settings_key="")
-    recipe = SimpleNamespace(method="none", drafter=quiet, plan=quiet, promise_for=lambda params: "same text")
+    recipe = SimpleNamespace(
+        method="none", drafter=quiet, plan=quiet, explanation="", promise_for=lambda params: "same text"
+    )
 
     def __init__(self, *args, **options):
         self.closed = False
@@ -62,7 +64,7 @@ class ScriptedLLM:
                 progress(output)
         return outputs
 
-    def stream(self, prompt, params=None):
+    def stream(self, prompt, params=None, *, reading=None):
         output = self.answer(prompt, 1)
         for end in range(1, len(output.text) + 1):
             done = end == len(output.text) and "interrupt" not in output.prompt
