@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from foretoken import LLM, SamplingParams
+from foretoken.cli.main import main
 
 FORETOKEN = [sys.executable, "-m", "foretoken", "batch"]
 PLACE = ["--dtype", "float32", "--threads", "1"]
@@ -91,22 +92,23 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
         (json.dumps(request(1) | {"body": 5}), "'body' must be an object"),
     ],
 )
-def test_mistakes_are_named_before_a_model_is_loaded(tmp_path: Path, text: str, says: str) -> None:
+def test_mistakes_are_named_before_a_model_is_loaded(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "asked.jsonl"
     file.write_text(text)
-    done = run(str(file))
-    assert done.returncode == 2
-    assert says in done.stderr
+    assert main(["batch", *PLACE, str(file)]) == 2
+    assert says in capsys.readouterr().err
     assert not (tmp_path / "asked.answers.jsonl").exists()
 
 
-def test_answers_of_something_else_are_not_touched(tmp_path: Path) -> None:
+def test_answers_of_something_else_are_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = write(tmp_path / "asked.jsonl", [request(1)]), tmp_path / "out.jsonl"
-    out.write_text('{"custom_id": "other"}\n')
-    assert "answers 'other', which" in run(str(file), "--out", str(out)).stderr
-    out.write_text("a diary\n")
-    assert "line 1 is no answer of a batch" in run(str(file), "--out", str(out)).stderr
-    assert out.read_text() == "a diary\n"
+    for text, says in (('{"custom_id": "other"}\n', "answers 'other', which"), ("a diary\n", "line 1 is no answer")):
+        out.write_text(text)
+        assert main(["batch", *PLACE, str(file), "--out", str(out)]) == 2
+        assert says in capsys.readouterr().err
+        assert out.read_text() == text
 
 
 @pytest.mark.slow
