@@ -2,8 +2,8 @@
 
     python benchmarks/serving.py --model grown:base:100m --clients 1,8 --json serving.json
 
-The server is a process of its own (``foretoken serve``); the clients and the library run here. While one works the other
-rests. The library gets all prompts at once with as many slots as there are clients, which is the most that a server could
+The server is a process of its own (``foretoken serve``); clients and library run here. While one works the other
+rests. The library gets all prompts at once with as many slots as there are clients: the most that a server could
 reach; both answer greedily, up to as many tokens, without prefix reuse.
 """
 
@@ -74,7 +74,8 @@ def main() -> None:
         figures = {name: median(each[name] for each in rounds) for name in ("server", "library", "first_token")}
         print(
             f"{clients} clients: server {figures['server']:.0f}, library {figures['library']:.0f} tokens/s, "
-            f"{median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f}); first token {1000 * figures['first_token']:.0f} ms"
+            f"{median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f}); "
+            f"first token {1000 * figures['first_token']:.0f} ms"
         )
     if options.json:
         record = {"results": results, "provenance": provenance(sys.argv, model=options.model, prompts=len(prompts))}
