@@ -88,7 +88,10 @@ def chat(
     if not llm.is_chat_model:
         raise ConfigError(f"{model} has no chat template: use foretoken generate")
     begin = [] if system is None else [{"role": "system", "content": system}]
-    _converse(llm, begin, params)
+    try:
+        _converse(llm, begin, params)
+    finally:
+        llm.close()
 
 
 def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams) -> None:

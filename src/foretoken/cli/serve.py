@@ -200,7 +200,10 @@ def serve(
         service = Service(loop, name or model, Limits(body=max_body))
         place = f"[{host}]" if ":" in host else host
         note(f"serving {service.name} with {method} at http://{place}:{listening.getsockname()[1]} (Ctrl-C to stop)")
-        server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
+        try:
+            server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
+        finally:
+            llm.close()  # an executor may have threads, or a helper process
 
 
 def _parse_replicas(text: str) -> tuple[int, int]:

@@ -136,8 +136,9 @@ class Answering:
                 task.cancel()
 
     def close(self) -> None:
-        """End the engine's thread."""
+        """End the engine's thread, and what an executor has begun."""
         self._loop.close()
+        self._loop.llm.close()
 
     async def _answer(self, line: Line) -> dict[str, Any]:
         schema, way = _WAYS[line.url]

@@ -79,6 +79,7 @@ class Replica:
         loop = getattr(self, "_loop", None)
         if loop is not None:
             loop.close()
+            loop.llm.close()
 
 
 class _Pushed(threading.Thread):
