@@ -14,6 +14,7 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     MaxNumSeqs,
+    Method,
     Model,
     Settings,
     Threads,
@@ -24,10 +25,10 @@ from foretoken.cli.options import (
     load_model,
 )
 from foretoken.cli.serve import check_installed
-from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 
-_METHOD, _CLUSTER = "Method", "Cluster"
+_CLUSTER = "Cluster"
 
 
 def batch(
@@ -37,15 +38,7 @@ def batch(
         typer.Option("--out", "-o", metavar="FILE", help="Answers; default: beside FILE, with .answers.jsonl."),
     ] = None,
     model: Model = DEFAULT_MODEL,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            help="A drafter; 'foretoken methods' lists them.",
-            show_default="suffix; with --draft-model draft_model",
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
     name: Annotated[
@@ -79,8 +72,7 @@ def batch(
     check_model_name(model)
     if workers > 1 and not on_ray:
         raise ConfigError(f"--workers {workers} needs --ray")
-    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
-    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     from foretoken.serve import batch as batches
 

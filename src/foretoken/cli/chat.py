@@ -14,6 +14,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    Method,
     Model,
     Settings,
     Threads,
@@ -25,25 +26,17 @@ from foretoken.cli.options import (
     seed_option,
     temperature_option,
 )
-from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.sampling import SamplingParams
 
-_METHOD, _SAMPLING = "Method", "Sampling"
+_SAMPLING = "Sampling"
 _HELP = "/new begins again, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
 
 
 def chat(
     model: Model = DEFAULT_MODEL,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            help="A drafter; 'foretoken methods' lists them.",
-            show_default="suffix; with --draft-model draft_model",
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
@@ -69,8 +62,7 @@ def chat(
 
       foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
     """
-    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
-    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
     check_placement(dtype, device)
     check_model_name(model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)

@@ -15,6 +15,7 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     MaxNumSeqs,
+    Method,
     Model,
     Settings,
     Threads,
@@ -25,11 +26,11 @@ from foretoken.cli.options import (
     load_model,
     temperature_option,
 )
-from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.sampling import SamplingParams
 
-_METHOD, _SAMPLING, _FACE = "Method", "Sampling", "Prompts and output"
+_SAMPLING, _FACE = "Sampling", "Prompts and output"
 
 
 def generate(
@@ -40,15 +41,7 @@ def generate(
         ),
     ] = None,
     model: Model = DEFAULT_MODEL,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            help="A drafter; 'foretoken methods' lists them.",
-            show_default="suffix; with --draft-model draft_model",
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
     max_tokens: Annotated[
@@ -176,8 +169,7 @@ def generate(
         logit_bias=_parse_bias(logit_bias or []),
         ignore_eos=ignore_eos,
     )
-    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
-    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
     check_placement(dtype, device)
     check_model_name(model)
     if logprobs is not None and not json:

@@ -25,6 +25,15 @@ Model = Annotated[
         "--model", "-m", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel=_MODEL
     ),
 ]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="A drafter; 'foretoken methods' lists them.",
+        show_default="suffix; with --draft-model draft_model",
+        rich_help_panel=_METHOD,
+    ),
+]
 DraftModel = Annotated[
     str | None,
     typer.Option(

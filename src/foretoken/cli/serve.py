@@ -12,6 +12,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    Method,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -20,25 +21,17 @@ from foretoken.cli.options import (
     check_placement,
     load_model,
 )
-from foretoken.cli.settings import DEFAULT_METHOD, DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError
 
-_SERVER, _LIMITS, _METHOD, _CLUSTER = "Server", "Limits", "Method", "Cluster"
+_SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
 
 def serve(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.")
     ] = DEFAULT_MODEL,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            help="A drafter; 'foretoken methods' lists them.",
-            show_default="suffix; with --draft-model draft_model",
-            rich_help_panel=_METHOD,
-        ),
-    ] = None,
+    method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
     host: Annotated[
@@ -148,8 +141,7 @@ def serve(
     check_model_name(model)
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: leave it out, or give one")
-    method = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
-    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     least, most = _parse_replicas(replicas)
     if most > 1 and not on_ray:
@@ -185,7 +177,7 @@ def serve(
             max_body=max_body,
             drain_seconds=drain_seconds,
         )
-        what = f"{settings.name} with {method}, {replicas} replicas"
+        what = f"{settings.name} with {config['method']}, {replicas} replicas"
         cluster.run(
             settings, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
         )
@@ -199,7 +191,8 @@ def serve(
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
         service = Service(loop, name or model, Limits(body=max_body))
         place = f"[{host}]" if ":" in host else host
-        note(f"serving {service.name} with {method} at http://{place}:{listening.getsockname()[1]} (Ctrl-C to stop)")
+        at = f"http://{place}:{listening.getsockname()[1]}"
+        note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
         try:
             server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
         finally:

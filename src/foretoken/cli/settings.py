@@ -81,6 +81,17 @@ def speculative_config(
     return config
 
 
+def chosen_recipe(
+    method: str | None, sets: Sequence[str] | None, *, target: str, draft_model: str | None
+) -> dict[str, Any]:
+    """The ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``.
+
+    Without a method, a draft model drafts if there is one, else the text's own suffixes do.
+    """
+    name = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
+    return speculative_config(name, parse_settings(sets or []), target=target, draft_model=draft_model)
+
+
 def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
     """``A,B,…`` as numbers, none twice."""
     values = []
