@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +101,6 @@ class _Pushed(threading.Thread):
         self._running = Gauge("foretoken_running", description="Requests that have a slot.", tag_keys=keys)
         self._waiting = Gauge("foretoken_waiting", description="Requests that wait for a slot.", tag_keys=keys)
         self._said = Totals()
-        self._over = threading.Event()
 
     def run(self) -> None:
         while self._loop.alive:
@@ -111,7 +111,7 @@ class _Pushed(threading.Thread):
                     setattr(self._said, name, now)
             self._running.set(self._loop.num_running, self._labels)
             self._waiting.set(self._loop.num_waiting, self._labels)
-            self._over.wait(_PUSH)
+            time.sleep(_PUSH)
 
 
 def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -> str:

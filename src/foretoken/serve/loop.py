@@ -56,6 +56,7 @@ class Delta:
         logprobs: one entry for each of them, if asked for.
         finish_reason: None while it runs; then "stop", "length", "cancelled" or "error".
         error: the message if it failed.
+        unserved: whether the loop ended it, which was late, shutting down or dead; else the fault is the request's own.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Delta:
     logprobs: list[TokenLogprob]
     finish_reason: str | None = None
     error: str | None = None
+    unserved: bool = False
 
     def join(self, later: Delta) -> None:
         """Take in what came after it."""
@@ -72,7 +74,7 @@ class Delta:
         self.token_ids += later.token_ids
         self.drafted += later.drafted
         self.logprobs += later.logprobs
-        self.finish_reason, self.error = later.finish_reason, later.error
+        self.finish_reason, self.error, self.unserved = later.finish_reason, later.error, later.unserved
 
 
 class Ticket:
@@ -163,6 +165,7 @@ class _Run:
     sent: int = 0
     drafted: int = 0
     accepted: int = 0
+    unserved: bool = False
 
 
 class EngineLoop:
@@ -170,7 +173,7 @@ class EngineLoop:
 
     Args:
         llm: nobody else should run long jobs on it: they share its steps.
-        max_queue: prompts that may wait for a slot; more are refused.
+        max_queue: requests that may wait for a slot; more are refused.
         max_seconds: longest time of a request from submission to end; None: no limit.
     Attributes:
         totals: counters.
@@ -328,9 +331,8 @@ class EngineLoop:
     def _end(self, runs: Sequence[_Run], error: str | None) -> None:
         for run in runs:
             self.llm.engine.cancel(run.request)
-            run.request.error = error
             if error is not None:
-                run.request.finish_reason = "error"
+                run.request.error, run.request.finish_reason, run.unserved = error, "error", True
         self._tell()
 
     def _end_what_is_late(self) -> None:
@@ -389,7 +391,7 @@ class EngineLoop:
         run.drafted, run.accepted = metrics.num_draft_tokens, metrics.num_accepted_tokens
         drafted = [place < accepted for place in range(len(tokens))]  # a step emits the accepted path first
         text = request.text.release(final=request.finished)
-        return Delta(run.index, text, tokens, drafted, logprobs, request.finish_reason, request.error)
+        return Delta(run.index, text, tokens, drafted, logprobs, request.finish_reason, request.error, run.unserved)
 
 
 def _deliver(items: Sequence[tuple[Ticket, Delta]]) -> None:

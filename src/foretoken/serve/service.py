@@ -214,11 +214,10 @@ def refuse_failure(delta: Delta) -> None:
     """Raise what ended a request, if that was a failure.
 
     Raises:
-        ApiError: 500, or 503 where the server ends.
+        ApiError: 500, or 503 where the loop has ended it.
     """
     if delta.error is not None:
-        unavailable = "shutting down" in delta.error or "longer than" in delta.error or "has died" in delta.error
-        raise ApiError(503 if unavailable else 500, delta.error)
+        raise ApiError(503 if delta.unserved else 500, delta.error)
 
 
 async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

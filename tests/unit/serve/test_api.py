@@ -397,6 +397,18 @@ def _fail(*_: Any) -> None:
     raise RequestError("planted")
 
 
+def test_who_ended_a_request_is_not_read_out_of_its_message(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RequestError("a prompt longer than planted has died while shutting down")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(server.service.llm.engine._decider, "_fill_in", fail)
+        assert server.send(TEXT, continued("Hi"))[0] == 500
+    with served(with_config({"method": "none"}), max_seconds=0.05) as running:
+        status, body, _ = running.send(TEXT, continued("Hi", max_tokens=3500, ignore_eos=True))
+        assert (status, body["error"]["message"]) == (503, "the request took longer than 0.05 seconds")
+
+
 # ---------------------------------------------------------------------- operation
 
 
