@@ -214,6 +214,11 @@ class EngineLoop:
         return self.alive and not self._draining
 
     @property
+    def capacity(self) -> int:
+        """Requests that may run and wait at once."""
+        return self.llm.max_num_seqs + self.max_queue
+
+    @property
     def num_running(self) -> int:
         """Requests that have a slot."""
         return len(self.llm.engine.scheduler.running)
@@ -240,7 +245,7 @@ class EngineLoop:
         with self._changed:
             if not self.accepting:
                 raise Stopped(f"the engine has died: {self.failure}" if self.failure else "the server is shutting down")
-            if self._open >= self.llm.max_num_seqs + self.max_queue:
+            if self._open >= self.capacity:
                 rounds = self._open / self.llm.max_num_seqs
                 raise Overloaded(
                     f"{self.num_waiting} requests wait already, and the queue holds {self.max_queue}: try again later",

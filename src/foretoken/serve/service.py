@@ -25,6 +25,7 @@ _SAME_NAME = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "n"),
 )
+_COMPLETIONS = 128  # that one request may always ask for: the largest n
 FINGERPRINT = f"foretoken-{version('foretoken')}"
 
 
@@ -106,6 +107,12 @@ class Service:
         Raises:
             ApiError: 400: a prompt or the params cannot be used.
         """
+        most = max(self.loop.capacity, _COMPLETIONS)
+        if len(prompts) * params.n > most:
+            message = (
+                f"{len(prompts)} prompts with n={params.n} are more completions than one request may ask for, {most}"
+            )
+            raise ApiError(400, f"{message}: send several requests", param=param)
         max_draft = None if body.speculation is None else body.speculation.max_draft
         found = []
         for prompt in prompts:

@@ -296,6 +296,7 @@ def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
         (TEXT, {"prompt": [99999]}, "prompt", "8192 entries"),
         (TEXT, {"prompt": "word " * 5000}, "prompt", "the context holds"),
         (TEXT, {"best_of": 3}, "best_of", "not supported"),
+        (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more completions than one request may ask for, 128"),
         (TEXT, {"suffix": "x"}, "suffix", "should be None"),
         (TEXT, {"max_tokens": 0}, "max_tokens", "echo=true"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "should be None"),
