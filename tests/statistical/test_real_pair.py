@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.analysis.exactness import certify
-from foretoken.analysis.exactness.certify import Generate, sampled_law
+from foretoken.analysis.exactness import sampled_law as part
+from foretoken.analysis.exactness.on_models import Generate, tokens_of
+from foretoken.analysis.exactness.sampled_law import QUICK_LOOKS, sampled_law
 from foretoken.analysis.exactness.teeth import TEETH
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
@@ -21,13 +22,13 @@ def planted(name: str) -> Verifier:
 
 def generate(verifier: Verifier | None) -> Generate:
     config = {"method": "draft_model", "model": "zoo:draft", "verifier": verifier, "num_speculative_tokens": 4}
-    return certify._tokens_of(with_config(None if verifier is None else config, **LIMITS), Metrics())
+    return tokens_of(with_config(None if verifier is None else config, **LIMITS), Metrics())
 
 
 @pytest.fixture(autouse=True)
 def one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     # the peaked setting alone: a few probable tokens show a wrong law soonest
-    monkeypatch.setattr(certify, "SETTINGS", ({"temperature": 0.3, "top_p": 0.95},))
+    monkeypatch.setattr(part, "SETTINGS", ({"temperature": 0.3, "top_p": 0.95},))
 
 
 @pytest.mark.statistical
@@ -37,7 +38,7 @@ def test_a_sound_rule_passes_and_a_wrong_temperature_fails_at_the_first_quick_lo
     section = sampled_law(plain, generate(planted("temperature applied twice to p")), quick=True)
     (found,) = section.details["tests"]
     assert found["reason"] == "the recipe's law is not plain sampling's"
-    assert [look["num_each"] for look in found["recipe"]] == [certify.QUICK_LOOKS[0]]
+    assert [look["num_each"] for look in found["recipe"]] == [QUICK_LOOKS[0]]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.exactness.certify import draft_law
+from foretoken.analysis.exactness.on_models import draft_law
 from foretoken.analysis.exactness.recipe_law import Choosy, TextLaw, text_law
 from foretoken.core.draft import Tabulated
 from foretoken.core.protocols import Drafter

@@ -1,0 +1,22 @@
+"""Texts are compared token by token, and the first difference is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretoken.analysis.exactness.on_models import greedy_text, same_stream
+from foretoken.core.sampling import SamplingParams
+from helpers.table_engine import engine
+
+
+def test_greedy_text_and_same_stream_report_the_first_difference() -> None:
+    assert greedy_text(engine(), engine(), quick=True).passed
+    assert same_stream(engine(), engine(), quick=True).passed
+    other = same_stream(engine(), engine(salt=1), quick=True)
+    assert not other.passed
+    assert {"prompt", "position", "plain", "speculative"} <= set(other.details["differences"][0])
+
+    def shortened(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
+        return [tokens[:5] for tokens in engine()(prompts, params)]
+
+    assert greedy_text(engine(), shortened, quick=True).details["differences"][0]["position"] == 5
