@@ -17,15 +17,14 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
-from foretoken.drafting.feature_heads.block import BlockConfig
-from foretoken.drafting.feature_heads.state_head import StateHead
-from foretoken.drafting.feature_heads.unroll import unrolled
+from foretoken.drafting.feature_heads.state_head import Reading, TrainableHead
+from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is, load_config
 from foretoken.train import trainer
 from foretoken.train.feature_heads.lessons import AllPositions, FromFeatures, FromTokens, Lessons, depths_read, frequent
 from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
-from foretoken.train.feature_heads.walk import Unroll, Walk, texts
+from foretoken.train.feature_heads.walk import Walk, texts
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
@@ -92,13 +91,13 @@ class Course:
             the record; None: nothing is.
     """
 
-    part: type[StateHead]
+    part: type[TrainableHead]
     recipe: Recipe
     stages: tuple[Stage, ...] = field(default_factory=lambda: (Stage(),))
     shape: Mapping[str, Any]
     steps: int
-    config: Callable[[Any, str, str, int | None], BlockConfig]
-    build: Callable[[Any, FrozenTarget, list[int] | None], StateHead]
+    config: Callable[[Any, str, str, int | None], Reading]
+    build: Callable[[Any, FrozenTarget, list[int] | None], TrainableHead]
     kept: int | None = None
     own_head: bool = False
     objective: type[HeadObjective] = Unrolled
