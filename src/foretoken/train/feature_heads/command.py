@@ -44,6 +44,7 @@ def train_and_serve(
     recipe: Recipe,
     run: Callable[..., Any],
     chain: Mapping[str, Any],
+    served: str | None = None,
 ) -> dict[str, Any]:
     """Train a head, and let the engine draft chains with it for the held-out prompts.
 
@@ -54,6 +55,7 @@ def train_and_serve(
         recipe: of the run.
         run: the method's: (target, shape, sources, out, ``prompts``, ``own_words``, ``features``, what a loop takes).
         chain: a ``speculative_config`` that drafts as many tokens a step as training unrolled.
+        served: the checkpoint that drafts; None: the one that was trained for.
     Returns:
         the record, with ``acceptance`` added.
     Raises:
@@ -75,4 +77,4 @@ def train_and_serve(
             features=config.features,
             **config.loop(recipe.bounds, report, session),
         )
-    return add_to_record(config.out, {"acceptance": acceptance.measure(config.target, chain, prompts)})
+    return add_to_record(config.out, {"acceptance": acceptance.measure(served or config.target, chain, prompts)})
