@@ -156,8 +156,9 @@ _TABLE = (
         summary="the next-token-prediction layer that a checkpoint brings proposes a chain or a tree",
         paper="arXiv:2412.19437",
         promise="lossless",
-        needs="a DeepSeek-V3 or GLM-4-MoE checkpoint with its next-token-prediction layer",
-        weights="the checkpoint's own",
+        needs="a DeepSeek-V3, GLM-4-MoE or Qwen3-Next checkpoint with its next-token-prediction layer",
+        weights="the checkpoint's own, or one that foretoken train mtp makes",
+        training="foretoken.methods.mtp.command:COMMAND",
     ),
     Entry(
         name="scylla",

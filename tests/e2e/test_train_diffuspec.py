@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,49 +15,29 @@ from foretoken.methods.diffuspec.train import Shape
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is
-from foretoken.train import mixture, outputs
 from foretoken.train.features import extract
 from foretoken.train.sources import parse
 from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
+from helpers.head_training import BLOCK, STEP, assert_foretold, enter, fill, small_steps
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import VOCAB_SIZE, save_model
-
-BLOCK, BATCH = 32, 4
-STEP = BLOCK * BATCH
+from helpers.tiny_models import VOCAB_SIZE
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    made = training.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
-
-    monkeypatch.setattr(training, "recipe", small)
-    monkeypatch.setattr(outputs, "BATCH", 16)
-    monkeypatch.setattr(outputs, "LENGTH", 8)
-    monkeypatch.setattr(mixture, "GROW_WRITTEN", 500)
+def small(monkeypatch):
+    small_steps(monkeypatch, training)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("folder")
-    lines = [{"prompt": f"Tom has {n} marbles.", "response": f"He has {2 * n + 3}."} for n in range(200)]
-    (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (place / "ask.jsonl").write_text("".join(json.dumps({"prompt": f"Who has {n}?"}) + "\n" for n in range(4)))
-    (place / "file").write_text("")
-    for name, width in (("target", 64), ("other", 96)):
-        save_model("llama", place / name, hidden_size=width, head_dim=32, intermediate_size=128)
-    return place
+    return fill(tmp_path_factory.mktemp("folder"), 4, (("target", 64), ("other", 96)))
 
 
 @pytest.fixture(autouse=True)
 def inside(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("FORETOKEN_DATA", raising=False)
+    enter(folder, monkeypatch)
 
 
 def train(arguments):
@@ -76,9 +55,7 @@ def test_a_network_of_the_targets_own_words_drafts(capsys):
     assert record == json.loads(Path("head/training.json").read_text())
     assert (record["steps"], record["draft_vocab_size"], record["slots"]) == (4, 60, 3)
     assert {source["name"]: source["share"] for source in record["mixture"]} == {"own_words": 1.0}
-    for mode in ("greedy", "T=1"):
-        served, walked = record["acceptance"][mode]["tokens_per_step"], record["walked"][mode]["after"]
-        assert served == pytest.approx(walked, abs=0.05)
+    assert_foretold(record, ("greedy", "T=1"))
     assert "greedy:" in err
     assert BlockNetwork.load(Path("head")).config.target_fingerprint == fingerprint(Path("target"))
     assert record["kept"]["trigram_bytes"] == (Path("head") / FILE).stat().st_size

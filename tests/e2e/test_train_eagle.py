@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,45 +11,24 @@ from foretoken.cli.main import main
 from foretoken.methods.eagle import train as eagle
 from foretoken.methods.eagle.network import Eagle
 from foretoken.models.fingerprint import fingerprint
-from foretoken.train import mixture, outputs
+from helpers.head_training import STEP, assert_foretold, enter, fill, small_steps
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import save_model
-
-BLOCK, BATCH = 32, 4
-STEP = BLOCK * BATCH
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    made = eagle.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
-
-    monkeypatch.setattr(eagle, "recipe", small)
-    monkeypatch.setattr(outputs, "BATCH", 16)
-    monkeypatch.setattr(outputs, "LENGTH", 8)
-    monkeypatch.setattr(mixture, "GROW_WRITTEN", 500)
+def small(monkeypatch):
+    small_steps(monkeypatch, eagle)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("folder")
-    lines = [{"prompt": f"Tom has {n} marbles.", "response": f"He has {2 * n + 3}."} for n in range(200)]
-    (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (place / "ask.jsonl").write_text("".join(json.dumps({"prompt": f"Who has {n}?"}) + "\n" for n in range(2)))
-    (place / "file").write_text("")
-    for name, width in (("target", 64), ("other", 96)):
-        save_model("llama", place / name, hidden_size=width, head_dim=32, intermediate_size=128)
-    return place
+    return fill(tmp_path_factory.mktemp("folder"), 2, (("target", 64), ("other", 96)))
 
 
 @pytest.fixture(autouse=True)
 def inside(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("FORETOKEN_DATA", raising=False)
+    enter(folder, monkeypatch)
 
 
 def train(arguments):
@@ -69,7 +47,7 @@ def test_a_head_of_the_targets_own_words_drafts(capsys):
     assert (record["steps"], record["draft_vocab_size"], record["unrolled_steps"]) == (3, 60, 2)
     assert {source["name"]: source["share"] for source in record["mixture"]} == {"mine": 0.5, "own_words": 0.5}
     served, walked = record["acceptance"]["greedy"]["tokens_per_step"], record["walked"]["greedy"]["after"]
-    assert served == pytest.approx(walked, abs=0.05)
+    assert_foretold(record)
     assert f"greedy: {served:.2f} tokens per step (training expected {walked:.2f}" in err
     assert Eagle.load(Path("head")).config.target_fingerprint == fingerprint(Path("target"))
     generate = "generate Hi --model target --method eagle --set head=head --max-tokens 4 --threads 1 --dtype float32"

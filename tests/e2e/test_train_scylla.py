@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,40 +11,24 @@ from foretoken.cli.main import main
 from foretoken.methods.scylla import train as scylla
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.fingerprint import fingerprint
+from helpers.head_training import STEP, assert_foretold, enter, fill, small_steps
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import save_model
-
-BLOCK, BATCH = 32, 4
-STEP = BLOCK * BATCH
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    made = scylla.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
-
-    monkeypatch.setattr(scylla, "recipe", small)
+def small(monkeypatch):
+    small_steps(monkeypatch, scylla)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("folder")
-    lines = [{"prompt": f"Tom has {n} marbles.", "response": f"He has {2 * n + 3}."} for n in range(200)]
-    (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (place / "ask.jsonl").write_text("".join(json.dumps({"prompt": f"Who has {n}?"}) + "\n" for n in range(2)))
-    (place / "file").write_text("")
-    save_model("llama", place / "target", hidden_size=64, head_dim=32, intermediate_size=128)
-    return place
+    return fill(tmp_path_factory.mktemp("folder"), 2, (("target", 64),))
 
 
 @pytest.fixture(autouse=True)
 def inside(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("FORETOKEN_DATA", raising=False)
+    enter(folder, monkeypatch)
 
 
 def test_a_head_is_trained_measured_and_drafts(capsys):
@@ -59,7 +42,7 @@ def test_a_head_is_trained_measured_and_drafts(capsys):
     assert record == json.loads(Path("head/training.json").read_text())
     assert [each["steps"] for each in record["stages"]] == [3, 1]
     served, walked = record["acceptance"]["greedy"]["tokens_per_step"], record["walked"]["greedy"]["after"]
-    assert served == pytest.approx(walked, abs=0.05)
+    assert_foretold(record)
     assert f"greedy: {served:.2f} tokens per step (training expected {walked:.2f}" in err
     assert Scylla.load(Path("head")).config.target_fingerprint == fingerprint(Path("target"))
     calibrate = (

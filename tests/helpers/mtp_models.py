@@ -48,7 +48,43 @@ FAMILIES = {
         },
     ),
     "glm4_moe": Family("glm4_moe", {**_SIZES, "num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3_next": Family(
+        "qwen3_next",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "intermediate_size": 96,
+            "num_hidden_layers": LAYERS + 1,
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
 }
+_QWEN = {
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "shared_head.norm": "mtp.norm",
+    "eh_proj": "mtp.fc",
+}
+
+
+def named(family: str, name: str) -> str:
+    """How a family calls a tensor of the layer that is called so behind the layers of DeepSeek-V3."""
+    if family != "qwen3_next":
+        return f"{PREFIX}{name}"
+    part = name.removesuffix(".weight")
+    return f"{_QWEN[part]}.weight" if part in _QWEN else f"mtp.layers.0.{name}"
 
 
 def save_mtp(name: str, folder: Path, *, knowing: bool = False) -> Path:
@@ -61,24 +97,31 @@ def save_mtp(name: str, folder: Path, *, knowing: bool = False) -> Path:
     save_model(FAMILIES[name], folder)
     generator = torch.Generator().manual_seed(3)
 
+    qwen = name == "qwen3_next"
+    unit = 0.0 if qwen else 1.0  # of a norm that does nothing, as it is stored
+
     def gain() -> Tensor:
-        return torch.ones(WIDTH) if knowing else 1 + 0.2 * torch.randn(WIDTH, generator=generator)
+        return torch.full((WIDTH,), unit) if knowing else unit + 0.2 * torch.randn(WIDTH, generator=generator)
 
     def change(tensors: dict[str, Tensor]) -> None:
+        if qwen:
+            for each in [each for each in tensors if each.startswith(PREFIX)]:
+                tensors[named(name, each.removeprefix(PREFIX))] = tensors.pop(each)
         noise = torch.randn(WIDTH, 2 * WIDTH, generator=generator) / (2 * WIDTH) ** 0.5
-        tensors[f"{PREFIX}eh_proj.weight"] = torch.eye(WIDTH, 2 * WIDTH) if knowing else noise
+        tensors[named(name, "eh_proj.weight")] = torch.eye(WIDTH, 2 * WIDTH) if knowing else noise
         for part in ("enorm", "hnorm", "shared_head.norm"):
-            tensors[f"{PREFIX}{part}.weight"] = gain()
-        tensors[f"{PREFIX}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-        tensors[f"{PREFIX}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+            tensors[named(name, f"{part}.weight")] = gain()
+        if not qwen:
+            tensors[f"{PREFIX}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+            tensors[f"{PREFIX}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
         if knowing:
-            tensors["model.norm.weight"] = torch.ones(WIDTH)
+            tensors["model.norm.weight"] = torch.full((WIDTH,), unit)
             for each in tensors:
-                if "o_proj" in each or "down_proj" in each:
+                if "o_proj" in each or "down_proj" in each or "linear_attn.out_proj" in each:
                     tensors[each].zero_()
 
     retensor(folder, change)
-    reconfig(folder, num_hidden_layers=LAYERS, num_nextn_predict_layers=1)
+    reconfig(folder, num_hidden_layers=LAYERS, **({} if qwen else {"num_nextn_predict_layers": 1}))
     return folder
 
 

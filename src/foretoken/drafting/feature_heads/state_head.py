@@ -5,8 +5,10 @@ Letters: T rows, W width, H query heads, G key/value heads, d head width, V voca
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,51 @@ from foretoken.models import anatomy
 from foretoken.models.language_model import LanguageModel
 
 
-class StateHead(LearnedPart, nn.Module):
+class Reading(Protocol):
+    """What a head is, as far as a training run asks."""
+
+    @property
+    def draft_vocab_size(self) -> int: ...
+
+    @property
+    def mlp_width(self) -> int: ...
+
+    @property
+    def reads_final(self) -> bool: ...
+
+    def depths_of(self, num_layers: int) -> tuple[int, ...]: ...
+
+
+class TrainableHead(nn.Module):
+    """What a training run asks of a head over a target's states (train/feature_heads/run.py).
+
+    Attributes:
+        config: see :class:`Reading`; a head of decoder layers has a BlockConfig.
+        ids_K: int64, increasing: the tokens that it scores; None: all.
+    """
+
+    config: Any
+    ids_K: Tensor | None
+
+    @classmethod
+    @abstractmethod
+    def check_place(cls, folder: Path) -> None:
+        """Refuse a folder that what is learned would spoil, before anything is trained."""
+
+    @abstractmethod
+    def embedding_of(self, model: Any) -> Tensor:
+        """The table that its tokens are looked up in, [V, W]."""
+
+    @abstractmethod
+    def head_of(self, model: Any) -> Tensor:
+        """The rows that score its tokens, [K, W]."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write what was learned."""
+
+
+class StateHead(LearnedPart, TrainableHead):
     """What the heads have in common; a subclass makes ``norm`` and ``layers``, and says how they are entered.
 
     Args:

@@ -11,13 +11,16 @@ Letters: B sequences, T positions, F width of the target's states, W width, V vo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.drafting.feature_heads.head import FeatureHead
+
+Unroll = Callable[[Any, Tensor, Tensor, Tensor, int], Iterator[Tensor]]  # as :func:`unrolled`, of any head
 
 
 def unrolled(
@@ -37,7 +40,7 @@ def unrolled(
     cos_Td, sin_Td = head.rotary_at(torch.arange(length + steps, device=tokens_BT.device))
     e_BTW = F.embedding(tokens_BT, embedding_VW)
     g = head.fuse(states_BTF[:, :length])
-    seen = [_Layer(head.config.head_dim**-0.5, head.config.heads // head.config.kv_heads) for _ in head.layers]
+    seen = [Seen(head.config.head_dim**-0.5, head.config.heads // head.config.kv_heads) for _ in head.layers]
     for step in range(min(steps, length)):
         count = length - step  # columns whose token is known
         read, residual = head.open(g[:, :count], e_BTW[:, 1 + step : 1 + step + count])
@@ -51,8 +54,13 @@ def unrolled(
         g = head.following(h)
 
 
-class _Layer:
-    """What one layer has seen: the first step's pairs, and each column's own later steps."""
+class Seen:
+    """What one layer has seen: the first step's pairs, and each column's own later steps.
+
+    Args:
+        scaling: of the scores.
+        group: query heads of each key/value head.
+    """
 
     def __init__(self, scaling: float, group: int) -> None:
         self._scaling, self._group = scaling, group

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.core.errors import ConfigError
-from foretoken.train.command import Command, Judged, Loop, Option, Session
+from foretoken.train.command import Command, Option, Session
+from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Loop, Judged):
+class Config(HeadOptions):
     """Options of ``foretoken train diffuspec``; None: the recipe's."""
 
-    target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t")]
     layers: Annotated[int, Option("Decoder layers of the network.", metavar="L", least=1)] = 2
     slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="K", least=1)] = 8
     draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 4096.", metavar="K", least=1)] = (
@@ -24,21 +23,12 @@ class Config(Loop, Judged):
     mlp_width: Annotated[
         int | None, Option("Channels of its MLPs; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
-    features: Annotated[
-        Path | None, Option("Train from what foretoken train features stored instead.", metavar="DIR")
-    ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 1.")] = None
-
-    def __post_init__(self) -> None:
-        if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
-            raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a network and its trigram model, and let them draft for the held-out prompts, all slots each time."""
     from foretoken.methods.diffuspec import train as training
-    from foretoken.train import acceptance
-    from foretoken.train.recipe import add_to_record
 
     shape = training.Shape(
         layers=config.layers,
@@ -47,20 +37,6 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         mlp_width=config.mlp_width,
     )
     share = training.OWN_WORDS if config.own_words is None else config.own_words
-    recipe = training.recipe(config.target, share)
-    prompts = session.prompts(config.prompts)
-    text = config.sources(recipe.sources) if config.features is None else []
-    with session.training("training a block network") as report:
-        training.run(
-            config.target,
-            shape,
-            text,
-            config.out,
-            prompts=prompts,
-            own_words=share,
-            features=config.features,
-            **config.loop(recipe.bounds, report, session),
-        )
     chain = {
         "method": "diffuspec",
         "head": str(config.out),
@@ -68,7 +44,16 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         "tree": False,
         "num_speculative_tokens": config.slots,
     }
-    return add_to_record(config.out, {"acceptance": acceptance.measure(config.target, chain, prompts)})
+    return train_and_serve(
+        config,
+        session,
+        title="training a block network",
+        shape=shape,
+        share=share,
+        recipe=training.recipe(config.target, share),
+        run=training.run,
+        chain=chain,
+    )
 
 
 def say(record: dict[str, Any], out: Path) -> list[str]:

@@ -36,16 +36,13 @@ from foretoken.methods.diffuspec.network import (
     unrolled,
 )
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
-from foretoken.models.load import load_config
 from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.lessons import Lessons
 from foretoken.train.feature_heads.objective import HeadObjective
-from foretoken.train.feature_heads.run import BLOCK, RATES, Course, Stage
+from foretoken.train.feature_heads.run import Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
-from foretoken.train.recipes.base import mixture
-from foretoken.train.trainer import Bounds, Schedule
 
 DRAFT_VOCABULARY = 4096  # tokens that are scored
 OWN_WORDS = 1.0
@@ -74,8 +71,7 @@ class Shape:
             raise ConfigError(f"--layers {self.layers}: from 1 to 32")
         if not 1 <= self.slots <= MOST_SLOTS:
             raise ConfigError(f"--slots {self.slots}: from 1 to {MOST_SLOTS}")
-        if self.mlp_width is not None and self.mlp_width % 32:
-            raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
+        training.check_mlp_width(self.mlp_width)
 
 
 class BlockLoss(HeadObjective):
@@ -127,19 +123,7 @@ def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    training.check_own_words(own_words)
-    return Recipe(
-        name="diffuspec",
-        description=f"block network of {target}",
-        config=lambda tokenizer: load_config(target),
-        sources=mixture,
-        block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
-    )
+    return training.recipe_for("diffuspec", f"block network of {target}", target, own_words)
 
 
 def run(
@@ -163,10 +147,7 @@ def run(
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
     """
     share = 0.0 if features else own_words
-    vocabulary = load_config(name).get_text_config(decoder=True).vocab_size
-    wanted = shape.draft_vocab_size
-    if wanted is not None and wanted > vocabulary:
-        raise ConfigError(f"--draft-vocab-size {wanted}: {name} has {vocabulary} tokens")
+    vocabulary = training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> BlockNetworkConfig:
         return config_for(
@@ -198,7 +179,7 @@ def run(
         steps=shape.slots,
         config=config,
         build=build,
-        kept=wanted or DRAFT_VOCABULARY,
+        kept=shape.draft_vocab_size or DRAFT_VOCABULARY,
         objective=BlockLoss,
         unroll=unrolled,
         read=read,

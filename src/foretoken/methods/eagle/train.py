@@ -21,14 +21,11 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EagleConfig
 from foretoken.methods.eagle.network import Eagle, config_for
-from foretoken.models.load import load_config
 from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.run import BLOCK, OWN_WORDS, RATES, STEPS, Course, Stage
+from foretoken.train.feature_heads.run import OWN_WORDS, STEPS, Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
-from foretoken.train.recipes.base import mixture
-from foretoken.train.trainer import Bounds, Schedule
 
 DRAFT_VOCABULARY = 2048  # tokens that EAGLE-3 scores
 
@@ -54,8 +51,7 @@ class Shape:
     def __post_init__(self) -> None:
         if self.algorithm not in (EAGLE2, EAGLE3):
             raise ConfigError(f"--algorithm {self.algorithm}: '{EAGLE3}' or '{EAGLE2}'")
-        if self.mlp_width is not None and self.mlp_width % 32:
-            raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
+        training.check_mlp_width(self.mlp_width)
         if self.algorithm == EAGLE2 and (self.draft_vocab_size is not None or self.own_head):
             raise ConfigError("--algorithm eagle has the target's head: leave out --draft-vocab-size and --own-head")
 
@@ -66,19 +62,7 @@ def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    training.check_own_words(own_words)
-    return Recipe(
-        name="eagle",
-        description=f"{shape.algorithm} head of {target}",
-        config=lambda tokenizer: load_config(target),
-        sources=mixture,
-        block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
-    )
+    return training.recipe_for("eagle", f"{shape.algorithm} head of {target}", target, own_words)
 
 
 def build(config: EagleConfig, shape: Shape, target: FrozenTarget, ids: list[int] | None) -> Eagle:
@@ -118,10 +102,7 @@ def run(
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
     """
     share = 0.0 if features else own_words
-    vocabulary = load_config(name).get_text_config(decoder=True).vocab_size
-    wanted = shape.draft_vocab_size
-    if wanted is not None and wanted > vocabulary:
-        raise ConfigError(f"--draft-vocab-size {wanted}: {name} has {vocabulary} tokens")
+    training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> EagleConfig:
         return config_for(
@@ -136,7 +117,7 @@ def run(
         steps=shape.steps,
         config=config,
         build=lambda config, target, ids: build(config, shape, target, ids),
-        kept=(wanted or DRAFT_VOCABULARY) if shape.algorithm == EAGLE3 else None,
+        kept=(shape.draft_vocab_size or DRAFT_VOCABULARY) if shape.algorithm == EAGLE3 else None,
         own_head=shape.own_head,
     )
     return training.run(name, chosen, sources, out, features=features, **loop)

@@ -54,7 +54,7 @@ class MtpDrafter(FeatureDrafter):
             super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        layer = PredictionLayer(target, read_layer(target.config, target.source, target.name))
+        layer = PredictionLayer(target.model, target.name, read_layer(target.config, target.source, target.name))
         runner = _Runner(target, layer, config.norm_output)
         super().__init__(config, target, runner, (target.num_layers,), final=True)
 

@@ -1,6 +1,6 @@
 """A next-token-prediction layer as a module: the library's own decoder layer, entered with token and feature.
 
-    x_i = eh_proj([enorm(e(x_{i+1})); hnorm(f_i)])  ──  decoder layer  ──  shared_head.norm  ──  head: q of x_{i+2}
+    x_i = eh_proj([enorm(e(x_{i+1})); hnorm(f_i)])  ──  decoder layer  ──  norm  ──  head: q of x_{i+2}
 
 f is what the target's final norm gives. Paper: DeepSeek-V3, arXiv:2412.19437, section 2.2.
 
@@ -9,6 +9,7 @@ Letters: T rows, W width, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,20 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, ModelError
-from foretoken.models import anatomy
-from foretoken.models.language_model import LanguageModel
+from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS
+from foretoken.models import anatomy, attention
 
-_EMBEDDING, _HEAD = "embed_tokens.weight", "shared_head.head.weight"
-_OWN = {"enorm": "enorm.weight", "hnorm": "hnorm.weight", "norm": "shared_head.norm.weight"}
-_EXPERTS = "mlp.experts."
+_KINDS = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices, as they are published
+_BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # as the library has them: all experts in one tensor
 
 
 class PredictionLayer(nn.Module):
     """The layer in the target's dtype and on its device, with the target's embedding and head where it has no other.
 
     Args:
-        target: whose checkpoint it was read from.
-        tensors: by their names within the layer, see shards.py.
+        model: of transformers, of a type in ``LAYOUTS``.
+        name: what the target is called, for messages.
+        tensors: by their names within the layer, see shards.py; None: its weights are yet to be drawn.
     Raises:
         ModelError: a tensor is missing, of another shape, or not known; it is named.
         MismatchError: it is of another vocabulary.
@@ -37,25 +38,29 @@ class PredictionLayer(nn.Module):
         own_head: whether it scores with other rows than the target's.
     """
 
-    def __init__(self, target: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: Any, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
-        parts = anatomy.find(target.model)
-        text = target.config.get_text_config(decoder=True)
+        parts, table = anatomy.find(model), model.get_input_embeddings().weight
+        text = copy.copy(model.config.get_text_config(decoder=True))
+        text._attn_implementation = attention.NAME  # whatever the target's own layers attend with
+        self.layout = LAYOUTS[text.model_type]
+        self._where = f"method 'mtp': the prediction layer of '{name}'"
         width, last = text.hidden_size, cast(Any, parts.layers[-1])
-        self._where = f"method 'mtp': the prediction layer of '{target.name}'"
         norm = type(last.input_layernorm)
         self.enorm, self.hnorm, self.norm = (norm(width, eps=text.rms_norm_eps) for _ in range(3))
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
-        number = text.num_hidden_layers  # beyond the dense ones, so that it has experts
-        self.layer: Any = type(last)(text, number)
+        self.layer: Any = type(last)(text, _number(text))
         cast(Any, self.layer).self_attn.layer_idx = 0  # of a cache of its own
-        self._take(dict(tensors), target, parts)
-        self.to(device=target.device).eval()
+        self.embedding_VW, self.head_VW = (cast(Any, part).weight.detach() for part in (parts.embedding, parts.head))
+        self.own_head = False
+        if tensors is not None:
+            self._take(dict(tensors))
+        self.to(device=table.device).eval()
         for weight in self.parameters():  # not the buffers: what experts are chosen by is float32, as in the target
-            weight.data = weight.data.to(target.dtype)
+            weight.data = weight.data.to(table.dtype)
         self.rotary: Any = parts.body.rotary_emb
 
-    def feature(self, h_TW: Tensor, behind_norm: bool) -> Tensor:
+    def feature(self, h_TW: Tensor, behind_norm: bool = True) -> Tensor:
         """What stands for the target's feature at the next position."""
         found: Tensor = self.norm(h_TW) if behind_norm else h_TW
         return found
@@ -80,33 +85,37 @@ class PredictionLayer(nn.Module):
 
     # ------------------------------------------------------------------ weights
 
-    def _take(self, tensors: dict[str, Tensor], target: LanguageModel, parts: anatomy.Anatomy) -> None:
-        tables, differing = {}, set()
-        for name, theirs in ((_EMBEDDING, parts.embedding), (_HEAD, parts.head)):
-            own = tensors.pop(name, None)
-            shared: Any = theirs.weight
-            if own is not None and own.shape[0] != target.vocab_size:
-                raise MismatchError(
-                    f"{self._where}: {name} has {own.shape[0]} rows, but the vocabulary has {target.vocab_size}: it is "
-                    "of another target"
-                )
-            if own is not None and own.shape != shared.shape:
-                raise ModelError(f"{self._where}: {name} is {list(own.shape)}, but {list(shared.shape)} is wanted")
-            tables[name] = shared.detach()
-            if own is not None and not _same(own, shared):
-                tables[name] = own.to(target.device, target.dtype)
-                differing.add(name)
-        self.embedding_VW, self.head_VW = tables[_EMBEDDING], tables[_HEAD]
-        self.own_head = _HEAD in differing
-        named = {ours: tensors.pop(theirs, None) for ours, theirs in _OWN.items()}
-        given = {f"{ours}.weight": value for ours, value in named.items() if value is not None}
-        given |= {"eh_proj.weight": tensors.pop("eh_proj.weight")} if "eh_proj.weight" in tensors else {}
-        stacked = self._stacked(tensors)
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights as they are published, by their names within the layer, experts one by one; without copies."""
+        layout, found = self.layout, {}
+        for name, value in self.state_dict().items():
+            if name in layout.parts:
+                found[layout.parts[name]] = value
+            elif name == f"layer.{_BOTH}":
+                for number, both in enumerate(value):
+                    for kind, matrix in zip(_KINDS[:2], both.chunk(2), strict=True):
+                        found[f"{layout.inner}{EXPERTS}{number}.{kind}.weight"] = matrix
+            elif name == f"layer.{_DOWN}":
+                for number, matrix in enumerate(value):
+                    found[f"{layout.inner}{EXPERTS}{number}.{_KINDS[2]}.weight"] = matrix
+            else:
+                found[layout.inner + name.removeprefix("layer.")] = value
+        return found
+
+    def _take(self, tensors: dict[str, Tensor]) -> None:
+        self.embedding_VW, _ = self._table(tensors, EMBEDDING, self.embedding_VW)
+        self.head_VW, self.own_head = self._table(tensors, HEAD, self.head_VW)
+        theirs = {published: ours for ours, published in self.layout.parts.items()}
+        given = {theirs[name]: tensors.pop(name) for name in list(tensors) if name in theirs}
+        inner = self.layout.inner
+        odd = next((name for name in tensors if not name.startswith(inner)), None)
+        if odd is not None:
+            raise ModelError(f"{self._where}: the tensor {odd} is not of such a layer")
+        stacked = self._stacked({name.removeprefix(inner): value for name, value in tensors.items()})
         given |= {f"layer.{name}": value for name, value in stacked.items()}
-        published = {f"{ours}.weight": theirs for ours, theirs in _OWN.items()}
         expected = self.state_dict()
         for name in sorted(expected.keys() | given.keys()):
-            shown = published.get(name, name.removeprefix("layer."))
+            shown = self.layout.parts.get(name, inner + name.removeprefix("layer."))
             if name not in given:
                 raise ModelError(f"{self._where}: the tensor {shown} is missing")
             if name not in expected:
@@ -117,27 +126,45 @@ class PredictionLayer(nn.Module):
                 )
         self.load_state_dict({name: value.float() for name, value in given.items()})
 
+    def _table(self, tensors: dict[str, Tensor], name: str, shared: Tensor) -> tuple[Tensor, bool]:
+        """The rows of an embedding or a head, and whether they are others than the target's."""
+        own = tensors.pop(name, None)
+        if own is None:
+            return shared, False
+        if own.shape[0] != shared.shape[0]:
+            raise MismatchError(
+                f"{self._where}: {name} has {own.shape[0]} rows, but the vocabulary has {shared.shape[0]}: it is "
+                "of another target"
+            )
+        if own.shape != shared.shape:
+            raise ModelError(f"{self._where}: {name} is {list(own.shape)}, but {list(shared.shape)} is wanted")
+        own = own.to(shared.device, shared.dtype)
+        return (shared, False) if torch.equal(own, shared) else (own, True)  # a copy costs no memory
+
     def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Experts that are stored one by one, as the library's layer has them: all of a kind in one tensor."""
-        experts = getattr(self.layer.mlp, "experts", None)
-        if experts is None or f"{_EXPERTS}gate_up_proj" in tensors:
+        experts, inner = getattr(self.layer.mlp, "experts", None), self.layout.inner
+        if experts is None or _BOTH in tensors:
             return tensors
-        rest = {name: value for name, value in tensors.items() if not name.startswith(_EXPERTS)}
+        rest = {name: value for name, value in tensors.items() if not name.startswith(EXPERTS)}
         count, both, down = len(experts.gate_up_proj), [], []
         for number in range(count):
             found = {}
-            for kind in ("gate_proj", "up_proj", "down_proj"):
-                name = f"{_EXPERTS}{number}.{kind}.weight"
+            for kind in _KINDS:
+                name = f"{EXPERTS}{number}.{kind}.weight"
                 if name not in tensors:
-                    raise ModelError(f"{self._where}: the tensor {name} is missing")
+                    raise ModelError(f"{self._where}: the tensor {inner}{name} is missing")
                 found[kind] = tensors[name]
             both.append(torch.cat([found["gate_proj"], found["up_proj"]]))
             down.append(found["down_proj"])
-        if f"{_EXPERTS}{count}.gate_proj.weight" in tensors:
+        if f"{EXPERTS}{count}.gate_proj.weight" in tensors:
             raise ModelError(f"{self._where}: there are more than {count} experts, the number that its config names")
-        return {**rest, f"{_EXPERTS}gate_up_proj": torch.stack(both), f"{_EXPERTS}down_proj": torch.stack(down)}
+        return {**rest, _BOTH: torch.stack(both), _DOWN: torch.stack(down)}
 
 
-def _same(own: Tensor, shared: Tensor) -> bool:
-    """Whether a copy is one: then the target's is used, and no memory is spent."""
-    return torch.equal(own.to(shared.device, shared.dtype), shared)
+def _number(text: Any) -> int:
+    """The number that makes the library's layer one of this kind: behind the others, or of full attention."""
+    types = getattr(text, "layer_types", None)
+    if types is None or (len(types) <= text.num_hidden_layers and "linear_attention" not in types):
+        return cast(int, text.num_hidden_layers)  # beyond the dense ones, so that it has experts
+    return max(number for number, each in enumerate(types) if each == "full_attention")

@@ -1,9 +1,4 @@
-"""The next-token-prediction layer of a checkpoint, read from its shards by name: the library drops these weights.
-
-    model.layers.{L}.enorm.weight, hnorm.weight, eh_proj.weight     L = num_hidden_layers
-    model.layers.{L}.*                                              a decoder layer
-    model.layers.{L}.shared_head.norm.weight
-    model.layers.{L}.shared_head.head.weight, embed_tokens.weight   copies of the target's; may be left out
+"""The next-token-prediction layer of a checkpoint, read from its shards by name (layouts.py): the library drops it.
 
 Only the tensors that are wanted are read; of a checkpoint in many files, only those files are opened.
 """
@@ -19,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture
+from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.models.fingerprint import folder_of
 
-LAYOUTS = ("deepseek_v3", "glm4_moe")
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _REMEDY = "use the checkpoint as it was published: what transformers saves has lost the layer"
 
@@ -41,18 +36,22 @@ class Shards:
 
         self.folder = folder_of(source)
         try:
-            if (self.folder / _INDEX).is_file():
-                index = json.loads((self.folder / _INDEX).read_text(encoding="utf-8"))
+            if (self.folder / INDEX).is_file():
+                index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
                 self.file_of: dict[str, str] = dict(index["weight_map"])
-            elif (self.folder / _SINGLE).is_file():
-                with safe_open(self.folder / _SINGLE, framework="pt") as file:
-                    self.file_of = dict.fromkeys(file.keys(), _SINGLE)
+            elif (self.folder / SINGLE).is_file():
+                with safe_open(self.folder / SINGLE, framework="pt") as file:
+                    self.file_of = dict.fromkeys(file.keys(), SINGLE)
             else:
                 raise ModelError(
                     f"{self.folder}: has no safetensors, where next-token-prediction layers are looked for"
                 )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ModelError(f"{self.folder}: its index of tensors cannot be read: {error}") from None
+
+    def has(self, prefix: str) -> bool:
+        """Whether there are tensors whose names begin so."""
+        return any(each.startswith(prefix) for each in self.file_of)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Tensors by name.
@@ -91,23 +90,23 @@ def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
     """
     text = config.get_text_config(decoder=True)
     if text.model_type not in LAYOUTS:
+        *others, last = LAYOUTS
         raise UnsupportedArchitecture(
             f"method 'mtp': '{name}' is of type '{text.model_type}'; next-token-prediction layers are known of "
-            f"{' and '.join(LAYOUTS)}"
+            f"{', '.join(others)} and {last}; 'foretoken train mtp' makes a checkpoint that brings one"
         )
     shards, count = Shards(source), text.num_hidden_layers
-    behind = sorted({int(match[1]) for each in shards.file_of if (match := _LAYER.match(each))} - set(range(count)))
-    if not behind:
+    prefix = LAYOUTS[text.model_type].prefix_in(count)
+    if not shards.has(prefix):
+        behind = sorted({int(match[1]) for each in shards.file_of if (match := _LAYER.match(each))} - set(range(count)))
+        if behind:
+            raise ModelError(
+                f"method 'mtp': the layer of '{name}' must be {prefix}*, behind num_hidden_layers={count}, "
+                f"but there is model.layers.{behind[0]}.*: it is of a target of another depth"
+            )
         raise ModelError(
-            f"method 'mtp': '{name}' brings no next-token-prediction layer: there is no tensor model.layers.{count}.*; "
-            f"{_REMEDY}"
+            f"method 'mtp': '{name}' brings no next-token-prediction layer: there is no tensor {prefix}*; {_REMEDY}"
         )
-    if behind[0] != count:
-        raise ModelError(
-            f"method 'mtp': the layer of '{name}' must be model.layers.{count}.*, behind num_hidden_layers={count}, "
-            f"but there is model.layers.{behind[0]}.*: it is of a target of another depth"
-        )
-    prefix = f"model.layers.{count}."
     found = shards.read(each for each in shards.file_of if each.startswith(prefix))
     for each, value in found.items():
         if each.endswith("weight_scale_inv") or value.dtype.itemsize < 2:

@@ -20,14 +20,11 @@ import torch
 
 from foretoken.core.errors import ConfigError
 from foretoken.methods.scylla.network import LAYERS, MOST_LAYERS, Scylla, ScyllaConfig, config_for
-from foretoken.models.load import load_config
 from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.run import BLOCK, OWN_WORDS, RATES, STEPS, Course, Stage
+from foretoken.train.feature_heads.run import OWN_WORDS, RATES, STEPS, Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
-from foretoken.train.recipes.base import mixture
-from foretoken.train.trainer import Bounds, Schedule
 
 DRAFT_VOCABULARY = 2048
 PRETRAIN = 0.75  # share of the run
@@ -54,8 +51,7 @@ class Shape:
     def __post_init__(self) -> None:
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ConfigError(f"--layers {self.layers}: from 1 to {MOST_LAYERS}")
-        if self.mlp_width is not None and self.mlp_width % 32:
-            raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
+        training.check_mlp_width(self.mlp_width)
         if not 0 <= self.pretrain <= 1:
             raise ConfigError(f"--pretrain {self.pretrain}: a share must be from 0 to 1")
 
@@ -66,19 +62,7 @@ def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    training.check_own_words(own_words)
-    return Recipe(
-        name="scylla",
-        description=f"Scylla head of {shape.layers} layers of {target}",
-        config=lambda tokenizer: load_config(target),
-        sources=mixture,
-        block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
-    )
+    return training.recipe_for("scylla", f"Scylla head of {shape.layers} layers of {target}", target, own_words)
 
 
 def stages(shape: Shape, own_words: float) -> tuple[Stage, ...]:
@@ -110,10 +94,7 @@ def run(
     Raises:
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
     """
-    vocabulary = load_config(name).get_text_config(decoder=True).vocab_size
-    wanted = shape.draft_vocab_size
-    if wanted is not None and wanted > vocabulary:
-        raise ConfigError(f"--draft-vocab-size {wanted}: {name} has {vocabulary} tokens")
+    training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> ScyllaConfig:
         return config_for(
@@ -134,6 +115,6 @@ def run(
         steps=shape.steps,
         config=config,
         build=build,
-        kept=wanted or DRAFT_VOCABULARY,
+        kept=shape.draft_vocab_size or DRAFT_VOCABULARY,
     )
     return training.run(name, chosen, sources, out, features=features, **loop)

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafting.feature_heads.head import FeatureHead
-from foretoken.drafting.feature_heads.unroll import unrolled
+from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.train.feature_heads.lessons import Lessons
 
 DECAY = 0.8  # of a step's weight
@@ -41,15 +41,20 @@ class HeadObjective(Protocol):
 
 
 class Unrolled(HeadObjective):
-    """The loss of all steps; 0 where a micro-batch has no position that counts."""
+    """The loss of all steps; 0 where a micro-batch has no position that counts.
+
+    Attributes:
+        unroll: what the head says from every column; another head brings another.
+    """
 
     name = "unrolled_cross_entropy"
+    unroll: Unroll = staticmethod(unrolled)
 
     def __init__(self, lessons: Lessons, embedding_VW: Tensor, head_of: Callable[[], Tensor], steps: int) -> None:
         self._lessons, self._embedding_VW, self._head_of, self._steps = lessons, embedding_VW, head_of, steps
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
-        assert isinstance(model, FeatureHead)
+        assert isinstance(model, TrainableHead)
         lesson = self._lessons(tokens_BT)
         head_KW = self._head_of()
         p_NK = lesson.target_NV.softmax(-1)
@@ -58,7 +63,7 @@ class Unrolled(HeadObjective):
         row_BT = torch.full(lesson.used_BT.shape, -1, dtype=torch.int64, device=p_NK.device)
         row_BT[lesson.used_BT] = torch.arange(len(p_NK), device=p_NK.device)
         total, weights = p_NK.new_zeros(()), 0.0
-        steps = unrolled(model, lesson.states_BTF, lesson.tokens_BT, self._embedding_VW, self._steps)
+        steps = self.unroll(model, lesson.states_BTF, lesson.tokens_BT, self._embedding_VW, self._steps)
         for step, rows in enumerate(steps):
             of_BT = row_BT[:, 1 + step :]  # row i + 1 + s is the law of x_{i+2+s}
             taken_BT = of_BT >= 0

@@ -17,15 +17,14 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
-from foretoken.drafting.feature_heads.block import BlockConfig
-from foretoken.drafting.feature_heads.state_head import StateHead
-from foretoken.drafting.feature_heads.unroll import unrolled
+from foretoken.drafting.feature_heads.state_head import Reading, TrainableHead
+from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.models.hidden_states import FINAL
-from foretoken.models.load import load_as_is
+from foretoken.models.load import load_as_is, load_config
 from foretoken.train import trainer
 from foretoken.train.feature_heads.lessons import AllPositions, FromFeatures, FromTokens, Lessons, depths_read, frequent
 from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
-from foretoken.train.feature_heads.walk import Unroll, Walk, texts
+from foretoken.train.feature_heads.walk import Walk, texts
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
@@ -39,10 +38,11 @@ from foretoken.train.recipe import (
     write_claim,
     written,
 )
+from foretoken.train.recipes.base import mixture
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.trainer import Blocks, Bounds
+from foretoken.train.trainer import Blocks, Bounds, Schedule
 
 OWN_WORDS = 0.5
 STEPS = 4
@@ -91,18 +91,61 @@ class Course:
             the record; None: nothing is.
     """
 
-    part: type[StateHead]
+    part: type[TrainableHead]
     recipe: Recipe
     stages: tuple[Stage, ...] = field(default_factory=lambda: (Stage(),))
     shape: Mapping[str, Any]
     steps: int
-    config: Callable[[Any, str, str, int | None], BlockConfig]
-    build: Callable[[Any, FrozenTarget, list[int] | None], StateHead]
+    config: Callable[[Any, str, str, int | None], Reading]
+    build: Callable[[Any, FrozenTarget, list[int] | None], TrainableHead]
     kept: int | None = None
     own_head: bool = False
     objective: type[HeadObjective] = Unrolled
     unroll: Unroll = unrolled
     read: Callable[[Iterable[list[int]], Path], dict[str, Any]] | None = None
+
+
+def recipe_for(method: str, description: str, target: str, own_words: float) -> Recipe:
+    """What decides a run on text, beside the shape, of every head that learns from blocks of ``BLOCK`` tokens.
+
+    Raises:
+        ConfigError: the share is out of range.
+    """
+    check_own_words(own_words)
+    return Recipe(
+        name=method,
+        description=description,
+        config=lambda tokenizer: load_config(target),
+        sources=mixture,
+        block=BLOCK,
+        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
+        bounds=Bounds(minutes=30),
+        tokenizer=target,
+        teacher=target,
+        own_words=own_words,
+    )
+
+
+def check_draft_vocabulary(target: str, wanted: int | None) -> int:
+    """The target's tokens; refuses a head that would score more.
+
+    Raises:
+        ConfigError: it would.
+    """
+    vocabulary: int = load_config(target).get_text_config(decoder=True).vocab_size
+    if wanted is not None and wanted > vocabulary:
+        raise ConfigError(f"--draft-vocab-size {wanted}: {target} has {vocabulary} tokens")
+    return vocabulary
+
+
+def check_mlp_width(width: int | None) -> None:
+    """Refuse a width that the native decoder does not take; None is none.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if width is not None and width % 32:
+        raise ConfigError(f"--mlp-width {width}: a multiple of 32")
 
 
 def check_own_words(share: float) -> None:

@@ -13,21 +13,18 @@ Letters: T tokens of a text, S steps, C columns, W width, K draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.drafting.feature_heads.state_head import StateHead
-from foretoken.drafting.feature_heads.unroll import unrolled
+from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.models.hidden_states import FINAL, Depth
 from foretoken.train import acceptance
 from foretoken.train.feature_heads.lessons import laws
 from foretoken.train.frozen_target import FrozenTarget
-
-Unroll = Callable[[Any, Tensor, Tensor, Tensor, int], Iterator[Tensor]]  # see drafting/feature_heads/unroll.py
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Walk:
                 self._read.append((text, torch.cat([states[depth] for depth in depths], dim=-1), chance_C))
 
     @torch.no_grad()
-    def tokens_per_step(self, head: StateHead, embedding_VW: Tensor, head_KW: Tensor) -> float:
+    def tokens_per_step(self, head: TrainableHead, embedding_VW: Tensor, head_KW: Tensor) -> float:
         """Emitted tokens over target calls, as core/metrics.py counts them; NaN without texts."""
         tokens = steps = 0.0
         for text, states_1TF, chance_C in self._read:
@@ -95,7 +92,13 @@ class Walk:
         return tokens / steps if steps else float("nan")
 
     def _stands(
-        self, head: StateHead, text: Text, states_1TF: Tensor, chance_C: Tensor, embedding_VW: Tensor, head_KW: Tensor
+        self,
+        head: TrainableHead,
+        text: Text,
+        states_1TF: Tensor,
+        chance_C: Tensor,
+        embedding_VW: Tensor,
+        head_KW: Tensor,
     ) -> Tensor:
         """[S, C]: the chance that what is drafted at step s from column c stands, given that all before it do."""
         tokens_1T = torch.tensor([text.tokens], device=states_1TF.device)

@@ -12,7 +12,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.methods.mtp.drafter import MtpDrafter
 from foretoken.models.load import load
 from helpers.golden import tokens_of
-from helpers.mtp_models import FAMILIES, PREFIX, VOCABULARY, WIDTH, retensor, save_mtp
+from helpers.mtp_models import FAMILIES, VOCABULARY, WIDTH, named, retensor, save_mtp
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import assert_idle, with_config
 
@@ -74,11 +74,11 @@ def test_what_the_layer_knows_stands(name: str, tmp_path: Path) -> None:
         drafted = sum(each.num_draft_tokens for each in metrics)
         assert drafted > 30
         assert sum(each.num_accepted_tokens for each in metrics) / drafted > 0.98
-    retensor(folder, swap)
+    retensor(folder, lambda tensors: swap(tensors, named(name, "eh_proj.weight")))
     metrics = [each.metrics for each in run(config, load(str(folder), device="cpu"))]
     assert sum(each.num_accepted_tokens for each in metrics) / sum(each.num_draft_tokens for each in metrics) < 0.6
 
 
-def swap(tensors: dict[str, Any]) -> None:
+def swap(tensors: dict[str, Any], projection: str) -> None:
     """The projection as if the feature came first."""
-    tensors[f"{PREFIX}eh_proj.weight"] = tensors[f"{PREFIX}eh_proj.weight"].roll(WIDTH, 1)
+    tensors[projection] = tensors[projection].roll(WIDTH, 1)

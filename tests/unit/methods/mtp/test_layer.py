@@ -1,4 +1,4 @@
-"""Prediction layers of both layouts: against the library's own layer, and what is refused, by name."""
+"""Prediction layers of all layouts: against the library's own layer, and what is refused, by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -23,7 +24,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import tokens_of
-from helpers.mtp_models import FAMILIES, LAYERS, PREFIX, VOCABULARY, WIDTH, retensor, save_mtp, shard
+from helpers.mtp_models import FAMILIES, LAYERS, PREFIX, VOCABULARY, WEIGHTS, WIDTH, named, retensor, save_mtp, shard
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -36,32 +37,45 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def layer_of(model: LanguageModel) -> PredictionLayer:
-    return PredictionLayer(model, read_layer(model.config, model.source, model.name))
+    return PredictionLayer(model.model, model.name, read_layer(model.config, model.source, model.name))
 
 
 def reference(folder: Path, tokens: list[int], states_TW: Tensor) -> Tensor:
     """Logits of all pairs by the library: its model with one layer more, whose last layer alone is called."""
-    config = AutoConfig.from_pretrained(folder, num_hidden_layers=LAYERS + 1)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    config = AutoConfig.from_pretrained(folder)
+    family = config.model_type
+    deeper = {"num_hidden_layers": LAYERS + 1}
+    if family == "qwen3_next":
+        deeper["layer_types"] = [*config.layer_types, "full_attention"]
+    tensors, layer = dict(load_file(folder / WEIGHTS)), named(family, "")
+    behind = Path(shutil.copytree(folder, folder / "behind", dirs_exist_ok=True))
+    renamed = {PREFIX + each.removeprefix(layer) if each.startswith(layer) else each: tensors[each] for each in tensors}
+    save_file(renamed, behind / WEIGHTS, {"format": "pt"})
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        behind,
+        config=AutoConfig.from_pretrained(folder, **deeper),
+        dtype=torch.float32,
+        attn_implementation="eager",
     )
-    tensors: dict[str, Tensor] = {}
-    retensor(folder, lambda found: tensors.update({name: value.clone() for name, value in found.items()}))
 
     def norm(x: Tensor, name: str) -> Tensor:
         scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps)
-        return scaled * tensors[f"{PREFIX}{name}.weight"]
+        gain = tensors[named(family, f"{name}.weight")]
+        return scaled * (1 + gain if family == "qwen3_next" else gain)
 
     e_TW = model.get_input_embeddings()(torch.tensor(tokens[1:]))
-    x_TW = torch.cat([norm(e_TW, "enorm"), norm(states_TW[:-1], "hnorm")], -1) @ tensors[f"{PREFIX}eh_proj.weight"].T
+    x_TW = (
+        torch.cat([norm(e_TW, "enorm"), norm(states_TW[:-1], "hnorm")], -1) @ tensors[named(family, "eh_proj.weight")].T
+    )
     positions = torch.arange(len(x_TW))[None]
     mask = torch.full((len(x_TW), len(x_TW)), -torch.inf).triu(1)[None, None]
-    h_TW = model.model.layers[LAYERS](
+    h_1TW = model.model.layers[LAYERS](
         x_TW[None],
         attention_mask=mask,
         position_ids=positions,
         position_embeddings=model.model.rotary_emb(x_TW[None], positions),
-    )[0]
+    )
+    h_TW = h_1TW[0]
     return norm(h_TW, "shared_head.norm") @ model.lm_head.weight.T
 
 
@@ -208,11 +222,14 @@ def test_experts_in_both_layouts(tmp_path: Path) -> None:
     experts = [[single[f"mlp.experts.{e}.{kind}_proj.weight"] for e in range(4)] for kind in ("gate", "up", "down")]
     stacked["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(*experts[:2], strict=True)])
     stacked["mlp.experts.down_proj"] = torch.stack(experts[2])
-    ours, theirs = PredictionLayer(model, single).state_dict(), PredictionLayer(model, stacked).state_dict()
+    ours, theirs = (
+        PredictionLayer(model.model, model.name, single).state_dict(),
+        PredictionLayer(model.model, model.name, stacked).state_dict(),
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     extra = {"mlp.experts.4.gate_proj.weight": torch.zeros(1)}
     with pytest.raises(ModelError, match="more than 4 experts"):
-        PredictionLayer(model, {**single, **extra})
+        PredictionLayer(model.model, model.name, {**single, **extra})
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -238,7 +255,7 @@ def test_another_layout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     save_model("llama", tmp_path)
     assert main(["generate", "x", "--model", str(tmp_path), "--method", "mtp", "--dtype", "float32"]) == 1
     err = capsys.readouterr().err
-    assert "is of type 'llama'; next-token-prediction layers are known of deepseek_v3 and glm4_moe" in err
+    assert "is of type 'llama'; next-token-prediction layers are known of deepseek_v3, glm4_moe and qwen3_next" in err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""A dense model in the layout of GLM-4-MoE: the same function, in a checkpoint that can bring a prediction layer.
+
+    Llama, Qwen2, Qwen3        GLM-4-MoE
+    every layer                dense, as all are before first_k_dense_replace = L; layer L, behind them, has experts
+    rotary over whole heads    partial_rotary_factor = 1
+    q_norm, k_norm (Qwen3)     use_qk_norm; biases of q, k and v (Qwen2): attention_bias
+    a head that is the         lm_head of its own, as GLM-4-MoE has it
+    embedding
+
+Names of the tensors are the same. The experts of layer L are few and small, as the target's layers are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.methods.mtp.shards import SINGLE
+from foretoken.models.load import load_as_is
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+EXPERTS, CHOSEN = 4, 2
+
+
+def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
+    """The configuration and the weights of the same function as a GLM-4-MoE; the weights are the model's own.
+
+    Args:
+        model: of transformers.
+        name: what it is called, for messages.
+    Raises:
+        UnsupportedArchitecture: it is not one of ``FAMILIES``, or computes something that GLM-4-MoE does not.
+    """
+    from transformers import Glm4MoeConfig
+
+    theirs = model.config
+    if theirs.model_type not in FAMILIES:
+        raise UnsupportedArchitecture(
+            f"method 'mtp': a '{theirs.model_type}' cannot be laid out as a checkpoint with a prediction layer, only "
+            f"{', '.join(FAMILIES)}"
+        )
+    weights = dict(model.state_dict())
+    for part, said in (("o_proj.bias", "a bias behind attention"), ("mlp.gate_proj.bias", "an MLP with biases")):
+        if any(each.endswith(part) for each in weights):
+            raise UnsupportedArchitecture(f"method 'mtp': '{name}' has {said}, which GLM-4-MoE has not")
+    if any(each == "sliding_attention" for each in getattr(theirs, "layer_types", None) or ()):
+        raise UnsupportedArchitecture(f"method 'mtp': '{name}' has sliding windows, which GLM-4-MoE has not")
+    width = theirs.intermediate_size // EXPERTS // 32 * 32
+    config = Glm4MoeConfig(
+        vocab_size=theirs.vocab_size,
+        hidden_size=theirs.hidden_size,
+        intermediate_size=theirs.intermediate_size,
+        num_hidden_layers=theirs.num_hidden_layers,
+        num_attention_heads=theirs.num_attention_heads,
+        num_key_value_heads=theirs.num_key_value_heads,
+        head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+        hidden_act=theirs.hidden_act,
+        max_position_embeddings=theirs.max_position_embeddings,
+        rms_norm_eps=theirs.rms_norm_eps,
+        rope_parameters={**theirs.rope_parameters, "partial_rotary_factor": 1.0},
+        attention_bias=any(each.endswith("q_proj.bias") for each in weights),
+        use_qk_norm=any(each.endswith("q_norm.weight") for each in weights),
+        first_k_dense_replace=theirs.num_hidden_layers,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        n_shared_experts=1,
+        moe_intermediate_size=max(32, width),
+        tie_word_embeddings=False,
+        num_nextn_predict_layers=1,
+        bos_token_id=theirs.bos_token_id,
+        eos_token_id=theirs.eos_token_id,
+        pad_token_id=theirs.pad_token_id,
+        dtype=theirs.dtype,
+        architectures=["Glm4MoeForCausalLM"],
+    )
+    weights.setdefault("lm_head.weight", model.get_output_embeddings().weight)
+    return config, weights
+
+
+def write_relaid(name: str, folder: Path) -> None:
+    """A folder with such a checkpoint, in the model's own dtype: config, weights, tokenizer.
+
+    Args:
+        name: of the model: zoo name, folder or hub id.
+        folder: to make.
+    Raises:
+        ForetokenError: the model cannot be loaded, or not be laid out like this.
+    """
+    from safetensors.torch import save_file
+
+    found = load_as_is(name, device="cpu")
+    config, weights = relaid(found.model, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    copies = {part: weight.detach().clone().contiguous() for part, weight in weights.items()}  # tied ones part here
+    save_file(copies, folder / SINGLE, {"format": "pt"})
+    found.model.generation_config.save_pretrained(folder)
+    found.tokenizer.save_pretrained(folder)

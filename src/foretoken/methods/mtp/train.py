@@ -1,0 +1,249 @@
+"""Training of a next-token-prediction layer: from the target's own states it learns to draft as deep as it will serve.
+
+Papers: DeepSeek-V3, arXiv:2412.19437, section 2.2 (the layer); EAGLE-3, arXiv:2503.01840, section 3.2 (unrolling).
+Differs: the target is frozen, where the paper trains both together; the layer is unrolled over its own outputs, taken
+behind its norm, as it is served (drafting/feature_heads/unroll.py), where the paper trains a layer for each depth; the
+loss is over the target's whole law, and not over tokens (train/feature_heads/objective.py). Experts are not balanced.
+
+A target of a family without such a layer is laid out as a GLM-4-MoE first (glm.py). A layer that the target brings is
+where training begins, else what hands the target's feature on.
+
+Letters: B sequences, T positions, F = W width, V vocabulary, H query heads, G key/value heads, d head width.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
+from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.feature_heads.unroll import Seen
+from foretoken.methods.mtp import checkpoint
+from foretoken.methods.mtp.glm import write_relaid
+from foretoken.methods.mtp.layer import PredictionLayer
+from foretoken.methods.mtp.layouts import LAYOUTS
+from foretoken.methods.mtp.shards import Shards, read_layer
+from foretoken.models import anatomy
+from foretoken.models.attention import following
+from foretoken.models.fingerprint import fingerprint, folder_of
+from foretoken.models.load import load_config, source_of
+from foretoken.train.feature_heads import run as training
+from foretoken.train.feature_heads.objective import Unrolled
+from foretoken.train.feature_heads.run import OWN_WORDS, Course, Stage
+from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.mixture import Source
+from foretoken.train.recipe import RECORD, Recipe, add_to_record
+
+STEPS = 3  # as deep as it drafts by default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is trained, beside the target.
+
+    Attributes:
+        steps: S.
+    """
+
+    steps: int = STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """What a run records of the layer; see :class:`foretoken.drafting.feature_heads.state_head.Reading`.
+
+    Attributes:
+        draft_vocab_size: V.
+        mlp_width: channels that a token goes through.
+    """
+
+    draft_vocab_size: int
+    mlp_width: int
+    reads_final: bool = True
+
+    def depths_of(self, num_layers: int) -> tuple[int, ...]:
+        """The deepest."""
+        return (num_layers,)
+
+
+class LearningLayer(PredictionLayer, TrainableHead):
+    """A layer in training.
+
+    Args:
+        model: the target, of transformers.
+        source: its folder, from which the checkpoint is completed.
+        dtype: of the checkpoint.
+    """
+
+    def __init__(self, config: LayerConfig, model: Any, source: Path, dtype: torch.dtype) -> None:
+        text = model.config.get_text_config(decoder=True)
+        prefix = LAYOUTS[text.model_type].prefix_in(text.num_hidden_layers)
+        brought = Shards(str(source)).has(prefix)
+        tensors = read_layer(model.config, str(source), str(source)) if brought else None
+        super().__init__(model, str(source), tensors)
+        self.config, self.ids_K, self._source, self._dtype = config, None, source, dtype
+        if not brought:
+            self.draw(anatomy.find(model).final_norm)
+
+    @classmethod
+    def check_place(cls, folder: Path) -> None:
+        """Checked with the target's folder, see :func:`run`."""
+
+    def embedding_of(self, model: Any) -> Tensor:
+        return self.embedding_VW
+
+    def head_of(self, model: Any) -> Tensor:
+        return self.head_VW
+
+    def save(self, folder: Path) -> None:
+        checkpoint.write(self, self._source, folder, self._dtype)
+
+    @torch.no_grad()
+    def draw(self, final_norm: Any) -> None:
+        """Draw the weights such that the target's feature is handed on to its head, nearly as it is."""
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:
+                gain = 0.3 if "o_proj" in name or "down_proj" in name else 1.0
+                weight.copy_(torch.randn_like(weight) * gain / weight.shape[-1] ** 0.5)
+        for name, buffer in self.named_buffers():
+            if name.startswith("layer.mlp"):
+                buffer.zero_()  # what experts are chosen by beside their scores
+        width = len(self.eh_proj.weight)
+        self.eh_proj.weight.mul_(0.3)
+        self.eh_proj.weight[:, width:] += torch.eye(width, device=self.eh_proj.weight.device)
+        # what it reads is normed once more: the length of what the final norm gives comes back at the end
+        unit = final_norm(torch.ones(1, width, device=self.eh_proj.weight.device, dtype=self.eh_proj.weight.dtype))
+        self.norm.weight.mul_(unit.pow(2).mean().sqrt())
+
+
+class _Columns(Plan):
+    """Answers the layer's attention while sequences of one length are unrolled, packed end to end."""
+
+    def __init__(self, sequences: int) -> None:
+        self._sequences, self._seen = sequences, None  # type: int, Seen | None
+
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """[B T, H, Dv]; a row sees what serving would have shown it, see ``drafting/feature_heads/unroll.py``."""
+        if window is not None or softcap is not None or sinks_H is not None:
+            raise UnsupportedArchitecture("method 'mtp': a layer with windows, capped scores or sinks is not trained")
+        q, k, v = (each.unflatten(1, (self._sequences, -1)).transpose(0, 1) for each in (q_HTD, k_GTD, v_GTD))
+        if self._seen is None:
+            self._seen = Seen(scaling, q.shape[1] // k.shape[1])
+        return self._seen.attend(q, k, v).transpose(1, 2).flatten(0, 1)
+
+
+def unrolled(
+    head: PredictionLayer, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """As ``unrolled`` of drafting/feature_heads/unroll.py, of a layer of the library's."""
+    sequences, length = len(tokens_BT), tokens_BT.shape[1] - 1
+    plan, g = _Columns(sequences), states_BTF[:, :length]
+    for step in range(min(steps, length)):
+        count = length - step  # columns whose token is known
+        positions_1T = torch.arange(step, step + count, device=tokens_BT.device).repeat(sequences)[None]
+        with following(plan):
+            tokens_N = tokens_BT[:, 1 + step : 1 + step + count].flatten()
+            h_NW = head(tokens_N, g[:, :count].flatten(0, 1), positions_1T)
+        g = head.feature(h_NW).unflatten(0, (sequences, count))
+        yield g
+
+
+class UnrolledLayer(Unrolled):
+    """The loss of all steps of a prediction layer."""
+
+    unroll = staticmethod(unrolled)
+
+
+def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
+    """What decides a run on text, beside the shape.
+
+    Raises:
+        ConfigError: the share is out of range.
+    """
+    return training.recipe_for("mtp", f"next-token-prediction layer of {target}", target, own_words)
+
+
+def run(
+    name: str,
+    shape: Shape,
+    sources: Sequence[Source],
+    out: Path,
+    *,
+    own_words: float = OWN_WORDS,
+    features: Path | None = None,
+    **loop: Any,
+) -> dict[str, Any]:
+    """Train a layer, and write the target's checkpoint with it; goes on where an interrupted run stopped.
+
+    Args:
+        own_words: share of the text that the target writes; nothing is written if features are given.
+        loop: see ``train/feature_heads/run.py``, as the other arguments.
+    Returns:
+        the record that is saved as ``training.json``.
+    Raises:
+        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+    """
+    share = 0.0 if features else own_words
+    chosen = recipe(name, share)
+    dtype = load_config(name).dtype or torch.float32
+    source = folder_of(source_of(name))
+    checkpoint.check_place(out, source, Path(RECORD))
+    learned_from = laid_out(name, source, out)
+
+    def config(target: Any, name: str, fingerprint: str, size: int | None) -> LayerConfig:
+        text = target.get_text_config(decoder=True)
+        experts = text.num_experts_per_tok + (getattr(text, "n_shared_experts", None) or 0)
+        return LayerConfig(draft_vocab_size=text.vocab_size, mlp_width=experts * text.moe_intermediate_size)
+
+    def build(config: LayerConfig, target: FrozenTarget, ids: list[int] | None) -> LearningLayer:
+        return LearningLayer(config, target.model, learned_from, dtype)
+
+    course = Course(
+        part=LearningLayer,
+        recipe=chosen,
+        stages=(Stage(own_words=share),),
+        shape=asdict(shape),
+        steps=shape.steps,
+        config=config,
+        build=build,
+        objective=UnrolledLayer,
+        unroll=unrolled,
+    )
+    training.run(str(learned_from), course, sources, out, features=features, **loop)
+    return add_to_record(out, {"target": name})
+
+
+def laid_out(name: str, source: Path, out: Path) -> Path:
+    """The folder of a target whose layout has prediction layers: its own, or one beside ``out`` that is made.
+
+    Raises:
+        ForetokenError: see glm.py.
+    """
+    if load_config(name).get_text_config(decoder=True).model_type in LAYOUTS:
+        return source
+    place = out / f"target-{fingerprint(source)[:16]}"
+    if not (place / checkpoint.CONFIG).is_file():
+        unfinished = out / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write_relaid(name, unfinished)
+        unfinished.rename(place)
+    return place

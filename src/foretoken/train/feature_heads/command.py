@@ -1,0 +1,80 @@
+"""What the commands that train a head over hidden states share: where text comes from, and the run that is then served.
+
+Without torch until it runs, as help imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from foretoken.core.errors import ConfigError
+from foretoken.train.command import Judged, Loop, Option, Session
+
+if TYPE_CHECKING:
+    from foretoken.train.recipe import Recipe
+
+TARGET = Option("The model to draft for: zoo:NAME, folder or hub id.", "-t")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions(Loop, Judged):
+    """Options of every such command; a subclass adds the head's shape, and ``own_words`` with its own default."""
+
+    target: Annotated[str, TARGET]
+    features: Annotated[
+        Path | None, Option("Train from what foretoken train features stored instead.", metavar="DIR")
+    ] = None
+    own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
+
+    def __post_init__(self) -> None:
+        if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
+            raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
+
+
+def train_and_serve(
+    config: HeadOptions,
+    session: Session,
+    *,
+    title: str,
+    shape: Any,
+    share: float,
+    recipe: Recipe,
+    run: Callable[..., Any],
+    chain: Mapping[str, Any],
+    served: str | None = None,
+) -> dict[str, Any]:
+    """Train a head, and let the engine draft chains with it for the held-out prompts.
+
+    Args:
+        title: of the progress, as in "training an EAGLE head".
+        shape: what the method's run is given beside the target.
+        share: of the text that the target writes.
+        recipe: of the run.
+        run: the method's: (target, shape, sources, out, ``prompts``, ``own_words``, ``features``, what a loop takes).
+        chain: a ``speculative_config`` that drafts as many tokens a step as training unrolled.
+        served: the checkpoint that drafts; None: the one that was trained for.
+    Returns:
+        the record, with ``acceptance`` added.
+    Raises:
+        ForetokenError: see train/feature_heads/run.py.
+    """
+    from foretoken.train import acceptance
+    from foretoken.train.recipe import add_to_record
+
+    prompts = session.prompts(config.prompts)
+    text = config.sources(recipe.sources) if config.features is None else []
+    with session.training(title) as report:
+        run(
+            config.target,
+            shape,
+            text,
+            config.out,
+            prompts=prompts,
+            own_words=share,
+            features=config.features,
+            **config.loop(recipe.bounds, report, session),
+        )
+    return add_to_record(config.out, {"acceptance": acceptance.measure(served or config.target, chain, prompts)})
