@@ -172,6 +172,17 @@ _TABLE = (
         training="foretoken.methods.scylla.command:COMMAND",
     ),
     Entry(
+        name="dovetail",
+        kind="drafter",
+        target="foretoken.methods.dovetail.drafter:DovetailDrafter",
+        summary="decoder blocks behind a gate, on a device of their own, propose a tree sized by what verifying costs",
+        paper="arXiv:2412.18934",
+        promise="lossless",
+        needs="a target that is a plain stack of layers",
+        weights="a head for the target (foretoken train dovetail)",
+        training="foretoken.methods.dovetail.command:COMMAND",
+    ),
+    Entry(
         name="diffuspec",
         kind="drafter",
         target="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",

@@ -24,6 +24,8 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_vocabulary import DraftVocabulary
+from foretoken.methods.dovetail.drafter import DovetailDrafter
+from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
@@ -57,6 +59,7 @@ def model() -> LanguageModel:
     Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
     Eagle.untrained(found, folder / "eagle")
     Scylla.untrained(found, folder / "scylla")
+    Dovetail.untrained(found, folder / "dovetail")
     LongSpec.untrained(found, folder / "longspec", window=4)
     Eagle.untrained(found, folder / "half", draft_vocab_size=50)  # every other token, so that one of the two is out
     return found
@@ -172,6 +175,8 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
         ("eagle", {"tree": True, "width": 2, "max_depth": 3}),
         ("scylla", {"width": 2, "max_depth": 3}),
         ("scylla", {"tree": False}),
+        ("dovetail", {"width": 2, "max_depth": 3}),
+        ("dovetail", {"tree": False}),
         ("longspec", {}),
         ("longspec", {"tree": True, "width": 8, "max_depth": 3}),
     ],
@@ -206,7 +211,11 @@ class SampledLongSpec(_CalledSampled, LongSpecDrafter):
     pass
 
 
-@pytest.mark.parametrize("method", [SampledEagle, SampledLongSpec])
+class SampledDovetail(_CalledSampled, DovetailDrafter):
+    pass
+
+
+@pytest.mark.parametrize("method", [SampledEagle, SampledLongSpec, SampledDovetail])
 def test_a_tree_that_is_called_sampled_is_seen(method: Any) -> None:
     drafter = method(method.Config(tree=True, width=1, max_depth=3), model())
     drafter.laws = (Sampled,)

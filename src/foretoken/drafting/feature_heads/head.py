@@ -7,7 +7,8 @@
 Two ways of entering the first layer (``paired``):
 
     paired       attention reads [norm(e); norm(g)], the residual begins with g          EAGLE-3
-    else         x = fc([e; g]) enters the first layer                                   EAGLE-2, Scylla
+    else         one mix of e and g enters the first layer: fc([e; g])                   EAGLE-2, Scylla
+                                                            a gate between the two       Dovetail
 
 Letters: T rows, F width of the target's states, W width, H query heads, G key/value heads, d head width, V vocabulary,
 K draft vocabulary.
@@ -16,13 +17,48 @@ K draft vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.models import anatomy
+
+Product = Callable[[Tensor], Tensor]
+"""A product with a packed weight: float32 in, float32 out, and a row's bits depend on that row only."""
+
+
+class Entry(Protocol):
+    """:meth:`FeatureHead.mix` in two parts, because what follows from a token alone may be kept as a table.
+
+    Attributes:
+        width: O, of the token's part.
+    """
+
+    width: int
+
+    def of_tokens(self, e_TW: Tensor) -> Tensor:
+        """The token's part [T, O] of embeddings, float32."""
+        ...
+
+    def enter(self, g_TW: Tensor, part_TO: Tensor) -> Tensor:
+        """What enters the first layer, float32 [T, W]."""
+        ...
+
+
+class _Concatenated:
+    """fc([e; g]) = W_e e + W_g g + b."""
+
+    def __init__(self, fc: nn.Linear, product: Callable[[Tensor], Product]) -> None:
+        self.width = fc.out_features
+        token_WW, feature_WW = fc.weight.split((fc.in_features - self.width, self.width), dim=1)
+        self.of_tokens, self._feature, self._bias = product(token_WW), product(feature_WW), fc.bias
+
+    def enter(self, g_TW: Tensor, part_TO: Tensor) -> Tensor:
+        x_TW = self._feature(g_TW) + part_TO
+        return x_TW if self._bias is None else x_TW + self._bias
 
 
 class FeatureHead(StateHead):
@@ -53,13 +89,26 @@ class FeatureHead(StateHead):
         """Where a paired head's residual begins."""
         return g_TW
 
+    def mix(self, g_TW: Tensor, e_TW: Tensor) -> Tensor:
+        """What enters the first layer of a head that is not paired, [..., W]."""
+        mixed: Tensor = self.fc(torch.cat([e_TW, g_TW], dim=-1))
+        return mixed
+
+    def entry(self, product: Callable[[Tensor], Product]) -> Entry:
+        """:meth:`mix` in its two parts.
+
+        Args:
+            product: packs a weight [O, K].
+        """
+        return _Concatenated(self.fc, product)
+
     def open(self, g_TW: Tensor, e_TW: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer's attention reads of pairs, and where their residual begins.
 
         Args:
             g_TW, e_TW: features, and embeddings of the tokens behind them, [..., W].
         """
-        x_TW = self.begin(g_TW) if self.paired else self.fc(torch.cat([e_TW, g_TW], dim=-1))
+        x_TW = self.begin(g_TW) if self.paired else self.mix(g_TW, e_TW)
         norm = self.first_norm()
         read = x_TW if norm is None else norm(x_TW)
         return (torch.cat([self.layer(0).input_layernorm(e_TW), read], dim=-1) if self.paired else read), x_TW

@@ -3,7 +3,7 @@
 The token's half of what the first layer reads does not depend on where the token stands, so that it is a table:
 
     paired    W [norm(e); norm(g)] = W_e norm(e) + W_g norm(g)      table [V, Q], added beside the residual stream
-    else      fc [e; g]            = W_e e       + W_g g            table [V, W], added to what enters the layer
+    else      fc [e; g]            = W_e e       + W_g g            table [V, O], part of what enters the layer
 
 With it the first layer of a paired head is an ordinary one that is entered with the feature. A large vocabulary is
 multiplied row by row instead.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
 from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -142,13 +142,16 @@ class _Native:
         config, width = head.config, head.config.width
         assert target.fused is not None
         self._net, self._dtype, self._library = deepcopy(head).float(), target.dtype, target.fused.library
-        parts = head.layer(0).self_attn
-        linears = (parts.q_proj, parts.k_proj, parts.v_proj)
-        self._fc = self._linear(head.fc.weight if head.paired else head.fc.weight[:, width:])
-        token_OW = torch.cat([each.weight[:, :width] for each in linears]) if head.paired else head.fc.weight[:, :width]
+        self._entry: Entry | None = None
+        if head.paired:
+            parts = head.layer(0).self_attn
+            token_OW = torch.cat([each.weight[:, :width] for each in (parts.q_proj, parts.k_proj, parts.v_proj)])
+            self._fc, self._token, columns = self._product(head.fc.weight), self._product(token_OW), len(token_OW)
+        else:
+            self._entry = head.entry(self._product)
+            columns = self._entry.width
         self._embedding_VW, self._table_VO = embedding_VW, None
-        self._token = self._linear(token_OW)
-        if len(embedding_VW) * len(token_OW) * 4 <= _TABLE_BYTES:
+        if len(embedding_VW) * columns * 4 <= _TABLE_BYTES:
             pieces = [self._token_half(piece) for piece in embedding_VW.split(1024)]
             self._table_VO = torch.cat(pieces)
         norms = [head.first_norm(), *(head.layer(number).input_layernorm for number in range(1, head.num_layers))]
@@ -178,10 +181,7 @@ class _Native:
 
     def fuse(self, states_TF: Tensor) -> Tensor:
         """[T, W] float32."""
-        if not self._net.paired:
-            return states_TF.float()
-        found: Tensor = self._fc(self._net.prepare(states_TF).to(self._dtype)).float()
-        return found
+        return states_TF.float() if self._entry is not None else self._fc(self._net.prepare(states_TF))
 
     def forward(
         self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, head: DraftHead, top: int, rows: HeadRows | None
@@ -189,14 +189,9 @@ class _Native:
         """See :class:`Runner`."""
         net, depth = self._net, self._net.num_layers
         beside_TO = self._beside(batch.tokens)
-        if net.paired:
-            entering = net.begin(g_TW)
-        else:
-            entering = self._fc(g_TW.to(self._dtype)).float() + beside_TO
-            if net.fc.bias is not None:
-                entering = entering + net.fc.bias
+        entering = net.begin(g_TW) if self._entry is None else self._entry.enter(g_TW, beside_TO)
         span = Span(0, depth, entering, taps=(depth,), tap_rows=batch.wanted, final_norm=net.norm is not None)
-        beside = beside_TO if net.paired else None
+        beside = beside_TO if self._entry is None else None
         packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
         found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed, beside_TQ=beside)
         return on_target(Output.ranked(found, columns), head), net.following(found.hidden[depth])
@@ -208,13 +203,14 @@ class _Native:
         return self._token_half(self._embedding_VW[ids_T])
 
     def _token_half(self, e_TW: Tensor) -> Tensor:
-        read = self._net.layer(0).input_layernorm(e_TW) if self._net.paired else e_TW
-        found: Tensor = self._token(read.to(self._dtype)).float()
-        return found
+        if self._entry is not None:
+            return self._entry.of_tokens(e_TW)
+        return self._token(self._net.layer(0).input_layernorm(e_TW))
 
-    def _linear(self, weight_OK: Tensor) -> nn.Module:
+    def _product(self, weight_OK: Tensor) -> Product:
         packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()
-        return TiledLinear(packed, len(weight_OK), None, self._library)
+        linear = TiledLinear(packed, len(weight_OK), None, self._library)
+        return lambda x_TK: linear(x_TK.to(packed.dtype)).float()
 
 
 def described(layer: HeadBlock, norm: nn.Module | None, skipped: int = 0) -> Block:

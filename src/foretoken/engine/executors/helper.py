@@ -1,22 +1,17 @@
-"""The helper: a second process that drafts for an engine. It is told all that it needs with every order.
+"""What PEARL's helper process does: it drafts for an engine, and is told all that it needs with every order.
 
-    engine          ◄──── helper            HERE: it reads now, and is told which drafter to make
-                    ◄────                   LOADED
               ORDER ────►                   requests with all their tokens, budgets, and whom to forget
               STOP  ────►                   give what is there (only where drafts are as long as pays)
                     ◄──── REPLY             a draft each, or why there is none
 
-One pipe, one order at a time. The helper keeps nothing that an order could contradict: which cache rows hold is seen
-from the tokens (drafting/draft_runner.py). It ends when the pipe does, so that no engine leaves one behind. An
-interrupt from the keyboard does not reach it: it has a session of its own, and the engine decides what that means.
+One pipe (process.py), one order at a time. The helper keeps nothing that an order could contradict: which cache rows
+hold is seen from the tokens (drafting/draft_runner.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -27,8 +22,6 @@ from foretoken.core.randomness import Streams, mix64
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.executors.ahead import Ahead, AheadRule
 from foretoken.engine.own_past import OwnPastRule
-
-HERE, LOADED = "here", "loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +99,13 @@ class Helper:
         self._stopped = stopped
         self._streams: dict[int, Streams] = {}
 
+    @classmethod
+    def made(
+        cls, drafter_class: Callable[..., Drafter], config: Any, target: TargetFacts, *, stopped: Callable[[], bool]
+    ) -> Helper:
+        """With a drafter of the catalogue."""
+        return cls(drafter_class(config, target), target.vocab_size, stopped)
+
     def answer(self, order: Order) -> list[Ahead]:
         """A draft for each question, or the error that it ended with."""
         for request_id in order.gone:
@@ -151,24 +151,6 @@ class Helper:
         return replace(
             question.budget, stop_rule=AheadRule(question.past, self._stopped if question.hurried else _never)
         )
-
-
-def main(descriptor: int) -> None:
-    """What the helper's process does, until the pipe with this file descriptor ends."""
-    pipe = Connection(descriptor)
-    try:
-        pipe.send(HERE)
-        drafter_class, config, target, threads = pipe.recv()
-        torch.set_num_threads(threads)
-        drafter: Drafter = drafter_class(config, target)
-        helper = Helper(drafter, target.vocab_size, pipe.poll)
-        pipe.send(LOADED)
-        while True:
-            order = pipe.recv()
-            if isinstance(order, Order):  # else a STOP that came too late
-                pipe.send((order.number, helper.answer(order)))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the engine is gone, or wants no more; there is nothing to put away
 
 
 def _portable(error: Exception) -> Exception:

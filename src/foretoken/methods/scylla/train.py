@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ConfigError
-from foretoken.methods.scylla.network import LAYERS, MOST_LAYERS, Scylla, ScyllaConfig, config_for
+from foretoken.drafting.feature_heads.stack import LAYERS, MOST_LAYERS
+from foretoken.methods.scylla.network import Scylla, ScyllaConfig
 from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.run import OWN_WORDS, RATES, STEPS, Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
@@ -97,7 +98,7 @@ def run(
     training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> ScyllaConfig:
-        return config_for(
+        return Scylla.config_for(
             target, name, fingerprint, layers=shape.layers, draft_vocab_size=size, mlp_width=shape.mlp_width
         )
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads import drafter as module
 from foretoken.engine.llm import LLM
+from foretoken.methods.dovetail.drafter import DovetailDrafter
+from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.scylla.drafter import ScyllaDrafter
@@ -30,6 +32,7 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "tree": (EagleDrafter, Eagle, {"draft_vocab_size": 60}, {"tree": True, "width": 3, "max_depth": 3}),
     "eagle2": (EagleDrafter, Eagle, {"algorithm": "eagle"}, {}),
     "layers": (ScyllaDrafter, Scylla, {"layers": 3}, {"width": 3, "max_depth": 3}),
+    "gate": (DovetailDrafter, Dovetail, {"layers": 2}, {"width": 3, "max_depth": 3}),
 }
 
 

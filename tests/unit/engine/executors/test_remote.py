@@ -18,7 +18,7 @@ import pytest
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine.executors import remote
+from foretoken.engine.executors import process
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.llm import LLM
 from helpers.threads import one_thread
@@ -95,7 +95,7 @@ def test_a_helper_that_is_lost_ends_no_request(
     number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the middle of a step. Another one is started; after a second loss this process drafts."""
-    monkeypatch.setattr(remote, "_LEAST", 0.3)
+    monkeypatch.setattr(process, "_LEAST", 0.3)
     llm = with_config(HELPED)
     drafter = helper_of(llm)
     lost: list[int | None] = []
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused(config: dict[str, str], message: str) -> N
 
 
 def test_a_helper_that_hangs_while_it_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_STARTING", 0.2)
+    monkeypatch.setattr(process, "STARTING", 0.2)
     asleep = tmp_path / "asleep"
     asleep.write_text("#!/bin/sh\nexec sleep 60\n")
     asleep.chmod(0o755)

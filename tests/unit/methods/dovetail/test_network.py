@@ -1,0 +1,260 @@
+"""Dovetail's gate and blocks: reference arithmetic and limits, served natively and by torch, saved, aligned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
+from foretoken.drafting.feature_heads import runner
+from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.drafting.feature_heads.unroll import unrolled
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS
+from foretoken.engine import compose
+from foretoken.methods.dovetail.network import Dovetail, DovetailConfig, GatedFusion
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.hidden_states import FINAL
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load, load_as_is
+from foretoken.train.frozen_target import FrozenTarget
+from helpers.golden import tokens_of
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "one": {"layers": 1},
+    "three, few tokens": {"layers": 3, "draft_vocab_size": 40},
+    "concatenated": {"layers": 2, "fusion": "concat"},
+    "as others": {"layers": 2, "norm_heads": True, "attention_bias": True},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose sizes the native decoder takes."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
+    return save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> LanguageModel:
+    return load(str(tiny), device="cpu")
+
+
+# ------------------------------------------------------------------ the gate
+
+
+def drawn(rows: int, width: int = 64, seed: int = 0) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def gate_of(model: LanguageModel) -> GatedFusion:
+    return Dovetail.random(model, layers=1).fusion
+
+
+def test_the_gate_is_the_paper_s(model: LanguageModel) -> None:
+    """f = g h1 + (1 - g) h2, number by number, from the released code's formulas."""
+    fusion, feature, token = gate_of(model), drawn(3), drawn(3, seed=1)
+    with torch.no_grad():
+        found = fusion(feature, token)
+        weights = {name: each.double() for name, each in fusion.state_dict().items()}
+    for row in range(3):
+        e, f = token[row].double(), feature[row].double()
+        normed = e / (e.square().mean() + fusion.norm.eps).sqrt() * weights["norm.weight"]
+        h1, wide = weights["feature.weight"] @ f, weights["token.weight"] @ normed
+        h2 = wide / (1 + (-wide).exp())
+        gate = 1 / (1 + (-(weights["gate.weight"] @ torch.cat([h1, h2]))).exp())
+        torch.testing.assert_close(found[row].double(), gate * h1 + (1 - gate) * h2, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["feature", "token"])
+def test_the_gate_s_limits(side: str, model: LanguageModel) -> None:
+    """g -> 1 gives F W1, g -> 0 gives the token's half."""
+    fusion, feature, token = gate_of(model), drawn(4), drawn(4, seed=1)
+    with torch.no_grad():
+        h1, h2 = fusion.feature(feature), F.silu(fusion.token(fusion.norm(token)))
+        fusion.gate.weight.zero_()
+        torch.testing.assert_close(fusion(feature, token), (h1 + h2) / 2)
+        sign = 1.0 if side == "feature" else -1.0
+        for row in range(4):  # a gate that this row's h1 opens, or shuts, wholly
+            fusion.gate.weight.copy_(sign * 1e3 * torch.cat([h1[row], 0 * h1[row]]).expand(64, 128))
+            expected = h1 if side == "feature" else h2
+            torch.testing.assert_close(fusion(feature, token)[row], expected[row])
+
+
+def test_a_gate_that_is_swapped_is_seen(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: (1 - g) h1 + g h2."""
+    from foretoken.methods.dovetail import network
+
+    fusion, feature, token = gate_of(model), drawn(3), drawn(3, seed=1)
+    with torch.no_grad():
+        found = fusion(feature, token)
+        monkeypatch.setattr(network, "mixed", lambda h1, h2, z: z.sigmoid() * h2 + (1 - z.sigmoid()) * h1)
+        assert float((fusion(feature, token) - found).abs().max()) > 1e-2
+
+
+# ------------------------------------------------------------------ serving and training
+
+
+@pytest.mark.parametrize("way", ["native", "native, multiplied", "torch"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_serving_computes_the_columns_of_training(
+    shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft pass t behind pair i, over a cache of all blocks read in chunks, is column i of unrolled step t."""
+    model = load(str(tiny), device="cpu")
+    if way == "torch":
+        monkeypatch.setattr(model, "fused", None)
+    elif way == "native, multiplied":
+        monkeypatch.setattr(runner, "_TABLE_BYTES", 0)
+    head = Dovetail.random(model, **SHAPES[shape])
+    tokens, steps = tokens_of(3, 20, 100), 4
+    frozen = FrozenTarget(load_as_is(str(tiny), device="cpu").model, [])
+    states_1TF = frozen.states(torch.tensor([tokens]))[FINAL]
+    run = Runner(model, head)
+    assert run.native == (way != "torch" and model.fused is not None)
+    with torch.inference_mode():
+        rows, table = head.head_of(frozen.model), head.embedding_of(frozen.model)
+        columns = unrolled(head, states_1TF, torch.tensor([tokens]), table, steps)
+        expected = [rows_1TW[0] @ rows.T for rows_1TW in columns]
+        g_TW = run.features(states_1TF[0])
+        for column in (0, 13):
+            found = served(run, g_TW, tokens, column, steps)
+            for logits_1V, expected_CK in zip(found, expected, strict=True):
+                wanted = run.head.on_vocabulary(expected_CK[column : column + 1])
+                kept = ~wanted.isinf()
+                assert torch.equal(logits_1V.isinf(), wanted.isinf())
+                torch.testing.assert_close(logits_1V[kept], wanted[kept], rtol=1e-4, atol=1e-4)
+        # planted: each feature beside the token one further on
+        shifted = served(run, g_TW.roll(1, 0), tokens, 13, 1)[0]
+        wanted = run.head.on_vocabulary(expected[0][13:14])
+        assert float((shifted - wanted)[~wanted.isinf()].abs().max()) > 1e-2
+
+
+def served(run: Runner, g_TW: Tensor, tokens: list[int], column: int, steps: int) -> list[Tensor]:
+    """Logits of a draft of ``steps`` tokens from a column, behind all pairs before it."""
+    cache = KVCache(run.num_layers, 1, 64)
+    cache.reserve(cache.acquire(), 32)
+    for begin, end in ((0, column // 2), (column // 2, column)):
+        if begin < end:
+            batch = PackedBatch()
+            batch.add_chunk(0, begin, tokens[begin + 1 : end + 1], wanted=0)
+            run.forward(batch, cache, g_TW[begin:end], top=0)
+            cache.commit(0, range(end - begin))
+    g, found = g_TW[column : column + 1], []
+    for step in range(steps):
+        batch = PackedBatch()
+        batch.add_chunk(0, column + step, [tokens[column + 1 + step]], wanted=1)
+        output, g = run.forward(batch, cache, g, top=3)
+        found.append(output.logits_MV.clone())
+    return found
+
+
+def test_the_first_block_alone_has_no_norm_before_attention(model: LanguageModel) -> None:
+    names = set(Dovetail.random(model, layers=3).state_dict())
+    assert [f"layers.{number}.input_layernorm.weight" in names for number in range(3)] == [False, True, True]
+    assert "norm.weight" not in names
+    assert all(f"layers.{number}.post_attention_layernorm.weight" in names for number in range(3))
+
+
+def test_a_head_begins_near_the_target_s_own_feature(model: LanguageModel) -> None:
+    """What enters the blocks has the feature in it, as it is."""
+    head, feature = Dovetail.random(model, layers=1), drawn(64)
+    with torch.no_grad():
+        mixed = head.mix(feature, 0 * feature)
+    slope = float((mixed * feature).sum() / feature.square().sum())
+    assert 0.7 < slope < 1.3
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_saved_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
+    head = Dovetail.random(model, **SHAPES[shape])
+    head.save(tmp_path)
+    again = Dovetail.load(tmp_path)
+    assert again.config == head.config
+    ours, theirs = again.tensors(), head.tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / CONFIG).write_text(json.dumps({**json.loads((folder / CONFIG).read_text()), **changes}))
+
+    return change
+
+
+def retensor(name: str, made: Callable[[Tensor], Tensor] | None) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        found = tensors.pop(name)
+        save_file(tensors if made is None else {**tensors, name: made(found).contiguous()}, folder / WEIGHTS)
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ModelError, "has no Dovetail head"),
+    "another kind": (edit(speculators_model_type="scylla"), ModelError, "speculators_model_type 'dovetail'"),
+    "another fusion": (edit(fusion="concat"), ModelError, "the tensor fc.weight is missing"),
+    "a fusion unknown": (edit(fusion="sum"), ModelError, "fusion='sum': 'gate' or 'concat'"),
+    "more blocks": (edit(layers=3), ModelError, "the tensor layers.2.input_layernorm.weight is missing"),
+    "no gate": (retensor("fusion.gate.weight", None), ModelError, "the tensor fusion.gate.weight is missing"),
+    "a flat gate": (retensor("fusion.gate.weight", lambda each: each[:, :64]), ModelError, "fusion.gate.weight is"),
+    "no ids": (retensor("draft_ids", None), ModelError, "draft_ids is missing"),
+    "another width": (edit(target_width=128), MismatchError, "target_width is 128, but that of"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
+    folder = Path(Dovetail.untrained(model, tmp_path / "head", draft_vocab_size=40))
+    damage, error, message = DAMAGE[kind]
+    damage(folder)
+    with pytest.raises(error) as caught:
+        compose.build({"method": "dovetail", "head": str(folder)}, model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_of_another_target(model: LanguageModel, tmp_path: Path) -> None:
+    folder = Dovetail.untrained(model, tmp_path / "head")
+    other = load(save_model("qwen2", tmp_path / "other"), device="cpu")
+    with pytest.raises(MismatchError, match="train one with 'foretoken train dovetail --target"):
+        compose.build({"method": "dovetail", "head": folder}, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_depth": 0}, "max_depth=0"),
+        ({"head": 3}, "head=3"),
+        ({"tree": 1}, "tree=1"),
+        ({"fusion": "gate"}, "unknown option 'fusion'"),
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any], message: str, model: LanguageModel, tmp_path: Path) -> None:
+    folder = Dovetail.untrained(model, tmp_path / "head")
+    with pytest.raises(ConfigError) as caught:
+        compose.build({"method": "dovetail", "head": folder, **options}, model)
+    assert message in str(caught.value)
+
+
+def test_sizes_that_cannot_be(model: LanguageModel) -> None:
+    fields = vars(Dovetail.random(model).config)
+    for name, value in (("layers", 99), ("layers", "two"), ("fusion", 3)):
+        with pytest.raises(ValueError, match=name):
+            DovetailConfig(**{**fields, name: value})
