@@ -22,8 +22,9 @@ from foretoken.cli.options import (
     load_model,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, nearest
 
+_REASONING = {"auto": None, "on": True, "off": False}
 _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
 
@@ -105,6 +106,15 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = False,
+    reasoning: Annotated[
+        str,
+        typer.Option(
+            "--reasoning",
+            metavar="auto|on|off",
+            help="Tell <think>…</think> in answers apart; auto: if the chat template knows it.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto",
     on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
     replicas: Annotated[
         str,
@@ -141,6 +151,8 @@ def serve(
     check_model_name(model)
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: leave it out, or give one")
+    if reasoning not in _REASONING:
+        raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     least, most = _parse_replicas(replicas)
@@ -176,6 +188,7 @@ def serve(
             max_seconds=max_seconds,
             max_body=max_body,
             drain_seconds=drain_seconds,
+            reasoning=_REASONING[reasoning],
         )
         what = f"{settings.name} with {config['method']}, {replicas} replicas"
         cluster.run(
@@ -189,7 +202,7 @@ def serve(
         from foretoken.serve.service import Limits, Service
 
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(loop, name or model, Limits(body=max_body))
+        service = Service(loop, name or model, Limits(body=max_body), reasoning=_REASONING[reasoning])
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
