@@ -61,6 +61,16 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="URL",
+            help="A web page's origin that may use it from a browser, several times; *: any.",
+            show_default="none",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float,
         typer.Option(
@@ -189,6 +199,7 @@ def serve(
             max_body=max_body,
             drain_seconds=drain_seconds,
             reasoning=_REASONING[reasoning],
+            origins=tuple(origins or ()),
         )
         what = f"{settings.name} with {config['method']}, {replicas} replicas"
         cluster.run(
@@ -207,7 +218,8 @@ def serve(
         at = f"http://{place}:{listening.getsockname()[1]}"
         note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
         try:
-            server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
+            app = create_app(service, api_key=api_key, origins=origins or ())
+            server.serve(app, loop, listening, drain_seconds=drain_seconds)
         finally:
             llm.close()  # an executor may have threads, or a helper process
 

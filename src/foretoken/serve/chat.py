@@ -33,7 +33,7 @@ class Chat:
         service.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options go with stream=true only", param="stream_options")
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs go with logprobs=true only", param="top_logprobs")
         self.service = service
         self.body = body
@@ -41,7 +41,8 @@ class Chat:
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         choice = ToolChoice(body.tools, chosen, named, parallel=body.parallel_tool_calls)
-        talk = Conversation(service, body.messages, choice, body.chat_template_kwargs)
+        effort = (body.reasoning_effort, "reasoning_effort")
+        talk = Conversation(service, body.messages, choice, body.chat_template_kwargs, effort)
         params = service.params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens or _UNLIMITED,

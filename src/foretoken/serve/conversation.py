@@ -88,6 +88,7 @@ class Conversation:
         messages: the conversation.
         choice: the tools.
         settings: variables of the chat template.
+        effort: how much is to be thought, and the field that says so.
     Raises:
         ApiError: 400: the model has no template, or it does not take these messages or settings.
     Attributes:
@@ -100,6 +101,7 @@ class Conversation:
         messages: Sequence[Message],
         choice: ToolChoice,
         settings: Mapping[str, Any] | None = None,
+        effort: tuple[str | None, str] = (None, ""),
     ) -> None:
         self._service = service
         self._choice = choice
@@ -109,7 +111,9 @@ class Conversation:
         if "tools" not in template:
             plain, tools = _introduced(plain, tools), []
         try:
-            self.prompt = service.llm.chat_prompt(plain, tools=tools, settings=_settings(settings, template))
+            self.prompt = service.llm.chat_prompt(
+                plain, tools=tools, settings=_settings(settings, template) | _effort(*effort, template)
+            )
         except ForetokenError as error:
             raise api_error(error, "messages") from None
         self._reasons = (
@@ -207,3 +211,14 @@ def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
             message = f"chat_template_kwargs.{name}: the model's chat template has no such variable: leave it out"
             raise ApiError(400, message, param="chat_template_kwargs")
     return found
+
+
+def _effort(value: str | None, field: str, template: str) -> dict[str, Any]:
+    """The same for how much is to be thought, as far as the template can say that."""
+    if value is None:
+        return {}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": value}
+    if value == "none" and "enable_thinking" in template:
+        return {"enable_thinking": False}
+    raise ApiError(400, f"{field}='{value}': the model's chat template cannot say that: leave it out", param=field)

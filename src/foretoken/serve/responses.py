@@ -52,7 +52,8 @@ class Response:
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         tools = [_tool(each) for each in body.tools or ()]
         choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
-        talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs)
+        effort = (body.reasoning.effort if body.reasoning else None, "reasoning.effort")
+        talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs, effort)
         sampling = Sampling(model=body.model, temperature=body.temperature, top_p=body.top_p)
         form = None if body.text is None else body.text.format
         self.params = service.params(

@@ -152,12 +152,14 @@ class FunctionCall(Fields):
 
     name: str
     arguments: str
+    parsed_arguments: Annotated[Any, Field(description="Taken: clients add it to what they were sent.")] = None
 
 
 class ToolCall(Fields):
     """A call in an earlier answer."""
 
     id: str
+    index: Annotated[int | None, Field(description="Taken: streams have it.")] = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -228,6 +230,7 @@ class ChatRequest(Sampling):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Variables of the model's chat template, such as enable_thinking.")
     ] = None
+    reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
 
 
@@ -327,6 +330,14 @@ class TextFormat(Fields):
     verbosity: None = None
 
 
+class Reasoning(Fields):
+    """How an answer is to be thought about."""
+
+    effort: str | None = None
+    summary: Annotated[Any, Field(description="Taken; reasoning is given as it is written.")] = None
+    generate_summary: Any = None
+
+
 class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
@@ -346,7 +357,10 @@ class ResponsesRequest(Ignored):
     previous_response_id: None = None
     conversation: None = None
     background: bool | None = None
-    include: Annotated[list[str] | None, Field(max_length=0)] = None
-    reasoning: None = None
+    include: Annotated[
+        list[Literal["reasoning.encrypted_content"]] | None, Field(description="Taken; nothing is encrypted.")
+    ] = None
+    reasoning: Reasoning | None = None
+    stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
     cache_salt: Annotated[str | None, Field(min_length=1)] = None
