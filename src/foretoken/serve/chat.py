@@ -12,7 +12,7 @@ from foretoken.serve.errors import ApiError
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import ChatRequest, NamedTool
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure, structure
-from foretoken.serve.stream import DONE, event
+from foretoken.serve.stream import DONE, Chunks, event
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tools import joined
 
@@ -73,9 +73,19 @@ class Chat:
         """The answer as it comes."""
         options = self.body.stream_options
         every = options is not None and bool(options.continuous_usage_stats)
+        chunk = Chunks(
+            {
+                "id": self.id,
+                "object": "chat.completion.chunk",
+                "created": self.created,
+                "model": self.service.name,
+                "system_fingerprint": FINGERPRINT,
+            },
+            usage=every or (options is not None and bool(options.include_usage)),
+        )
         with self.service.running(self.requests) as ticket:
             for index in range(len(self.requests)):
-                yield event(self._chunk([_piece(index, {"role": "assistant", "content": ""})]))
+                yield chunk([_piece(index, {"role": "assistant", "content": ""})])
             async for deltas in ticket.deltas():
                 for delta in deltas:
                     try:
@@ -84,9 +94,9 @@ class Chat:
                         yield event(error.body)
                         return
                     streamed = self._streamed(delta)
-                    yield event(self._chunk([streamed], self._usage() if every else None))
+                    yield chunk([streamed], self._usage() if every else None)
         if options is not None and options.include_usage:
-            yield event(self._chunk([], self._usage()))
+            yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
@@ -122,20 +132,6 @@ class Chat:
     def _shown(self, delta: Delta) -> dict[str, Any]:
         wanted = self.body.speculation is not None and self.body.speculation.show
         return {"speculation": self.service.shown(delta)} if wanted else {}
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        chunk = {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.service.name,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        }
-        options = self.body.stream_options
-        if options is not None and (options.include_usage or options.continuous_usage_stats):
-            chunk["usage"] = usage
-        return chunk
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
