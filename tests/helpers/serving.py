@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
@@ -69,13 +69,23 @@ class Served:
 
 
 @contextmanager
-def served(llm: LLM, *, api_key: str | None = None, limits: Limits | None = None, **options: Any) -> Iterator[Served]:
+def served(
+    llm: LLM,
+    *,
+    api_key: str | None = None,
+    limits: Limits | None = None,
+    origins: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[Served]:
     """Serve an LLM on a free port until the block ends."""
     loop = EngineLoop(llm, **options).start()
     service = Service(loop, NAME, limits)
     listening = bind("127.0.0.1", 0)
     config = uvicorn.Config(
-        create_app(service, api_key=api_key), lifespan="off", log_level="critical", timeout_graceful_shutdown=2
+        create_app(service, api_key=api_key, origins=origins),
+        lifespan="off",
+        log_level="critical",
+        timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)

@@ -51,6 +51,11 @@ class Answer:
 
 def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer:
     """Stream one greedy chat completion."""
+    return _read(_receive(endpoint, prompt, max_tokens))
+
+
+def _receive(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer | list[tuple[float, bytes]]:
+    """The lines of a stream and when each came; or what went wrong. Reading them is for later: it takes cores."""
     place = urlsplit(endpoint.url)
     kind = HTTPSConnection if place.scheme == "https" else HTTPConnection
     connection = kind(place.hostname or "", place.port, timeout=600)
@@ -66,16 +71,30 @@ def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer:
     headers = {"content-type": "application/json"}
     if endpoint.key is not None:
         headers["authorization"] = f"Bearer {endpoint.key}"
+    lines: list[tuple[float, bytes]] = []
     began = perf_counter()
-    first = last = 0.0
-    tokens = 0
     try:
         connection.request("POST", f"{place.path.rstrip('/')}/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             return Answer(error=f"{response.status}: {response.read(300).decode(errors='replace')}")
-        for line in response:
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        lines.extend((perf_counter() - began, line) for line in response if line.startswith(b"data: "))
+    except (OSError, HTTPException) as error:
+        return Answer(error=f"{type(error).__name__}: {error}")
+    finally:
+        connection.close()
+    return lines
+
+
+def _read(received: Answer | list[tuple[float, bytes]]) -> Answer:
+    """What the lines of a stream say."""
+    if isinstance(received, Answer):
+        return received
+    first = last = 0.0
+    tokens = 0
+    try:
+        for moment, line in received:
+            if line.startswith(b"data: [DONE]"):
                 continue
             chunk = json.loads(line[6:])
             if "error" in chunk:
@@ -83,12 +102,10 @@ def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer:
             if chunk.get("usage"):
                 tokens = int(chunk["usage"]["completion_tokens"])
             if any(choice["delta"].get("content") for choice in chunk["choices"]):
-                last = perf_counter() - began
+                last = moment
                 first = first or last
-    except (OSError, HTTPException, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         return Answer(error=f"{type(error).__name__}: {error}")
-    finally:
-        connection.close()
     if not tokens:
         return Answer(error="the server has not said how many tokens it wrote (usage)")
     return Answer(first, last, tokens)
@@ -97,7 +114,7 @@ def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer:
 def load(endpoint: Endpoint, prompts: Sequence[str], clients: int, max_tokens: int) -> tuple[list[Answer], float]:
     """All prompts, by so many clients at a time; the answers and the seconds that it took."""
     waiting = list(enumerate(prompts))
-    answers: list[Answer | None] = [None] * len(prompts)
+    received: list[Answer | list[tuple[float, bytes]]] = [Answer(error="never asked")] * len(prompts)
     lock = threading.Lock()
 
     def client() -> None:
@@ -106,7 +123,7 @@ def load(endpoint: Endpoint, prompts: Sequence[str], clients: int, max_tokens: i
                 if not waiting:
                     return
                 place, prompt = waiting.pop(0)
-            answers[place] = ask(endpoint, prompt, max_tokens)
+            received[place] = _receive(endpoint, prompt, max_tokens)
 
     threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
     began = perf_counter()
@@ -114,7 +131,8 @@ def load(endpoint: Endpoint, prompts: Sequence[str], clients: int, max_tokens: i
         thread.start()
     for thread in threads:
         thread.join()
-    return [each for each in answers if each is not None], perf_counter() - began
+    took = perf_counter() - began
+    return [_read(each) for each in received], took
 
 
 def measure(

@@ -29,6 +29,7 @@ from foretoken.cli.options import (
 from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.sampling import SamplingParams
+from foretoken.engine.reasoning import Thinking, knows_reasoning
 
 _SAMPLING = "Sampling"
 _HELP = "/new begins again, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
@@ -40,6 +41,9 @@ def chat(
     sets: Settings = None,
     draft_model: DraftModel = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
+    no_thinking: Annotated[
+        bool, typer.Option("--no-thinking", help="Answer at once, if the model's chat template can ask for that.")
+    ] = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
     ] = 1024,
@@ -53,8 +57,8 @@ def chat(
 ) -> None:
     """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
 
-    Answers go to stdout, everything else to stderr: what is piped in is one
-    message a line.
+    Answers go to stdout, everything else to stderr, also what a model thinks
+    between <think> and </think>: what is piped in is one message a line.
 
     [bold]Examples[/bold]
 
@@ -79,14 +83,17 @@ def chat(
     )
     if not llm.is_chat_model:
         raise ConfigError(f"{model} has no chat template: use foretoken generate")
+    settings = {"enable_thinking": False} if no_thinking else {}
+    if no_thinking and "enable_thinking" not in str(llm.tokenizer.chat_template):
+        raise ConfigError(f"--no-thinking: the chat template of {model} has no enable_thinking: leave it out")
     begin = [] if system is None else [{"role": "system", "content": system}]
     try:
-        _converse(llm, begin, params)
+        _converse(llm, begin, params, settings)
     finally:
         llm.close()
 
 
-def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams) -> None:
+def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> None:
     asked = sys.stdin.isatty()
     if asked:
         note(_HELP)
@@ -102,7 +109,7 @@ def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams) -> 
         if text.startswith("/"):
             note(_HELP)
             continue
-        answer = _answer(llm, [*messages, {"role": "user", "content": text}], params)
+        answer = _answer(llm, [*messages, {"role": "user", "content": text}], params, settings)
         if answer is not None:
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
@@ -120,14 +127,23 @@ def _read(asked: bool) -> str | None:
     return line.strip() if line else None
 
 
-def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams) -> str | None:
+def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> str | None:
     """Stream one answer; None where there was none."""
-    output = None
+    output, answer = None, ""
     try:
-        with contextlib.closing(llm.stream_chat(messages, params)) as chunks:
+        prompt = llm.chat_prompt(messages, settings=settings)
+        ids = prompt["prompt_token_ids"]
+        thinking = Thinking(llm.tokenizer, ids) if knows_reasoning(llm.tokenizer) else None
+        with contextlib.closing(llm.stream(prompt, params)) as chunks:
             for chunk in chunks:
-                output = chunk.output
-                emit(chunk.text, end="")
+                output, text = chunk.output, chunk.text
+                if thinking is not None:
+                    thought, text = thinking.read(text, chunk.token_ids, final=chunk.finished)
+                    print(thought, end="", file=sys.stderr, flush=True)
+                    if text and not answer and thinking.num_tokens:
+                        note("")  # the line of what was thought ends
+                emit(text, end="")
+                answer += text
     except InputError as error:  # longer than the context, or no Unicode: the conversation stays as it was
         note(f"error: {error}; /new begins again")
         return None
@@ -140,4 +156,4 @@ def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams) ->
         note(f"error: {output.error}")
         return None
     note(statistics([output], output.metrics.seconds))
-    return str(output.text)
+    return answer

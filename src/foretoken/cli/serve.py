@@ -22,8 +22,9 @@ from foretoken.cli.options import (
     load_model,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, nearest
 
+_REASONING = {"auto": None, "on": True, "off": False}
 _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
 
@@ -57,6 +58,16 @@ def serve(
             metavar="KEY",
             envvar="FORETOKEN_API_KEY",
             help="What clients must send under /v1.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="URL",
+            help="A web page's origin that may use it from a browser, several times; *: any.",
+            show_default="none",
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -105,6 +116,15 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = False,
+    reasoning: Annotated[
+        str,
+        typer.Option(
+            "--reasoning",
+            metavar="auto|on|off",
+            help="Tell <think>…</think> in answers apart; auto: if the chat template knows it.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto",
     on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
     replicas: Annotated[
         str,
@@ -141,6 +161,8 @@ def serve(
     check_model_name(model)
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: leave it out, or give one")
+    if reasoning not in _REASONING:
+        raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     least, most = _parse_replicas(replicas)
@@ -176,6 +198,8 @@ def serve(
             max_seconds=max_seconds,
             max_body=max_body,
             drain_seconds=drain_seconds,
+            reasoning=_REASONING[reasoning],
+            origins=tuple(origins or ()),
         )
         what = f"{settings.name} with {config['method']}, {replicas} replicas"
         cluster.run(
@@ -189,12 +213,13 @@ def serve(
         from foretoken.serve.service import Limits, Service
 
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(loop, name or model, Limits(body=max_body))
+        service = Service(loop, name or model, Limits(body=max_body), reasoning=_REASONING[reasoning])
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
         try:
-            server.serve(create_app(service, api_key=api_key), loop, listening, drain_seconds=drain_seconds)
+            app = create_app(service, api_key=api_key, origins=origins or ())
+            server.serve(app, loop, listening, drain_seconds=drain_seconds)
         finally:
             llm.close()  # an executor may have threads, or a helper process
 

@@ -25,6 +25,8 @@ class StructuredOutputs:
         regex: a regular expression that the whole text matches.
         choice: one of these texts.
         grammar: a Lark grammar whose start is the whole text.
+        reasoning: what comes before it. "open": the text begins within a reasoning, which "</think>" ends; "optional":
+            it may begin with "<think>" and so on; None: nothing does.
     Raises:
         ConfigError: none or several are given, or one is of the wrong kind.
     """
@@ -34,11 +36,15 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    reasoning: str | None = None
 
     def __post_init__(self) -> None:
-        given = [each.name for each in fields(self) if getattr(self, each.name) not in (None, False)]
+        kinds = [each.name for each in fields(self) if each.name != "reasoning"]
+        given = [name for name in kinds if getattr(self, name) not in (None, False)]
+        if self.reasoning not in (None, "open", "optional"):
+            raise ConfigError(f"structured_outputs.reasoning={self.reasoning!r:.60} must be 'open', 'optional' or None")
         if len(given) != 1:
-            names = ", ".join(each.name for each in fields(self))
+            names = ", ".join(kinds)
             raise ConfigError(f"structured_outputs has {given or 'nothing'}: give exactly one of {names}")
         kind, value = given[0], getattr(self, given[0])
         fits = {

@@ -234,13 +234,18 @@ class LLM:
         return self.stream(self.chat_prompt(messages), params)
 
     def chat_prompt(
-        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> dict[str, list[int]]:
         """The prompt that the chat template makes of a conversation.
 
         Args:
             messages: mappings with ``role`` and ``content``, and what else the template reads.
             tools: functions that the model may call, as JSON schemas; how it says that it calls one is the template's.
+            settings: variables of the template, e.g. ``{"enable_thinking": False}``.
         Raises:
             InputError: the model has no chat template, or messages or tools do not fit it.
         """
@@ -262,6 +267,7 @@ class LLM:
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=True,
+                **(settings or {}),
             )["input_ids"]
         except Exception as error:
             # templates raise jinja errors of their own choosing, e.g. "roles must alternate"

@@ -20,7 +20,7 @@ from foretoken.core.sampling import StructuredOutputs
 from foretoken.models.language_model import LanguageModel
 
 # JSON as json.dumps writes it: a model that may put spaces anywhere may go on with them for ever
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST = 120  # characters of the library's message that are shown
 
 
@@ -49,6 +49,8 @@ class Grammars:
         except ImportError:
             raise ConfigError("structured_outputs need llguidance: pip install 'foretoken[structured]'") from None
         kind, grammar = _grammar(wanted)
+        if wanted.reasoning is not None:
+            grammar = _behind_reasoning(grammar, wanted.reasoning)
         matcher = LLMatcher(self._vocabulary(), grammar)
         if matcher.is_error():
             why = " ".join(str(matcher.get_error()).split())
@@ -149,9 +151,9 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
     try:
         if kind == "json":
             schema = json.loads(value) if isinstance(value, str) else value
-            return kind, LLMatcher.grammar_from_json_schema({} if schema is True else schema, defaults=_LAYOUT)
+            return kind, LLMatcher.grammar_from_json_schema({} if schema is True else schema, defaults=LAYOUT)
         if kind == "json_object":
-            return kind, LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_LAYOUT)
+            return kind, LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=LAYOUT)
         if kind == "regex":
             return kind, LLMatcher.grammar_from_regex(value)
         if kind == "choice":
@@ -159,3 +161,13 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
         return kind, LLMatcher.grammar_from_lark(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"structured_outputs.{kind}: {str(error)[:_LONGEST]}") from None
+
+
+def _behind_reasoning(grammar: str, form: str) -> str:
+    """The grammar of a text that may reason first, and then is what the grammar says."""
+    written = grammar.lstrip().startswith("{")  # the library's own form, else Lark
+    answer = json.loads(grammar)["grammars"][0] if written else {"lark_grammar": grammar}
+    thought = {"open": "thought SPACE?", "optional": "(thought SPACE?)?"}[form]
+    head = "" if form == "open" else r"[ \n]*<think>"
+    lark = f"start: {thought} @answer\nthought[lazy]: /{head}(.|\\n)*<\\/think>/\nSPACE: /[ \\n]{{1,4}}/\n"
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,12 +33,13 @@ _CODES = {400: "bad request", 401: "no key, or another one", 404: "no such model
 _MORE_CODES = {429: "the queue is full", 500: "the request failed", 503: "shutting down"}
 
 
-def create_app(service: Service, *, api_key: str | None = None) -> FastAPI:
+def create_app(service: Service, *, api_key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
     """The application over one model.
 
     Args:
         service: the model; its loop runs already, and is ended by whoever began it.
         api_key: what clients must send as a bearer token under ``/v1``; None: nothing.
+        origins: of pages that may use it from a browser; "*": any.
     """
     app = FastAPI(
         title="Foretoken",
@@ -47,6 +49,14 @@ def create_app(service: Service, *, api_key: str | None = None) -> FastAPI:
     )
     service.timings.registry.register(LoopCollector(service.loop, service.name))
     app.add_middleware(_Guard, limit=service.limits.body, api_key=api_key)
+    if origins:  # in front of the guard: a page may read why it was refused
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -83,7 +93,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         return await _answer(asked, body, request, stream=bool(body.stream))
 
     async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
-        headers = {_IGNORED: ",".join(body.ignored)} if body.ignored else {}
+        headers = {"x-request-id": asked.id} | ({_IGNORED: ",".join(body.ignored)} if body.ignored else {})
         if stream:
             # the first event is waited for: what is refused is refused with a status
             events = await unless_gone(request.receive, first_of(asked.events()))
@@ -155,12 +165,16 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the host leaves the body out
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         try:
             if self._key is not None and scope["path"].startswith("/v1"):
                 self._check_key(headers)
             length = headers.get(b"content-length", b"0")
             self._check_length(int(length) if length.isdigit() else 0)
+            if scope["method"] == "POST" and scope["path"].startswith("/v1"):
+                self._check_kind(headers)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -181,6 +195,12 @@ class _Guard:
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
             message = "no API key, or another one: send 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_kind(self, headers: Mapping[bytes, bytes]) -> None:
+        """Only JSON that says so: browsers send other kinds for pages of any origin, without asking."""
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != b"application/json" and not kind.endswith(b"+json"):
+            raise ApiError(400, "the body must be JSON: send 'Content-Type: application/json'")
 
     def _check_length(self, length: int) -> None:
         if length > self._limit:

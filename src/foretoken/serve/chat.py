@@ -6,14 +6,15 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from foretoken.core.errors import ForetokenError
 from foretoken.engine.request import TokenLogprob
-from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.conversation import Conversation
+from foretoken.serve.errors import ApiError
 from foretoken.serve.loop import Delta
-from foretoken.serve.schema import ChatRequest, Message, Tool
+from foretoken.serve.schema import ChatRequest, NamedTool
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure, structure
-from foretoken.serve.stream import DONE, event
-from foretoken.serve.tools import CallReader, calls_in
+from foretoken.serve.stream import DONE, Chunks, event
+from foretoken.serve.tool_choice import ToolChoice
+from foretoken.serve.tools import joined
 
 _UNLIMITED = 2**31  # the context's end is the limit
 
@@ -32,21 +33,28 @@ class Chat:
         service.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options go with stream=true only", param="stream_options")
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs go with logprobs=true only", param="top_logprobs")
         self.service = service
         self.body = body
         self.id, self.created = new_id("chatcmpl"), int(time.time())
-        self.with_tools = bool(body.tools) and body.tool_choice != "none"
-        prompt = chat_prompt(service, body.messages, body.tools if self.with_tools else None)
-        length = body.max_completion_tokens or body.max_tokens or _UNLIMITED
+        named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+        chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
+        choice = ToolChoice(body.tools, chosen, named, parallel=body.parallel_tool_calls)
+        effort = (body.reasoning_effort, "reasoning_effort")
+        talk = Conversation(service, body.messages, choice, body.chat_template_kwargs, effort)
         params = service.params(
             body,
-            max_tokens=length,
+            max_tokens=body.max_completion_tokens or body.max_tokens or _UNLIMITED,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structured_outputs=structure(body.response_format),
+            structured_outputs=talk.structure(structure(body.response_format)),
         )
-        self.requests = service.requests([prompt], params, body, "messages")
+        if body.structured_outputs is None:
+            form = "response_format" if choice.structure(None) is None else "tools"
+        else:
+            form = "structured_outputs"
+        self.requests = service.requests([talk.prompt], talk.completed(params), body, "messages", form)
+        self.readers = [talk.reader(request) for request in self.requests]
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
@@ -57,7 +65,7 @@ class Chat:
             "created": self.created,
             "model": self.service.name,
             "choices": [self._choice(delta) for delta in deltas],
-            "usage": self.service.usage(self.requests, 1),
+            "usage": self._usage(),
             "system_fingerprint": FINGERPRINT,
         }
 
@@ -65,10 +73,19 @@ class Chat:
         """The answer as it comes."""
         options = self.body.stream_options
         every = options is not None and bool(options.continuous_usage_stats)
-        readers = [CallReader() if self.with_tools else None for _ in self.requests]
+        chunk = Chunks(
+            {
+                "id": self.id,
+                "object": "chat.completion.chunk",
+                "created": self.created,
+                "model": self.service.name,
+                "system_fingerprint": FINGERPRINT,
+            },
+            usage=every or (options is not None and bool(options.include_usage)),
+        )
         with self.service.running(self.requests) as ticket:
             for index in range(len(self.requests)):
-                yield event(self._chunk([_piece(index, {"role": "assistant", "content": ""})]))
+                yield chunk([_piece(index, {"role": "assistant", "content": ""})])
             async for deltas in ticket.deltas():
                 for delta in deltas:
                     try:
@@ -76,40 +93,38 @@ class Chat:
                     except ApiError as error:
                         yield event(error.body)
                         return
-                    usage = self.service.usage(self.requests, 1) if every else None
-                    yield event(self._chunk([self._streamed(delta, readers[delta.index])], usage))
+                    streamed = self._streamed(delta)
+                    yield chunk([streamed], self._usage() if every else None)
         if options is not None and options.include_usage:
-            yield event(self._chunk([], self.service.usage(self.requests, 1)))
+            yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
 
+    def _usage(self) -> dict[str, Any]:
+        return self.service.usage(self.requests, 1, reasoning=sum(each.reasoning_tokens for each in self.readers))
+
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        content, calls = calls_in(delta.text) if self.with_tools else (delta.text, [])
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message |= {"content": content or None, "tool_calls": calls}
+        reader = self.readers[delta.index]
+        piece = reader.read(delta)
+        message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
+        if piece.calls:
+            message |= {"content": piece.content.strip() or None, "tool_calls": joined(piece.calls)}
         choice = {
             "index": delta.index,
-            "message": message,
+            "message": message | _reasoning(piece.reasoning),
             "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": "tool_calls" if calls and delta.finish_reason == "stop" else delta.finish_reason,
+            "finish_reason": reader.reason(delta),
         }
         return choice | self._shown(delta)
 
-    def _streamed(self, delta: Delta, reader: CallReader | None) -> dict[str, Any]:
-        content: dict[str, Any] = {}
-        reason = delta.finish_reason
-        if reader is None:
-            content["content"] = delta.text
-        else:
-            text, calls = reader.read(delta.text, final=reason is not None)
-            content["content"] = text
-            if calls:
-                content["tool_calls"] = calls
-            if reader.num_calls and reason == "stop":
-                reason = "tool_calls"
-        piece = _piece(delta.index, content, reason)
+    def _streamed(self, delta: Delta) -> dict[str, Any]:
+        reader = self.readers[delta.index]
+        read = reader.read(delta)
+        content: dict[str, Any] = {"content": read.content, **_reasoning(read.reasoning)}
+        if read.calls:
+            content["tool_calls"] = read.calls
+        piece = _piece(delta.index, content, reader.reason(delta))
         if self.body.logprobs:
             piece["logprobs"] = self._logprobs(delta.logprobs)
         return piece | self._shown(delta)
@@ -117,20 +132,6 @@ class Chat:
     def _shown(self, delta: Delta) -> dict[str, Any]:
         wanted = self.body.speculation is not None and self.body.speculation.show
         return {"speculation": self.service.shown(delta)} if wanted else {}
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        chunk = {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.service.name,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        }
-        options = self.body.stream_options
-        if options is not None and (options.include_usage or options.continuous_usage_stats):
-            chunk["usage"] = usage
-        return chunk
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
@@ -147,26 +148,6 @@ def _piece(index: int, delta: dict[str, Any], reason: str | None = None) -> dict
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def chat_prompt(service: Service, messages: Sequence[Message], tools: Sequence[Tool] | None) -> dict[str, list[int]]:
-    """The prompt that the model's chat template makes of a conversation.
-
-    Raises:
-        ApiError: 400: the model has no template, or it does not take these messages or tools.
-    """
-    plain: list[dict[str, Any]] = []
-    for place, message in enumerate(messages):
-        if message.content is None and not (message.role == "assistant" and message.tool_calls):
-            raise ApiError(400, f"messages[{place}] of role '{message.role}' has no content", param="messages")
-        said: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-        said["content"] = message.text
-        if message.tool_calls:
-            said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-        for name in ("name", "tool_call_id"):
-            if getattr(message, name) is not None:
-                said[name] = getattr(message, name)
-        plain.append(said)
-    given = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
-    try:
-        return service.llm.chat_prompt(plain, tools=given)
-    except ForetokenError as error:
-        raise api_error(error, "messages") from None
+def _reasoning(text: str) -> dict[str, str]:
+    """Reasoning under the two names that clients look for."""
+    return {"reasoning": text, "reasoning_content": text} if text else {}

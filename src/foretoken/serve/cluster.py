@@ -32,7 +32,7 @@ class Replicas:
         least, most: replicas; Ray goes between them by the number of requests that run.
         threads: cores of each.
         model, config, options: as for ``LLM``.
-        name, api_key, max_queue, max_seconds, max_body: as for the server.
+        name, api_key, max_queue, max_seconds, max_body, reasoning, origins: as for the server.
         drain_seconds: that running requests get when a replica goes.
     """
 
@@ -48,6 +48,8 @@ class Replicas:
     max_seconds: float | None = None
     max_body: int = 8 * 2**20
     drain_seconds: float = 60.0
+    reasoning: bool | None = None
+    origins: tuple[str, ...] = ()
 
 
 class Replica:
@@ -68,8 +70,9 @@ class Replica:
         from foretoken.serve.app import create_app
         from foretoken.serve.service import Limits, Service
 
-        service = Service(self._loop, self._settings.name, Limits(body=self._settings.max_body))
-        return create_app(service, api_key=self._settings.api_key)
+        limits = Limits(body=self._settings.max_body)
+        service = Service(self._loop, self._settings.name, limits, reasoning=self._settings.reasoning)
+        return create_app(service, api_key=self._settings.api_key, origins=self._settings.origins)
 
     def check_health(self) -> None:
         """Called by Ray, which replaces a replica that raises."""

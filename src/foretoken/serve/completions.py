@@ -12,7 +12,7 @@ from foretoken.serve.errors import ApiError
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
-from foretoken.serve.stream import DONE, event
+from foretoken.serve.stream import DONE, Chunks, event
 
 _LENGTH = 16  # OpenAI's default
 
@@ -63,6 +63,16 @@ class Completion:
         """The answer as it comes."""
         options = self.body.stream_options
         every = options is not None and bool(options.continuous_usage_stats)
+        chunk = Chunks(
+            {
+                "id": self.id,
+                "object": "text_completion",
+                "created": self.created,
+                "model": self.service.name,
+                "system_fingerprint": FINGERPRINT,
+            },
+            usage=every or (options is not None and bool(options.include_usage)),
+        )
         offsets: dict[int, int] = {}
         with self.service.running(self.requests) as ticket:
             async for deltas in ticket.deltas():
@@ -75,9 +85,9 @@ class Completion:
                     offset = offsets.get(delta.index)
                     choice = self._choice(delta, first=offset is None, offset=offset or 0)
                     offsets[delta.index] = (offset or 0) + len(choice["text"])
-                    yield event(self._chunk([choice], self._usage() if every else None))
+                    yield chunk([choice], self._usage() if every else None)
         if options is not None and options.include_usage:
-            yield event(self._chunk([], self._usage()))
+            yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
@@ -131,20 +141,6 @@ class Completion:
             offsets.append(offset)
             offset += len(text)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        chunk = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.service.name,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        }
-        options = self.body.stream_options
-        if options is not None and (options.include_usage or options.continuous_usage_stats):
-            chunk["usage"] = usage
-        return chunk
 
 
 def _prompts(body: CompletionRequest) -> list[Prompt]:

@@ -88,19 +88,28 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
     Args:
         found: as pydantic lists it.
     """
+    if found[0]["type"] == "json_invalid":
+        why, place = found[0].get("ctx", {}).get("error", "?"), found[0]["loc"][-1]
+        return ApiError(400, f"the body is not JSON: {why} at character {place}")
+    for each in found:  # a part of another kind has other fields, too
+        if each["type"] == "literal_error" and each["loc"][-1] == "type":
+            return ApiError(400, _in_words(found, each), param=_place(each["loc"]))
     for each in found:  # a misspelt field explains what else is missing
         if each["type"] == "extra_forbidden":
             name = _place(each["loc"])
             known = {field for body in _BODIES for field in body.model_fields}
-            hint = f"; {nearest(name, known)}" if "." not in name else ""
+            hint = "" if "." in name else "; another path has it" if name in known else f"; {nearest(name, known)}"
             return ApiError(400, f"unknown field '{name}'{hint}", param=name, code="unknown_field")
-    first = found[0]
+    return ApiError(400, _in_words(found, found[0]), param=_place(found[0]["loc"]) or None)
+
+
+def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> str:
     name = _place(first["loc"])
     # where a field may be of several types, each of them says what it would have needed
     ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
     given = first.get("input")
     shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
-    return ApiError(400, f"{name or 'the body'}: {', or '.join(ways)}{shown}", param=name or None)
+    return f"{name or 'the body'}: {', or '.join(ways)}{shown}"
 
 
 def _place(location: Sequence[int | str]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from foretoken.serve.chat import chat_prompt
+from foretoken.serve.conversation import Conversation, Piece
 from foretoken.serve.errors import ApiError
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import (
@@ -14,7 +14,10 @@ from foretoken.serve.schema import (
     FunctionCall,
     InputCall,
     InputCallOutput,
+    InputPart,
+    InputReasoning,
     Message,
+    NamedResponseTool,
     ResponsesRequest,
     ResponseTool,
     Sampling,
@@ -23,7 +26,7 @@ from foretoken.serve.schema import (
 )
 from foretoken.serve.service import Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import event
-from foretoken.serve.tools import CallReader, calls_in
+from foretoken.serve.tool_choice import ToolChoice
 
 _UNLIMITED = 2**31  # the context's end is the limit
 
@@ -44,80 +47,65 @@ class Response:
             raise ApiError(400, "background=true is not supported: leave it out, or use stream", param="background")
         self.service = service
         self.body = body
-        self.id, self.message_id, self.created = new_id("resp"), new_id("msg"), int(time.time())
-        self.with_tools = bool(body.tools) and body.tool_choice != "none"
-        tools = [_tool(each) for each in body.tools or ()] if self.with_tools else None
-        prompt = chat_prompt(service, _messages(body), tools)
+        self.id, self.created = new_id("resp"), int(time.time())
+        named = body.tool_choice.name if isinstance(body.tool_choice, NamedResponseTool) else None
+        chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
+        tools = [_tool(each) for each in body.tools or ()]
+        choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
+        effort = (body.reasoning.effort if body.reasoning else None, "reasoning.effort")
+        talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs, effort)
         sampling = Sampling(model=body.model, temperature=body.temperature, top_p=body.top_p)
         form = None if body.text is None else body.text.format
-        params = service.params(
-            sampling, max_tokens=body.max_output_tokens or _UNLIMITED, structured_outputs=structure(form)
+        self.params = service.params(
+            sampling,
+            max_tokens=body.max_output_tokens or _UNLIMITED,
+            structured_outputs=talk.structure(structure(form)),
         )
         self.format = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
-        self.params = params
-        self.requests = service.requests([prompt], params, body, "input")
+        of = "text.format" if choice.structure(None) is None else "tools"
+        self.requests = service.requests([talk.prompt], talk.completed(self.params), body, "input", of)
+        self.reader = talk.reader(self.requests[0])
 
     async def answer(self) -> dict[str, Any]:
         """The whole response."""
         (delta,) = await self.service.whole(self.requests)
-        text, calls = calls_in(delta.text) if self.with_tools else (delta.text, [])
-        return self._object(delta, self._output(text, calls, _status(delta)))
+        output = _Output()
+        for _ in output.add(self.reader.read(delta)):
+            pass
+        for _ in output.close(_status(delta)):
+            pass
+        return self._object(delta, output.items)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The response as it comes, one event for whatever changes."""
         number = 0
 
-        def said(kind: str, **fields: Any) -> bytes:
+        def said(kind: str, fields: dict[str, Any]) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **fields}, kind)
 
-        place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
-        begun = self._object(None, [])
+        begun, output = self._object(None, []), _Output()
         with self.service.running(self.requests) as ticket:
-            yield said("response.created", response=begun)
-            yield said("response.in_progress", response=begun)
-            yield said("response.output_item.added", output_index=0, item=self._message([], "in_progress"))
-            yield said("response.content_part.added", **place, part=_part(""))
-            reader = CallReader() if self.with_tools else None
-            text, calls, last = "", list[dict[str, Any]](), None
+            yield said("response.created", {"response": begun})
+            yield said("response.in_progress", {"response": begun})
             async for deltas in ticket.deltas():
-                for last in deltas:
+                for delta in deltas:
                     try:
-                        refuse_failure(last)
+                        refuse_failure(delta)
                     except ApiError as error:
-                        failed = self._object(None, []) | {"status": "failed", "error": _failure(error)}
-                        yield said("response.failed", response=failed)
+                        failed = begun | {"status": "failed", "error": _failure(error)}
+                        yield said("response.failed", {"response": failed})
                         return
-                    piece = last.text
-                    if reader is not None:
-                        piece, new = reader.read(piece, final=last.finish_reason is not None)
-                        calls += new
-                    text += piece
-                    if piece:
-                        yield said("response.output_text.delta", **place, delta=piece, logprobs=[])
-        yield said("response.output_text.done", **place, text=text, logprobs=[])
-        yield said("response.content_part.done", **place, part=_part(text))
-        assert last is not None
-        output = [self._message([_part(text)], _status(last)), *map(_function_call, calls)]
-        yield said("response.output_item.done", output_index=0, item=output[0])
-        for index, item in enumerate(output[1:], start=1):
-            call = {"item_id": item["id"], "output_index": index}
-            yield said("response.output_item.added", output_index=index, item=item | {"arguments": ""})
-            yield said("response.function_call_arguments.delta", **call, delta=item["arguments"])
-            yield said("response.function_call_arguments.done", **call, arguments=item["arguments"], name=item["name"])
-            yield said("response.output_item.done", output_index=index, item=item)
-        whole = self._object(last, output)
-        yield said("response.completed" if whole["status"] == "completed" else "response.incomplete", response=whole)
+                    for change in output.add(self.reader.read(delta)):
+                        yield said(*change)
+        for change in output.close(_status(delta)):
+            yield said(*change)
+        whole = self._object(delta, output.items)
+        kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
+        yield said(kind, {"response": whole})
 
     # ------------------------------------------------------------------ inside
-
-    def _output(self, text: str, calls: Sequence[dict[str, Any]], status: str) -> list[dict[str, Any]]:
-        message = [self._message([_part(text)], status)] if text or not calls else []
-        return [*message, *map(_function_call, calls)]
-
-    def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
-        return {"type": "message", "id": self.message_id, "status": status, "role": "assistant", "content": content}
 
     def _object(self, delta: Delta | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.body
@@ -142,7 +130,7 @@ class Response:
             "store": False,
             "temperature": self.params.temperature,
             "text": {"format": self.format},
-            "tool_choice": body.tool_choice or "auto",
+            "tool_choice": _as_given(body.tool_choice) or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_p": self.params.top_p,
             "truncation": "disabled",
@@ -151,7 +139,7 @@ class Response:
         }
 
     def _usage(self) -> dict[str, Any]:
-        usage = self.service.usage(self.requests, 1)
+        usage = self.service.usage(self.requests, 1, reasoning=self.reader.reasoning_tokens)
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
@@ -159,6 +147,105 @@ class Response:
             "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
+
+
+class _Output:
+    """The items of a response while they come, and the events that say so.
+
+    Attributes:
+        items: those that are complete.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None  # the item that is being written
+
+    def add(self, piece: Piece) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Take in what is new; yields events as kind and fields."""
+        if piece.reasoning:
+            yield from self._write("reasoning", piece.reasoning)
+        if piece.content and (piece.content.strip() or self._open_kind == "message"):
+            yield from self._write("message", piece.content)
+        for call in piece.calls:
+            function = call["function"]
+            if "id" in call:
+                yield from self._close("completed")
+                item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "name": function["name"]}
+                yield from self._begin({**item, "arguments": "", "status": "in_progress"})
+            if function["arguments"]:
+                yield from self._write("function_call", function["arguments"])
+
+    def close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Nothing follows."""
+        if not self.items and self._open is None:
+            yield from self._write("message", "")
+        yield from self._close(status)
+
+    @property
+    def _open_kind(self) -> str | None:
+        return None if self._open is None else self._open["type"]
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "output_index": len(self.items)}
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        self._open = item
+        shown = {key: [] if key == "content" else value for key, value in item.items()}
+        yield "response.output_item.added", {"output_index": len(self.items), "item": shown}
+
+    def _write(self, kind: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self._open_kind != kind:
+            yield from self._close("completed")
+            yield from self._begin(_empty(kind))
+            yield "response.content_part.added", {**self._place, "content_index": 0, "part": _part(kind, "")}
+        assert self._open is not None
+        if kind == "function_call":
+            self._open["arguments"] += text
+            yield "response.function_call_arguments.delta", {**self._place, "delta": text}
+            return
+        self._open["content"][0]["text"] += text
+        fields: dict[str, Any] = {**self._place, "content_index": 0, "delta": text}
+        if text and kind == "message":
+            yield "response.output_text.delta", {**fields, "logprobs": []}
+        elif text:
+            yield "response.reasoning_text.delta", fields
+
+    def _close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        item = self._open
+        if item is None:
+            return
+        item["status"] = status
+        if item["type"] == "function_call":
+            fields = {**self._place, "arguments": item["arguments"], "name": item["name"]}
+            yield "response.function_call_arguments.done", fields
+        else:
+            text = item["content"][0]["text"]
+            fields = {**self._place, "content_index": 0, "text": text}
+            if item["type"] == "message":
+                yield "response.output_text.done", {**fields, "logprobs": []}
+            else:
+                yield "response.reasoning_text.done", fields
+            part = {**self._place, "content_index": 0, "part": _part(item["type"], text)}
+            yield "response.content_part.done", part
+        yield "response.output_item.done", {"output_index": len(self.items), "item": item}
+        self.items.append(item)
+        self._open = None
+
+
+def _empty(kind: str) -> dict[str, Any]:
+    """An item that text is written into."""
+    if kind == "reasoning":
+        return {"type": kind, "id": new_id("rs"), "summary": [], "content": [_part(kind, "")], "status": "in_progress"}
+    item = {"type": kind, "id": new_id("msg"), "status": "in_progress", "role": "assistant"}
+    return {**item, "content": [_part(kind, "")]}
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:
@@ -175,15 +262,20 @@ def _messages(body: ResponsesRequest) -> list[Message]:
             else:
                 found.append(Message(role="assistant", tool_calls=[call]))
         elif isinstance(item, InputCallOutput):
-            found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            found.append(Message(role="tool", content=_joined(item.output), tool_call_id=item.call_id))
+        elif isinstance(item, InputReasoning):
+            continue  # what was thought for an earlier answer is not part of the conversation
         else:
-            content = item.content if isinstance(item.content, str) else "\n".join(each.text for each in item.content)
-            found.append(Message(role=item.role, content=content))
+            found.append(Message(role=item.role, content=_joined(item.content)))
     return found
 
 
+def _joined(content: str | Sequence[InputPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(each.text for each in content)
+
+
 def _tool(tool: ResponseTool) -> Tool:
-    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters)
+    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(type="function", function=function)
 
 
@@ -191,20 +283,8 @@ def _status(delta: Delta) -> str:
     return "incomplete" if delta.finish_reason == "length" else "completed"
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _function_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {
-        "type": "function_call",
-        "id": new_id("fc"),
-        "call_id": call["id"],
-        "name": function["name"],
-        "arguments": function["arguments"],
-        "status": "completed",
-    }
+def _as_given(choice: str | NamedResponseTool | None) -> Any:
+    return choice.model_dump() if isinstance(choice, NamedResponseTool) else choice
 
 
 def _failure(error: ApiError) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
@@ -20,6 +20,15 @@ class Fields(BaseModel):
     """Base of all parts of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, given: Any) -> Any:
+        """Leave out fields that are not known and null: they say nothing, and clients write whole objects so."""
+        if isinstance(given, dict) and any(value is None for value in given.values()):
+            names = {field.alias or name for name, field in cls.model_fields.items()} | {*cls.model_fields}
+            return {name: value for name, value in given.items() if value is not None or name in names}
+        return given
 
 
 class Ignored(Fields):
@@ -143,12 +152,14 @@ class FunctionCall(Fields):
 
     name: str
     arguments: str
+    parsed_arguments: Annotated[Any, Field(description="Taken: clients add it to what they were sent.")] = None
 
 
 class ToolCall(Fields):
     """A call in an earlier answer."""
 
     id: str
+    index: Annotated[int | None, Field(description="Taken: streams have it.")] = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -161,6 +172,8 @@ class Message(Fields):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     refusal: None = None
     audio: None = None
     annotations: Any = None
@@ -189,6 +202,19 @@ class Tool(Fields):
     function: Function
 
 
+class FunctionName(Fields):
+    """A function that is meant."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(Sampling):
     """``POST /v1/chat/completions``."""
 
@@ -199,8 +225,12 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="Variables of the model's chat template, such as enable_thinking.")
+    ] = None
+    reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
 
 
@@ -255,7 +285,18 @@ class InputCallOutput(Fields):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str
+    output: str | list[InputPart]
+    id: str | None = None
+    status: str | None = None
+
+
+class InputReasoning(Fields):
+    """What an earlier answer has thought; taken, and not shown to the model again."""
+
+    type: Literal["reasoning"]
+    summary: Any = None
+    content: Any = None
+    encrypted_content: Any = None
     id: str | None = None
     status: str | None = None
 
@@ -268,6 +309,12 @@ class ResponseTool(Fields):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class NamedResponseTool(FunctionName):
+    """The tool that is to be called, as ``/v1/responses`` writes it."""
+
+    type: Literal["function"]
 
 
 class NamedSchema(JsonSchema):
@@ -283,11 +330,19 @@ class TextFormat(Fields):
     verbosity: None = None
 
 
+class Reasoning(Fields):
+    """How an answer is to be thought about."""
+
+    effort: str | None = None
+    summary: Annotated[Any, Field(description="Taken; reasoning is given as it is written.")] = None
+    generate_summary: Any = None
+
+
 class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
     model: str
-    input: str | Annotated[list[InputCall | InputCallOutput | InputMessage], Field(min_length=1)]
+    input: str | Annotated[list[InputCall | InputCallOutput | InputReasoning | InputMessage], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: _Count | None = None
     temperature: Annotated[float | None, Field(ge=0)] = None
@@ -295,13 +350,17 @@ class ResponsesRequest(Ignored):
     stream: bool | None = None
     text: TextFormat | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
     previous_response_id: None = None
     conversation: None = None
     background: bool | None = None
-    include: Annotated[list[str] | None, Field(max_length=0)] = None
-    reasoning: None = None
+    include: Annotated[
+        list[Literal["reasoning.encrypted_content"]] | None, Field(description="Taken; nothing is encrypted.")
+    ] = None
+    reasoning: Reasoning | None = None
+    stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
     cache_salt: Annotated[str | None, Field(min_length=1)] = None

@@ -14,6 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM, Prompt
+from foretoken.engine.reasoning import knows_reasoning
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import Delta, EngineLoop, Ticket
@@ -49,15 +50,20 @@ class Service:
         loop: runs it.
         name: what clients call it.
         limits: what is taken.
+        reasoning: whether "<think>…</think>" in an answer to a conversation is told apart; None: where the chat
+            template knows of it.
     """
 
-    def __init__(self, loop: EngineLoop, name: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self, loop: EngineLoop, name: str, limits: Limits | None = None, *, reasoning: bool | None = None
+    ) -> None:
         self.loop = loop
         self.name = name
         self.limits = limits or Limits()
         self.created = int(time.time())
         self.timings = Timings(name)
         self.token_text = TokenText(self.llm.tokenizer)
+        self.reasoning = knows_reasoning(self.llm.tokenizer) if reasoning is None else reasoning
         asked = self.llm.default_params
         # a checkpoint that asks for nothing leaves OpenAI's default, which is to sample
         self._defaults = replace(asked, temperature=1.0) if asked.greedy else asked
@@ -87,7 +93,9 @@ class Service:
         given = {name: getattr(body, name) for name in _SAME_NAME} | more
         if body.structured_outputs is not None:
             if more.get("structured_outputs") is not None:
-                message = "both response_format and structured_outputs are given: keep one"
+                message = (
+                    "structured_outputs are given beside a response_format or tools that say what is written: keep one"
+                )
                 raise ApiError(400, message, param="structured_outputs")
             given["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
         given |= {"seed": None if body.seed is None else body.seed % 2**63, "logit_bias": _bias(body.logit_bias)}
@@ -97,13 +105,19 @@ class Service:
             raise api_error(error) from None
 
     def requests(
-        self, prompts: Sequence[Prompt], params: SamplingParams, body: Sampling | ResponsesRequest, param: str
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        body: Sampling | ResponsesRequest,
+        param: str,
+        form: str = "structured_outputs",
     ) -> list[Request]:
         """The requests of some prompts, ``params.n`` for each.
 
         Args:
             body: what else was asked.
             param: the field that the prompts come from.
+            form: the field that says what an answer has to be.
         Raises:
             ApiError: 400: a prompt or the params cannot be used.
         """
@@ -119,9 +133,8 @@ class Service:
             try:
                 found += self.llm.new_requests(prompt, params, max_draft=max_draft, cache_salt=body.cache_salt)
             except ForetokenError as error:
-                of_format = body.structured_outputs is None if isinstance(body, Sampling) else True
-                if str(error).startswith("structured_outputs") and of_format:  # it came by another name
-                    raise api_error(error, "response_format" if isinstance(body, Sampling) else "text.format") from None
+                if str(error).startswith("structured_outputs"):
+                    raise api_error(error, form) from None
                 raise api_error(error, param if "prompt 0" in str(error) else None) from None
         return found
 
@@ -159,11 +172,12 @@ class Service:
                         found[delta.index] = delta
         return [found[index] for index in sorted(found)]
 
-    def usage(self, requests: Sequence[Request], num_prompts: int) -> dict[str, Any]:
+    def usage(self, requests: Sequence[Request], num_prompts: int, *, reasoning: int = 0) -> dict[str, Any]:
         """What requests have used so far, and how speculation went.
 
         Args:
             num_prompts: of how many prompts they are: a prompt counts once.
+            reasoning: tokens of their reasoning.
         """
         total = Metrics()
         for request in requests:
@@ -185,7 +199,7 @@ class Service:
             "completion_tokens": tokens,
             "total_tokens": prompt + tokens,
             "prompt_tokens_details": {"cached_tokens": sum(request.num_cached for request in firsts)},
-            "completion_tokens_details": {"reasoning_tokens": 0, "speculation": speculation},
+            "completion_tokens_details": {"reasoning_tokens": reasoning, "speculation": speculation},
         }
 
     def shown(self, delta: Delta) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping, Sequence
+from time import monotonic
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -12,15 +13,33 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 _T = TypeVar("_T")
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: json.dumps makes one each time
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499  # nginx's number for it: only a log will ever show it
 
 
 def event(value: Mapping[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
+    return f"{head}data: {_json(value)}\n\n".encode("utf-8", "replace")
+
+
+class Chunks:
+    """Events of one answer: what they have in common is written once.
+
+    Args:
+        common: of every chunk, beside ``choices`` and ``usage``.
+        usage: whether chunks have ``usage``, which is null where nothing is said.
+    """
+
+    def __init__(self, common: Mapping[str, Any], *, usage: bool) -> None:
+        self._head = f'data: {_json(common)[:-1]},"choices":['
+        self._usage = usage
+
+    def __call__(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
+        """One chunk."""
+        tail = f',"usage":{_json(usage)}' if self._usage else ""
+        return f"{self._head}{','.join(map(_json, choices))}]{tail}}}\n\n".encode("utf-8", "replace")
 
 
 class EventStream(Response):
@@ -47,25 +66,47 @@ class EventStream(Response):
         await unless_gone(receive, self._pump(send))
 
     async def _pump(self, send: Send) -> None:
+        watch = _Watch(self._patience)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self._events:
-                await self._patiently(send({"type": "http.response.body", "body": piece, "more_body": True}))
-            await self._patiently(send({"type": "http.response.body", "body": b"", "more_body": False}))
+                watch.since = monotonic()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                watch.since = None
+            watch.since = monotonic()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
             pass  # the client is gone: what ran for it is cancelled below
         finally:
+            watch.stop()
             await self._events.aclose()
 
-    async def _patiently(self, sending: Awaitable[None]) -> None:
-        """Wait for a piece to be taken; the pump ends where that lasts too long. A hot path: no task of its own."""
-        pump = asyncio.current_task()
-        assert pump is not None
-        timer = asyncio.get_running_loop().call_later(self._patience, pump.cancel)
-        try:
-            await sending
-        finally:
-            timer.cancel()
+
+class _Watch:
+    """Ends the task that made it where one piece takes too long. It looks now and then: pieces are many.
+
+    Args:
+        patience: seconds that a piece may take.
+    Attributes:
+        since: when the piece was given to the client that it has not taken; None: there is none.
+    """
+
+    def __init__(self, patience: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.since: float | None = None
+        self._task = task
+        self._patience = patience
+        self._look()
+
+    def stop(self) -> None:
+        """Do not look any more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self.since is not None and monotonic() - self.since >= self._patience:
+            self._task.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._patience / 4, self._look)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:

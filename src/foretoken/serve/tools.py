@@ -1,27 +1,34 @@
 """Calls of functions in what a model writes: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-The form of Hermes and of Qwen's chat templates. What does not parse stays text: a reader loses nothing.
+The form of Hermes and of Qwen's chat templates. What is no call stays text: a reader loses nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments, spaces apart
 
 
 class CallReader:
-    """Reads a text that comes in pieces: text is handed on, calls are held back until they are whole.
+    """Reads a text that comes in pieces: text and arguments are handed on at once, what may yet be a call is held back.
 
     Attributes:
-        num_calls: calls that were read.
+        num_calls: calls that have begun.
     """
 
     def __init__(self) -> None:
         self.num_calls = 0
         self._held = ""
+        self._spaces = ""  # behind a call: they are text if text follows
+        self._arguments: _Balance | None = None  # of the call that is being read
+        self._ending = False  # its arguments are complete, its end is not
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
         """Take in a piece.
@@ -29,52 +36,150 @@ class CallReader:
         Args:
             final: nothing follows: what is held back is text.
         Returns:
-            text that belongs to no call, and the calls that are complete now, with their ``index``.
+            text that belongs to no call, and what is new of calls, as OpenAI streams it: ``index``, with ``id``,
+            ``type`` and the name where a call begins, and a piece of its arguments.
         """
         self._held += text
-        out, calls = "", []
+        out, news = "", dict[int, dict[str, Any]]()
         while True:
-            begin = self._held.find(_OPEN)
-            if begin < 0:
-                keep = 0 if final else _possible_begin(self._held)
-                out += self._held[: len(self._held) - keep]
-                self._held = self._held[len(self._held) - keep :]
-                break
-            end = self._held.find(_CLOSE, begin)
-            if end < 0 and not final:
-                out, self._held = out + self._held[:begin], self._held[begin:]
-                break
-            stop = len(self._held) if end < 0 else end + len(_CLOSE)
-            call = _call(self._held[begin + len(_OPEN) : len(self._held) if end < 0 else end])
-            out += self._held[:begin]
-            if call is None:
-                out += self._held[begin:stop]
+            if self._arguments is not None:
+                piece = self._arguments.take(self._held)
+                self._held = self._held[len(piece) :]
+                if piece:
+                    _add(news, {"index": self.num_calls - 1, "function": {"arguments": piece}})
+                if not self._arguments.closed:
+                    break
+                self._arguments, self._ending = None, True
+            elif self._ending:
+                if not self._end(final):
+                    break
             else:
-                calls.append({"index": self.num_calls, **call})
-                self.num_calls += 1
-            self._held = self._held[stop:]
-        return out, calls
+                plain, call, more = self._next(final)
+                out += self._text(plain)
+                if call is not None:
+                    _add(news, {"index": self.num_calls, **call})
+                    self.num_calls += 1
+                if not more:
+                    break
+        return out, [*news.values()]
+
+    def _next(self, final: bool) -> tuple[str, dict[str, Any] | None, bool]:
+        """Text up to the next call, the call if there is one, and whether there is more to be read now."""
+        held = self._held
+        begin = held.find(OPEN)
+        if begin < 0:
+            keep = 0 if final else _possible_begin(held)
+            self._held = held[len(held) - keep :]
+            return held[: len(held) - keep], None, False
+        inside = begin + len(OPEN)
+        if (head := _HEAD.match(held, inside)) is not None and (name := _json(head[1])) is not None:
+            self._arguments, self._held = _Balance(), held[head.end() :]
+            return held[:begin], _begun(name, ""), True
+        end = held.find(CLOSE, inside)
+        if end < 0 and not final:
+            self._held = held[begin:]
+            return held[:begin], None, False
+        stop = len(held) if end < 0 else end + len(CLOSE)
+        call = _whole(held[inside : len(held) if end < 0 else end])
+        self._held = held[stop:]
+        return held[: begin if call is not None else stop], call, bool(self._held)
+
+    def _end(self, final: bool) -> bool:
+        """Take the end of a call away; whether it was there, or something else is."""
+        tail = "".join(self._held.split())
+        if any(each.startswith(tail) and len(tail) < len(each) for each in _ENDS):
+            if final:
+                self._held, self._ending = "", False
+            return final
+        if tail.startswith(_ENDS):
+            self._held = self._held[self._held.find(CLOSE) + len(CLOSE) :]
+        self._ending = False
+        return True
+
+    def _text(self, text: str) -> str:
+        """Text without the spaces between calls, and behind the last."""
+        if not self.num_calls:
+            return text
+        text, self._spaces = self._spaces + text, ""
+        if text.strip():
+            return text
+        self._spaces = text
+        return ""
+
+
+class _Balance:
+    """Finds where a JSON object ends that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False
+        self.closed = False
+
+    def take(self, text: str) -> str:
+        """As much of the text as belongs to the object."""
+        for place, character in enumerate(text):
+            if self._quoted:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._quoted = False
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.closed = True
+                    return text[: place + 1]
+        return text
+
+
+def joined(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls that pieces of a stream make up, without ``index``."""
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        _add(calls, piece)
+    return [{key: value for key, value in call.items() if key != "index"} for call in calls.values()]
 
 
 def calls_in(text: str) -> tuple[str, list[dict[str, Any]]]:
     """The text without its calls, and the calls."""
-    rest, calls = CallReader().read(text, final=True)
-    return (rest.strip() if calls else rest), [{k: v for k, v in call.items() if k != "index"} for call in calls]
+    rest, pieces = CallReader().read(text, final=True)
+    return (rest.strip() if pieces else rest), joined(pieces)
 
 
-def _call(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def _add(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+    known = calls.get(piece["index"])
+    if known is None:
+        calls[piece["index"]] = {**piece, "function": dict(piece["function"])}
+    else:
+        known["function"]["arguments"] += piece["function"]["arguments"]
+
+
+def _whole(text: str) -> dict[str, Any] | None:
+    """A call that is laid out in another way than templates do."""
+    found = _json(text)
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments", found.get("parameters", {}))
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": found["name"], "arguments": written}
+    return _begun(found["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+
+
+def _begun(name: Any, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _possible_begin(text: str) -> int:
     """Length of the longest end of the text that may be the beginning of a call."""
-    return next((size for size in range(min(len(_OPEN) - 1, len(text)), 0, -1) if text.endswith(_OPEN[:size])), 0)
+    return next((size for size in range(min(len(OPEN) - 1, len(text)), 0, -1) if text.endswith(OPEN[:size])), 0)

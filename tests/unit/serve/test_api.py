@@ -18,6 +18,9 @@ from helpers.serving import NAME, Served, served
 from helpers.zoo_llms import PROMPTS, base, with_config, with_drafter
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+TOOL = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+UNSUPPORTED = {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
 ENDLESS = {"ignore_eos": True, "max_tokens": 900}
 
 
@@ -288,7 +291,24 @@ def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
         ),
         (CHAT, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
         (TEXT, {"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "unknown field"),
-        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "messages", "knows no tools"),
+        (CHAT, {"tool_choice": "required"}, "tools", "both or neither"),
+        (CHAT, {"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "not among the tools: f"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "f"}, "tool_choice", "'required'"),
+        (CHAT, {"tools": [UNSUPPORTED], "tool_choice": "required"}, "tools", "uniqueItems"),
+        (
+            CHAT,
+            {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+            "struct",
+            "keep one",
+        ),
+        (CHAT, {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "no such variable"),
+        (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "the server's"),
+        (
+            RESPONSES,
+            {"tools": [TOOL["function"] | {"type": "function"}], "tool_choice": {"type": "function", "name": "g"}},
+            "tool_choice",
+            "not among",
+        ),
         (CHAT, {"speculation": {"num_speculative_tokens": -1}}, "speculation.num_speculative_tokens", "greater"),
         (TEXT, {"prompt": ""}, "prompt", "empty"),
         (TEXT, {"prompt": []}, "prompt", "at least 1 item"),

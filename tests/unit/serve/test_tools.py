@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.serve.tools import CallReader, calls_in
+from foretoken.serve.tools import CallReader, calls_in, joined
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
 
@@ -54,6 +54,33 @@ def test_pieces_are_the_same_as_the_whole(size: int) -> None:
     piece, found = reader.read("", final=True)
     text, calls = text + piece, calls + found
     assert text == "One two <tool<tool_call>oops</tool_call>end<tool_"
-    assert [each["index"] for each in calls] == [0, 1]
+    assert {each["index"] for each in calls} == {0, 1}
     assert reader.num_calls == 2
-    assert [function(each)[0] for each in calls] == ["add", "add"]
+    assert [function(each) for each in joined(calls)] == [("add", {"a": 1, "b": "é"})] * 2
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = CallReader()
+    heads = reader.read('<tool_call>{"name": "f", "arguments": {"a', final=False)[1]
+    assert [(each["index"], each["function"]) for each in heads] == [(0, {"name": "f", "arguments": '{"a'})]
+    assert reader.read('": "}]{\\"', final=False) == ("", [{"index": 0, "function": {"arguments": '": "}]{\\"'}}])
+    assert reader.read('"}}\n', final=False)[1] == [{"index": 0, "function": {"arguments": '"}'}}]
+    assert reader.read("</tool_", final=False) == reader.read("call> ", final=False) == ("", [])
+    assert reader.read("end", final=True) == (" end", [])
+
+
+def test_arguments_that_the_limit_has_cut_are_a_call() -> None:
+    text, (call,) = calls_in('<tool_call>{"name": "f", "arguments": {"a": [1, 2')
+    assert (text, call["function"]) == ("", {"name": "f", "arguments": '{"a": [1, 2'})
+
+
+@pytest.mark.parametrize("between", ["\n", " ", "\n\n"])
+def test_spaces_between_calls_are_no_text(between: str) -> None:
+    reader = CallReader()
+    pieces = [reader.read(each, final=False)[0] for each in (CALL, between, CALL)]
+    assert [*pieces, reader.read(between, final=True)[0]] == [""] * 4
+
+
+def test_what_follows_the_arguments_of_a_call_that_is_not_closed_is_text() -> None:
+    text, (call,) = calls_in('<tool_call>{"name": "f", "arguments": {}} and so on')
+    assert (text, call["function"]["arguments"]) == ("} and so on", "{}")

@@ -1,0 +1,224 @@
+"""A conversation that is to be answered: its prompt, what the answer has to be, and how it is read.
+
+Tools go through the chat template. A template that knows none is given them, and what came of calls, in messages: in
+the form of Hermes, in which calls are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foretoken.core.errors import ForetokenError
+from foretoken.core.sampling import SamplingParams, StructuredOutputs
+from foretoken.engine.reasoning import Thinking
+from foretoken.engine.request import Request
+from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.loop import Delta
+from foretoken.serve.schema import Message
+from foretoken.serve.service import Service
+from foretoken.serve.tool_choice import ToolChoice
+from foretoken.serve.tools import CLOSE, OPEN, CallReader
+
+_TOOLS = """\
+You may call functions. These are their names, purposes and parameters, one a line:
+<tools>
+{tools}
+</tools>
+
+To call one, write its name and its arguments, in this form:
+{begin}
+{{"name": "the function's name", "arguments": {{"the parameter's name": "its value"}}}}
+{end}"""
+_RESERVED = ("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize", "return_dict")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of an answer: reasoning, text, and calls as OpenAI streams them."""
+
+    reasoning: str
+    content: str
+    calls: list[dict[str, Any]]
+
+
+class AnswerReader:
+    """Reads one answer: what is reasoning, what is text, what are calls.
+
+    Args:
+        thinking: tells reasoning from the rest; None: there is none.
+        calls: reads calls; None: there are none.
+    """
+
+    def __init__(self, thinking: Thinking | None, calls: CallReader | None) -> None:
+        self._thinking = thinking
+        self._calls = calls
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return 0 if self._calls is None else self._calls.num_calls
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far."""
+        return 0 if self._thinking is None else self._thinking.num_tokens
+
+    def read(self, delta: Delta) -> Piece:
+        """Take in what is new."""
+        final, reasoning, content, calls = delta.finish_reason is not None, "", delta.text, list[dict[str, Any]]()
+        if self._thinking is not None:
+            reasoning, content = self._thinking.read(content, delta.token_ids, final=final)
+        if self._calls is not None:
+            content, calls = self._calls.read(content, final=final)
+        return Piece(reasoning, content, calls)
+
+    def reason(self, delta: Delta) -> str | None:
+        """Why an answer has ended, in OpenAI's words."""
+        return "tool_calls" if self.num_calls and delta.finish_reason == "stop" else delta.finish_reason
+
+
+class Conversation:
+    """Messages that are to be answered.
+
+    Args:
+        service: the model.
+        messages: the conversation.
+        choice: the tools.
+        settings: variables of the chat template.
+        effort: how much is to be thought, and the field that says so.
+    Raises:
+        ApiError: 400: the model has no template, or it does not take these messages or settings.
+    Attributes:
+        prompt: token ids.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        messages: Sequence[Message],
+        choice: ToolChoice,
+        settings: Mapping[str, Any] | None = None,
+        effort: tuple[str | None, str] = (None, ""),
+    ) -> None:
+        self._service = service
+        self._choice = choice
+        template = str(service.llm.tokenizer.chat_template)
+        tools = [tool.model_dump(exclude_none=True) for tool in choice.tools]
+        plain = [_plain(message, place) for place, message in enumerate(messages)]
+        if "tools" not in template:
+            plain, tools = _introduced(plain, tools), []
+        try:
+            self.prompt = service.llm.chat_prompt(
+                plain, tools=tools, settings=_settings(settings, template) | _effort(*effort, template)
+            )
+        except ForetokenError as error:
+            raise api_error(error, "messages") from None
+        self._reasons = (
+            Thinking(service.llm.tokenizer, self.prompt["prompt_token_ids"]).form if service.reasoning else None
+        )
+
+    def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What the answer has to be, as ``structured_outputs`` say it; None: any text."""
+        return self._choice.structure(form)
+
+    def completed(self, params: SamplingParams) -> SamplingParams:
+        """The params of a request with what the conversation adds: a structure follows reasoning; tools end a text."""
+        wanted = params.structured_outputs
+        if isinstance(wanted, StructuredOutputs):
+            params = replace(params, structured_outputs=replace(wanted, reasoning=self._reasons))
+        if self._choice.stop is not None:
+            params = replace(params, stop=[*params.stop_strings, self._choice.stop])
+        return params
+
+    def reader(self, request: Request) -> AnswerReader:
+        """For one answer."""
+        thinking = None
+        if self._service.reasoning:
+            thinking = Thinking(self._service.llm.tokenizer, request.tokens[: request.num_prompt])
+        return AnswerReader(thinking, CallReader() if self._choice.tools else None)
+
+
+def _plain(message: Message, place: int) -> dict[str, Any]:
+    """A message as templates take it; arguments of calls are mappings there."""
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise ApiError(400, f"messages[{place}] of role '{message.role}' has no content", param="messages")
+    said: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    said["content"] = message.text
+    if message.tool_calls:
+        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        for call in said["tool_calls"]:
+            call["function"]["arguments"] = _mapping(call["function"]["arguments"])
+    if (reasoning := message.reasoning_content or message.reasoning) is not None:
+        said["reasoning_content"] = reasoning
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            said[name] = getattr(message, name)
+    return said
+
+
+def _mapping(arguments: str) -> Any:
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _introduced(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation for a template that knows neither tools nor calls nor what comes of them."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+            if found and found[-1].get("of_tools"):  # templates want user and assistant in turns
+                found[-1]["content"] += "\n" + content
+            else:
+                found.append({"role": "user", "content": content, "of_tools": True})
+            continue
+        calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
+        content = "\n".join([*([content] if content else []), *calls])
+        found.append({**{k: v for k, v in message.items() if k != "tool_calls"}, "content": content})
+    if tools:
+        lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+        words = _TOOLS.format(tools=lines, begin=OPEN, end=CLOSE)
+        if found and found[0]["role"] == "system":
+            found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{words}"}
+        else:
+            found.insert(0, {"role": "system", "content": words})
+    return [{key: value for key, value in message.items() if key != "of_tools"} for message in found]
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
+
+
+def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
+    """Variables for the template. One that it does not have must be nothing, or it would have changed the prompt."""
+    found = {}
+    for name, value in (given or {}).items():
+        if name in _RESERVED:
+            raise ApiError(
+                400, f"chat_template_kwargs.{name} is the server's: leave it out", param="chat_template_kwargs"
+            )
+        if name in template:
+            found[name] = value
+        elif value:
+            message = f"chat_template_kwargs.{name}: the model's chat template has no such variable: leave it out"
+            raise ApiError(400, message, param="chat_template_kwargs")
+    return found
+
+
+def _effort(value: str | None, field: str, template: str) -> dict[str, Any]:
+    """The same for how much is to be thought, as far as the template can say that."""
+    if value is None:
+        return {}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": value}
+    if value == "none" and "enable_thinking" in template:
+        return {"enable_thinking": False}
+    raise ApiError(400, f"{field}='{value}': the model's chat template cannot say that: leave it out", param=field)

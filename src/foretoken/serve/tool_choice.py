@@ -1,0 +1,93 @@
+"""What a choice of tools asks of a text: a grammar of calls, whose arguments follow the tools' schemas.
+
+    none     text; the prompt knows no tools        required     calls and nothing else
+    auto     text with calls, as the model likes    a function   one call of it
+
+Like every structured output it is a filter of the law, so that drafts are verified under it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.engine.structured import LAYOUT
+from foretoken.serve.errors import ApiError
+from foretoken.serve.schema import Tool
+from foretoken.serve.tools import CLOSE, OPEN
+
+_OPEN_ENDED = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
+
+
+class ToolChoice:
+    """Which tools an answer may call, and how often.
+
+    Args:
+        tools: what the request offers.
+        choice: "none", "auto" or "required"; None: "auto".
+        function: the one that is to be called, instead of a choice.
+        parallel: whether an answer may have several calls.
+    Raises:
+        ApiError: 400: the choice is of a tool that is not offered.
+    Attributes:
+        tools: those that the prompt is told of; empty: none.
+        stop: a string that ends the answer, beside the request's own; None: there is none.
+    """
+
+    def __init__(
+        self, tools: Sequence[Tool] | None, choice: str | None, function: str | None, *, parallel: bool | None
+    ) -> None:
+        offered = list(tools or ())
+        names = [tool.function.name for tool in offered]
+        self._forced = choice == "required" or function is not None
+        if not offered and self._forced:
+            raise ApiError(400, "tool_choice is given, and no tools: give both or neither", param="tools")
+        if function is not None and function not in names:
+            message = f"tool_choice is of '{function}', which is not among the tools: {', '.join(names)}"
+            raise ApiError(400, message, param="tool_choice")
+        self.tools = [] if choice == "none" else offered
+        self._single = parallel is False or function is not None
+        self._callable = [each for each in self.tools if function in (None, each.function.name)]
+        self.stop = CLOSE if self.tools and self._single and not self._forced else None
+
+    def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What the whole answer has to be, as ``structured_outputs`` say it; None: any text.
+
+        Args:
+            form: what an answer without a call has to be (``json`` or ``json_object``); None: any text.
+        """
+        if self._forced:
+            more = "" if self._single else ' ("\\n" call)*'
+            return {"grammar": f"start: call{more}\n{self._calls()}"}
+        if not self.tools:
+            return form
+        if form is not None:
+            schema = form.get("json", {"type": "object"})
+            return {"grammar": f'start: answer | call ("\\n" call)*\nanswer: {_json(schema)}\n{self._calls()}'}
+        if any(tool.function.strict for tool in self.tools):
+            text = f'start: (begun inside)* TEXT\nTEXT: /(.|\\n)*/\nbegun[lazy]: TEXT "{OPEN}"\n'
+            return {"grammar": text + self._calls()}
+        return None
+
+    def _calls(self) -> str:
+        """Rules ``call``, and ``inside`` for one whose beginning is written."""
+        rules = [f'call: "{OPEN}" inside', f'inside: "\\n" one "\\n{CLOSE}"']
+        rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(self._callable))))
+        for index, tool in enumerate(self._callable):
+            head = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
+            rules.append(f'one_{index}: {json.dumps(head)} {_json(_arguments(tool))} "}}"')
+        return "\n".join(rules) + "\n"
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    """The schema of a function's arguments: an object that has what is declared, and nothing else."""
+    schema = {"type": "object", **(tool.function.parameters or {})}
+    if not any(each in schema for each in _OPEN_ENDED):
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _json(schema: Any) -> str:
+    laid_out = {**schema, "x-guidance": LAYOUT} if isinstance(schema, Mapping) else schema
+    return f"%json {json.dumps(laid_out)}"

@@ -1,0 +1,168 @@
+"""What strangers send: other methods, other bodies, old HTTP, fields that frameworks add, pages of other origins."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import openai
+import pytest
+
+from helpers.serving import NAME, Served, served
+from helpers.templates import MAY_THINK, templated
+from helpers.zoo_llms import with_config
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+PAGE = "https://page.example"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(with_config({"method": "suffix"}), api_key="secret", origins=(PAGE,)) as running:
+        yield running
+
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+def said(**more: Any) -> dict[str, Any]:
+    return {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 2, **more}
+
+
+def post(server: Served, body: Any, path: str = CHAT, **headers: str) -> tuple[int, Any, Any]:
+    return server.send(path, body, headers=KEY | headers)
+
+
+def raw(server: Served, *requests: bytes) -> bytes:
+    """What comes back for bytes, until the server has nothing more to say."""
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=20)) as line:
+        line.sendall(b"".join(requests))
+        found = b""
+        while piece := line.recv(65536):
+            found += piece
+    return found
+
+
+def written(body: bytes, *headers: str, version: str = "1.1") -> bytes:
+    lines = [f"POST {CHAT} HTTP/{version}", "Host: a", "Content-Type: application/json", "Authorization: Bearer secret"]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"model": "zoo:base", "messages"', "the body is not JSON: Expecting ':' delimiter at character 32"),
+        (b"", "the body: field required"),
+        (b"[]", "the body: input should be a valid dictionary"),
+    ],
+)
+def test_a_broken_body_is_named(server: Served, body: bytes, says: str) -> None:
+    status, answer, _ = post(server, body)
+    assert status == 400
+    assert says in answer["error"]["message"]
+    assert answer["error"]["param"] is None
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+def test_json_that_does_not_say_so_is_told_how(server: Served, kind: str) -> None:
+    """It is not taken: a page of any origin may send these two to a server on this machine."""
+    status, answer, _ = post(server, said(), **{"content-type": kind})
+    assert status == 400
+    assert "send 'Content-Type: application/json'" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/metrics", "/version"])
+def test_head_is_get_without_a_body(server: Served, path: str) -> None:
+    with closing(server.connect()) as connection:
+        connection.request("HEAD", path, headers=KEY)
+        response = connection.getresponse()
+        assert response.status == 200
+        assert response.read() == b""
+        assert int(response.headers["content-length"]) > 0
+
+
+def test_requests_in_a_row_and_old_http(server: Served) -> None:
+    body = json.dumps(said()).encode()
+    many = raw(server, written(body), written(body), written(body, "Connection: close"))
+    assert many.count(b"HTTP/1.1 200") == many.count(b'"object":"chat.completion"') == 3
+    old = raw(server, written(body, version="1.0"))
+    assert b"200 OK" in old
+    assert json.loads(old.split(b"\r\n\r\n")[1])["object"] == "chat.completion"
+
+
+def test_pages_of_an_origin_that_is_allowed(server: Served) -> None:
+    asks = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    asks |= {"Access-Control-Request-Headers": "authorization,content-type"}
+    status, _, response = server.send(CHAT, method="OPTIONS", headers=asks)
+    assert (status, response.headers["access-control-allow-origin"]) == (200, PAGE)
+    assert post(server, said(), Origin=PAGE)[2].headers["access-control-allow-origin"] == PAGE
+    refused = server.send(CHAT, said(), headers={"Origin": PAGE})
+    assert (refused[0], refused[2].headers["access-control-allow-origin"]) == (401, PAGE)  # it may read why
+    other = server.send(CHAT, method="OPTIONS", headers=asks | {"Origin": "https://other.example"})
+    assert (other[0], other[2].headers["access-control-allow-origin"]) == (400, None)
+
+
+def test_a_request_has_a_name(server: Served) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0, timeout=60) as client:
+        response = client.chat.completions.with_raw_response.create(**said())
+        assert response.request_id == response.parse().id
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": False, "top_logprobs": 0},
+        {"functions": None, "function_call": None, "extra_headers": None, "audio": None},
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "parsed": None,
+                    "tool_calls": [
+                        {
+                            "index": 0,
+                            "id": "a",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "a", "content": "7"},
+            ]
+        },
+    ],
+)
+def test_what_frameworks_add(server: Served, more: dict[str, Any]) -> None:
+    status, answer, _ = post(server, said(**more))
+    assert status == 200, answer
+
+
+def test_what_agents_ask_of_responses(server: Served) -> None:
+    asked = {"model": NAME, "input": "Hi", "temperature": 0, "max_output_tokens": 2}
+    more = {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False}}
+    assert post(server, asked | more | {"reasoning": {"effort": None, "summary": "auto"}}, RESPONSES)[0] == 200
+    status, answer, _ = post(server, asked | {"reasoning": {"effort": "low"}}, RESPONSES)
+    assert (status, answer["error"]["param"]) == (400, "reasoning.effort")
+    for field in ("seed", "stop"):
+        status, answer, _ = post(server, asked | {field: 1}, RESPONSES)
+        assert (status, answer["error"]["message"]) == (400, f"unknown field '{field}'; another path has it")
+
+
+def test_an_effort_that_the_template_knows() -> None:
+    with served(with_config({"method": "suffix"}, target=templated(MAY_THINK))) as running:
+        plain, none = (running.send(CHAT, said(**more))[1] for more in ({}, {"reasoning_effort": "none"}))
+        assert none["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+        status, answer, _ = running.send(CHAT, said(reasoning_effort="high"))
+        assert (status, answer["error"]["param"]) == (400, "reasoning_effort")
+
+
+def test_parts_that_are_no_text_are_named(server: Served) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    status, answer, _ = post(server, said(messages=[{"role": "user", "content": [picture]}]))
+    assert status == 400
+    assert "messages.0.content.0.type: input should be 'text' (got 'image_url')" in answer["error"]["message"]
