@@ -7,7 +7,7 @@
 
 Every size is checked against the file before it is used, so that a file that is cut short or damaged is refused by
 name. The layout is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The package ``gguf`` reads it, too; it
-makes an array of every token, which takes twenty times as long for a large vocabulary, and it does not say which tensor
+makes an array of every token, which takes thirty times as long for a large vocabulary, and it does not say which tensor
 a file ends in.
 """
 

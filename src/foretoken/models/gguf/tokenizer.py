@@ -93,9 +93,7 @@ class _Vocabulary:
         }
         kind = self._fields.get("model")
         if kind is None or "tokens" not in self._fields:
-            raise self._odd(
-                "it holds no tokenizer ('tokenizer.ggml.model' and 'tokenizer.ggml.tokens'): convert it again"
-            )
+            raise self._odd("it holds no tokenizer ('tokenizer.ggml.model', 'tokenizer.ggml.tokens'): convert it again")
         if kind not in _BUILDERS:
             raise self._odd(f"its tokenizer is of kind '{kind}', which is not read: {', '.join(_BUILDERS)} are")
         self._build = _BUILDERS[kind]
