@@ -12,7 +12,7 @@ from foretoken import zoo
 from foretoken.cli.console import note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
@@ -48,7 +48,11 @@ DraftModel = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="auto (as stored), float32, bfloat16 or float16.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--dtype",
+        help="auto (as stored), float32, bfloat16, float16; int8 or int4: weights rounded, on a CPU.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
 TrustRemoteCode = Annotated[

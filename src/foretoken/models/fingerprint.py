@@ -9,8 +9,8 @@ The fingerprint is the SHA-256 over
 So it takes a moment for a model of any size, and a file saved again with the same content keeps it. A change of the
 weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It tells models
 apart; it is no protection against forgery. The tokenizer is not part of it. A LoRA folder's fingerprint begins with the
-whole of its own files and goes on with the base model's. Of a GGUF file, which holds all of it, only (2) is taken, without
-its name.
+whole of its own files and goes on with the base model's. Of a GGUF file, which holds everything, (2) alone is taken,
+without its name.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
 from foretoken.models.quantised import folder as quantised_folder
+from foretoken.models.quantised.rounding import SCHEMES, round_weights
 from foretoken.models.text_part import text_part
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ def load(
 
     Args:
         name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, a GGUF file, or a hub id.
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16"; "int8" or "int4" rounds the weights of
+            linear layers (models/quantised/rounding.py), on a CPU.
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
         trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
@@ -65,15 +67,22 @@ def load(
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
+    if dtype in SCHEMES and place.type != "cpu":
+        raise ConfigError(
+            f"dtype='{dtype}' is computed on CPUs only, and device='{device}' is a GPU here: "
+            "use device='cpu', or dtype='bfloat16'"
+        )
     files = _Files.of(name, trust_remote_code)
     _check_purpose(files.config, name)
     kind = _dtype(dtype, files.config)
     tokenizer = files.tokenizer()
 
     def build(*, packed: bool) -> LanguageModel:
-        model = files.weights(kind, attn_implementation=attention.NAME)
+        model = text_part(files.weights(kind, attn_implementation=attention.NAME).to(place).eval())
+        if dtype in SCHEMES:
+            round_weights(model, dtype, str(name))
         return LanguageModel(
-            text_part(model.to(place).eval()),
+            model,
             tokenizer,
             name=str(name),
             max_length=max_length,
@@ -187,6 +196,10 @@ def place_of(device: str) -> torch.device:
 
 
 def _dtype(dtype: str, config: Any) -> torch.dtype:
+    """What is not quantised is loaded in; beside quantised weights, float16 becomes bfloat16."""
+    if dtype in SCHEMES:
+        own = _dtype("auto", config)
+        return own if own == torch.float32 else torch.bfloat16
     if dtype == "auto":
         for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
             found = getattr(part, "dtype", None)
@@ -196,7 +209,7 @@ def _dtype(dtype: str, config: Any) -> torch.dtype:
                 return torch.float32 if quantised else found
         return torch.float32
     if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES])}")
+        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES, *SCHEMES])}")
     return DTYPES[dtype]
 
 

