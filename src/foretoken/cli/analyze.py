@@ -262,7 +262,7 @@ def _facts(
         arguments,
         target=llm.target.name,
         draft=draft,
-        dtype=str(llm.target.dtype).removeprefix("torch."),
+        dtype=llm.target.precision,
         device=str(llm.target.device),
         threads=torch.get_num_threads(),
         chat_template=chat,

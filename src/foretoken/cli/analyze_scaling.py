@@ -162,7 +162,7 @@ def scaling(
             repeats=repeats,
             text=tuple(f"{source.name} {source.share:g}" for source in text),
             seed=seed,
-            dtype=str(llm.target.dtype).removeprefix("torch."),
+            dtype=llm.target.precision,
             threads=torch.get_num_threads(),
         )
         with terminating(), progress("training a head") as report:

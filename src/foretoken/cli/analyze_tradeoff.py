@@ -391,7 +391,7 @@ def _facts(
         arguments,
         target=llm.target.name,
         exact=dict(exact),
-        dtype=str(llm.target.dtype).removeprefix("torch."),
+        dtype=llm.target.precision,
         device=str(llm.target.device),
         threads=torch.get_num_threads(),
         chat_template=llm.is_chat_model,

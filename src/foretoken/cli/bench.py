@@ -301,7 +301,7 @@ def _facts(
     return provenance(
         arguments,
         model=model,
-        dtype=str(llm.target.dtype).removeprefix("torch."),
+        dtype=llm.target.precision,
         device=str(llm.target.device),
         threads=torch.get_num_threads(),
         seed=seed,

@@ -157,7 +157,7 @@ def verify(
         arguments.find_root().obj or sys.argv[1:],
         model=model,
         parameters=target.num_parameters,
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=target.precision,
         device=str(target.device),
         threads=torch.get_num_threads(),
         fused=target.fused is not None,
@@ -219,7 +219,8 @@ def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack,
     if dtype == "float16":
         raise ConfigError(f"--model {model} is made in bfloat16 or float32, not in float16")
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-shape-")))
-    write_random_model(name, folder, "bfloat16" if dtype == "auto" else dtype, positions=max(4096, positions))
+    made = "float32" if dtype == "float32" else "bfloat16"
+    write_random_model(name, folder, made, positions=max(4096, positions))
     target = load(str(folder), dtype=dtype, device=device)
     target.name = model
     return target

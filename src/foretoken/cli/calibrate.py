@@ -103,7 +103,7 @@ def sparse(
         blocks_of(data, target, block=length, num_tokens=tokens),
         provenance=provenance(
             context.obj or [],
-            dtype=str(target.dtype).removeprefix("torch."),
+            dtype=target.precision,
             device=str(target.device),
             block=length,
             files=[path.name for path in data],
@@ -233,7 +233,7 @@ def vocabulary(
         "coverage_with_context_rows": found.with_context,
         "provenance": provenance(
             context.obj or [],
-            dtype=str(target.dtype).removeprefix("torch."),
+            dtype=target.precision,
             device=str(target.device),
             writer=writer.name,
             files=[path.name for path in corpus],

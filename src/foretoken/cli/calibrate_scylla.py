@@ -117,7 +117,7 @@ def scylla(
         **found,
         "provenance": provenance(
             context.find_root().obj or [],
-            dtype=str(llm.target.dtype).removeprefix("torch."),
+            dtype=llm.target.precision,
             device=str(llm.target.device),
             threads=torch.get_num_threads(),
             prompts=len(fitting),

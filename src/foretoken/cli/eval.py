@@ -205,7 +205,7 @@ def eval_command(
     finally:
         llm.close()
     if results and not json:
-        dtype_name = str(llm.target.dtype).removeprefix("torch.")
+        dtype_name = llm.target.precision
         _print_table(results, f"{model}, {_in_words(config)}, {dtype_name}: {results[0].report.promise}")
     if results and save_outputs is not None:
         write_whole(save_outputs, "".join(line for result in results for line in result.lines()))
@@ -329,7 +329,7 @@ def _facts(
     return provenance(
         arguments,
         model=model,
-        dtype=str(llm.target.dtype).removeprefix("torch."),
+        dtype=llm.target.precision,
         device=str(llm.target.device),
         threads=torch.get_num_threads(),
         temperature=params.temperature,

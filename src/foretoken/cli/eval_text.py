@@ -28,7 +28,7 @@ def read_text(llm: Any, model: str, path: Path, limit: int, as_json: bool, argum
         raise InputError(f"--text {path}: holds {len(ids)} tokens; at least 2 are needed")
     found = read(llm.target, ids, min(WINDOW, llm.target.max_length))
     if as_json:
-        facts = provenance(arguments, model=model, dtype=str(llm.target.dtype).removeprefix("torch."))
+        facts = provenance(arguments, model=model, dtype=llm.target.precision)
         emit_json({"model": model, "text": path.name, **asdict(found), "provenance": facts})
         return
     interval = "" if found.interval is None else f" (95 %: {found.interval[0]:.3f} to {found.interval[1]:.3f})"

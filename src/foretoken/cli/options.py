@@ -12,7 +12,7 @@ from foretoken import zoo
 from foretoken.cli.console import note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
@@ -22,7 +22,10 @@ _OUTPUT = "Output"
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel=_MODEL
+        "--model",
+        "-m",
+        help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.",
+        rich_help_panel=_MODEL,
     ),
 ]
 Method = Annotated[
@@ -45,7 +48,11 @@ DraftModel = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="auto (as stored), float32, bfloat16 or float16.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--dtype",
+        help="auto (as stored), float32, bfloat16, float16; int8 or int4: weights rounded, on a CPU.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
 TrustRemoteCode = Annotated[
@@ -66,7 +73,9 @@ MaxNumSeqs = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        "--target", help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.", rich_help_panel="Models"
+        "--target",
+        help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.",
+        rich_help_panel="Models",
     ),
 ]
 Settings = Annotated[
@@ -171,8 +180,8 @@ def check_model_name(model: str) -> None:
         ConfigError: the message names the remedy.
     """
     if not model:
-        raise ConfigError("--model is empty: name a folder, a hub id or zoo:base")
+        raise ConfigError("--model is empty: name a folder, a GGUF file, a hub id or zoo:base")
     if model.startswith(zoo.PREFIX):
         zoo.path(model)
-    elif model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise ConfigError(f"--model {model}: there is no such folder")
+    elif (model.startswith((".", "/", "~")) or model.endswith(".gguf")) and not Path(model).expanduser().exists():
+        raise ConfigError(f"--model {model}: there is no such folder or file")

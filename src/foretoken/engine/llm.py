@@ -44,7 +44,7 @@ class LLM:
         speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive), ``executor``
             ("serial", "pearl" or "auto") and the method's own options; None is plain decoding. ``foretoken methods``
             lists methods and verifiers, which may also be instances of your own.
-        dtype: "auto", "float32", "bfloat16", "float16".
+        dtype: "auto", "float32", "bfloat16", "float16"; "int8" and "int4" round the weights.
         device: "auto", "cpu", "cuda", "cuda:N".
         threads: CPU threads for torch; None leaves torch's choice. It is a setting of the process.
         max_model_len: longest sequence, prompt included; None takes the model's limit.

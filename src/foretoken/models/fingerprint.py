@@ -9,7 +9,8 @@ The fingerprint is the SHA-256 over
 So it takes a moment for a model of any size, and a file saved again with the same content keeps it. A change of the
 weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It tells models
 apart; it is no protection against forgery. The tokenizer is not part of it. A LoRA folder's fingerprint begins with the
-whole of its own files and goes on with the base model's.
+whole of its own files and goes on with the base model's. Of a GGUF file, which holds everything, (2) alone is taken,
+without its name.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ _LAYOUTS = (  # in the order in which the library looks for weights
 
 
 def fingerprint(folder: Path) -> str:
-    """The fingerprint of a Hugging Face folder, as 64 hexadecimal digits.
+    """The fingerprint of a Hugging Face folder or a GGUF file, as 64 hexadecimal digits.
 
     Raises:
         ModelError: the folder has no config or no weights, or they cannot be read.
     """
     digest = hashlib.sha256()
     try:
+        if folder.is_file():
+            digest.update(f"{folder.stat().st_size}\n".encode())
+            _sample(folder, digest)
+            return digest.hexdigest()
         if (folder / _LORA).is_file():
             for path in (folder / _LORA, *sorted(folder.glob("adapter_model.*"))):
                 digest.update(path.read_bytes())
@@ -56,7 +61,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def fingerprint_of(source: str) -> str:
-    """The fingerprint of a checkpoint that has been loaded: a folder, or a hub id of which there is a local copy."""
+    """The fingerprint of a checkpoint that has been loaded: a folder, a file, or a hub id of which there is a copy."""
     return fingerprint(folder_of(source))
 
 
@@ -67,10 +72,10 @@ def vocabulary_fingerprint(tokenizer: Any) -> str:
 
 
 def folder_of(source: str) -> Path:
-    """Where the files of a checkpoint that has been loaded are: its folder, or the hub's local copy."""
+    """Where the files of a checkpoint that has been loaded are: its folder, its one file, or the hub's local copy."""
     from transformers.utils import cached_file
 
-    if Path(source).is_dir():
+    if Path(source).exists():
         return Path(source)
     found = cached_file(source, "config.json", _raise_exceptions_for_missing_entries=False)
     return Path(found or cached_file(source, _LORA)).parent

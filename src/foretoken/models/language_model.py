@@ -30,10 +30,11 @@ from foretoken.models.native import NativePlan
 from foretoken.models.plain import why_not_its_weights
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.processor import bfloat16_speed
+from foretoken.models.quantised.rounding import precision_of
 from foretoken.models.span import Span, passed_by, within
 from foretoken.models.ssm import adopt
 from foretoken.models.ssm.state import cache_for
-from foretoken.models.work import sizes
+from foretoken.models.work import num_parameters, sizes
 
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
 
@@ -160,7 +161,8 @@ class LanguageModel:
         first = next(model.parameters())
         self.device: torch.device = first.device
         self.dtype: torch.dtype = first.dtype
-        self.num_parameters = sum(each.numel() for each in model.parameters())  # before they are packed
+        self.precision: str = precision_of(model) or str(self.dtype).removeprefix("torch.")  # of its weights
+        self.num_parameters = num_parameters(model)  # before they are packed
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model)
         self.mixers = adopt.mixers(model, name)  # state-space layers; empty where there are none

@@ -1,8 +1,8 @@
 """Loading a checkpoint: one function, every way it can fail said clearly.
 
 A name is a bundled model (``zoo:base``), one that is made when it is asked for (``grown:base:100m``, ``shape:100m``), a
-local folder, or a hub id. What ``transformers`` would only warn about
-(weights that are missing and hence random) is an error here.
+local folder, a GGUF file, or a hub id. Weights may be quantised (models/quantised/, models/gguf/). What the library
+would only warn about (weights that are missing and hence random) is an error here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention, grown, lora, shapes
 from foretoken.models.fingerprint import fingerprint, folder_of
+from foretoken.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.quantised import folder as quantised_folder
+from foretoken.models.quantised.rounding import SCHEMES, round_weights
 from foretoken.models.text_part import text_part
 
 log = logging.getLogger(__name__)
@@ -52,8 +55,9 @@ def load(
     """Load a causal language model and its tokenizer for inference.
 
     Args:
-        name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, or a hub id.
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, a GGUF file, or a hub id.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16"; "int8" or "int4" rounds the weights of
+            linear layers (models/quantised/rounding.py), on a CPU.
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
         trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
@@ -63,15 +67,22 @@ def load(
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
+    if dtype in SCHEMES and place.type != "cpu":
+        raise ConfigError(
+            f"dtype='{dtype}' is computed on CPUs only, and device='{device}' is a GPU here: "
+            "use device='cpu', or dtype='bfloat16'"
+        )
     files = _Files.of(name, trust_remote_code)
     _check_purpose(files.config, name)
     kind = _dtype(dtype, files.config)
     tokenizer = files.tokenizer()
 
     def build(*, packed: bool) -> LanguageModel:
-        model = files.weights(kind, attn_implementation=attention.NAME)
+        model = text_part(files.weights(kind, attn_implementation=attention.NAME).to(place).eval())
+        if dtype in SCHEMES:
+            round_weights(model, dtype, str(name))
         return LanguageModel(
-            text_part(model.to(place).eval()),
+            model,
             tokenizer,
             name=str(name),
             max_length=max_length,
@@ -185,14 +196,20 @@ def place_of(device: str) -> torch.device:
 
 
 def _dtype(dtype: str, config: Any) -> torch.dtype:
+    """What is not quantised is loaded in; beside quantised weights, float16 becomes bfloat16."""
+    if dtype in SCHEMES:
+        own = _dtype("auto", config)
+        return own if own == torch.float32 else torch.bfloat16
     if dtype == "auto":
         for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
             found = getattr(part, "dtype", None)
             if isinstance(found, torch.dtype):
-                return found
+                # beside quantised weights little is left; float32 holds it exactly, and processors are slow in float16
+                quantised = found == torch.float16 and quantised_folder.settings_of(config) is not None
+                return torch.float32 if quantised else found
         return torch.float32
     if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES])}")
+        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES, *SCHEMES])}")
     return DTYPES[dtype]
 
 
@@ -213,8 +230,12 @@ def source_of(name: str | Path) -> str:
             )
         return str(folder)
     if folder.exists():
-        raise ModelError(f"model '{text}' is a file: point to the folder of a saved Hugging Face checkpoint")
-    if text.startswith((".", "/", "~")) or text.count("/") > 1:
+        if is_gguf(folder):
+            return str(folder)
+        raise ModelError(
+            f"model '{text}' is a file: point to the folder of a saved Hugging Face checkpoint, or to a GGUF file"
+        )
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or text.endswith(".gguf"):
         raise ModelError(f"model '{text}' does not exist")
     return text
 
@@ -250,6 +271,7 @@ class _Files:
         config: as transformers reads it.
         correction: what is merged into the weights; None: they are whole.
         trusted: whether the checkpoint's own code may run.
+        gguf: what holds all of it, where the source is a GGUF file.
     """
 
     name: str | Path
@@ -257,19 +279,33 @@ class _Files:
     config: Any
     correction: lora.Correction | None
     trusted: bool
+    gguf: GGUFCheckpoint | None = None
 
     @classmethod
     def of(cls, name: str | Path, trusted: bool) -> _Files:
         source = source_of(name)
+        if is_gguf(Path(source)):
+            file = GGUFCheckpoint(Path(source))
+            return cls(name, source, file.config, None, trusted, file)
         correction = lora.correction_of(source, name)
         if correction is not None:
             source = correction.base
         with _reported(f"model '{name}': its config cannot be read", name):
             config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
+        settings = quantised_folder.settings_of(config)
+        if settings is not None:
+            quantised_folder.format_of(settings, str(name))  # refused before anything is read
+            if correction is not None:
+                raise ModelError(
+                    f"model '{name}' is a LoRA adapter of '{source}', whose weights are quantised: it cannot be merged "
+                    "into them; give a base model that is not"
+                )
         return cls(name, source, config, correction, trusted)
 
     def tokenizer(self) -> Any:
         """The correction's own tokenizer where it brings one."""
+        if self.gguf is not None:
+            return self.gguf.tokenizer()
         own = None if self.correction is None else Path(self.correction.source)
         source = str(own) if own is not None and (own / "tokenizer_config.json").is_file() else self.source
         with _reported(f"model '{self.name}': its tokenizer cannot be loaded", self.name):
@@ -278,6 +314,13 @@ class _Files:
     def weights(self, dtype: torch.dtype, **options: Any) -> Any:
         """A model of transformers, all of whose weights were found."""
         name, model_type = self.name, self.config.model_type
+        if self.gguf is not None:
+            return self.gguf.weights(auto_class(self.config), dtype, str(name), **options)
+        settings = quantised_folder.settings_of(self.config)
+        if settings is not None:
+            return quantised_folder.weights(
+                auto_class(self.config), self.source, self.config, settings, dtype, str(name), **options
+            )
         try:
             with _quiet():
                 model, report = auto_class(self.config).from_pretrained(

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from foretoken.models.quantised.weight import QuantisedLinear
+
 _EXPERTS = ".experts."
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -41,15 +43,36 @@ def sizes(model: Any) -> Sizes:
     text = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     apart = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
-    if head is not None:
+    quantised = _quantised(model)
+    scored = 0
+    if isinstance(head, QuantisedLinear):
+        scored = quantised.pop(head)[1]
+    elif head is not None:
         apart.add(id(head.weight))  # perhaps the embedding's
+        scored = head.weight.numel()
     share = _active_share(text)
-    layers = sum(
-        each.numel() * (share if _EXPERTS in name else 1.0)
-        for name, each in model.named_parameters()
-        if each.dim() > 1 and id(each) not in apart
-    )
-    return Sizes(layers / max(1, text.num_hidden_layers), 0 if head is None else head.weight.numel())
+    dense = [
+        (name, each.numel()) for name, each in model.named_parameters() if each.dim() > 1 and id(each) not in apart
+    ]
+    layers = sum(count * (share if _EXPERTS in name else 1.0) for name, count in (*dense, *quantised.values()))
+    return Sizes(layers / max(1, text.num_hidden_layers), scored)
+
+
+def num_parameters(model: Any) -> int:
+    """How many numbers a model has learned; a head that is the embedding, too, counts once."""
+    quantised = _quantised(model)
+    if model.config.get_text_config(decoder=True).tie_word_embeddings:
+        quantised.pop(model.get_output_embeddings(), None)
+    return sum(each.numel() for each in model.parameters()) + sum(count for _, count in quantised.values())
+
+
+def _quantised(model: Any) -> dict[Any, tuple[str, int]]:
+    """Each quantised layer's name, and the elements of its weight."""
+    return {
+        module: (name, module.out_features * module.in_features)
+        for name, module in model.named_modules()
+        if isinstance(module, QuantisedLinear)
+    }
 
 
 def _active_share(text: Any) -> float:

@@ -109,7 +109,7 @@ def test_an_unknown_bundled_model() -> None:
 # ------------------------------------------------------------------ options
 
 
-@pytest.mark.parametrize("dtype", ["float8", "bf16", "int4", ""])
+@pytest.mark.parametrize("dtype", ["float8", "bf16", "int3", ""])
 def test_an_unknown_dtype(saved: Path, dtype: str) -> None:
     assert_refused(ConfigError, saved, f"unknown dtype '{dtype}'", dtype=dtype)
 

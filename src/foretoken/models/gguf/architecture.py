@@ -1,0 +1,249 @@
+"""Which models a GGUF file may hold, as the library knows them: config, names, and the order of rows.
+
+llama.cpp stores the weights of Llama (and Mistral) with the rows of queries and keys re-ordered, since it rotates
+neighbouring pairs (0, 1), (2, 3), … of a head where the library rotates (0, D/2), (1, D/2 + 1), …; whole rows move, so
+that this is undone exactly for blocks, too. Qwen's rows stand as the library has them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from foretoken.core.errors import ModelError, UnsupportedArchitecture
+from foretoken.models.gguf.container import GGUFFile
+from foretoken.models.quantised.weight import QuantisedWeight
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+ROTARY_FACTORS = "rope_freqs.weight"  # read into the config
+# Llama 3's: which wavelengths are stretched is not in the file, but the factors that come of it are
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# what a file may say that would change the computation, and the value that changes nothing
+_NEUTRAL = {
+    "expert_count": 0,
+    "attention.causal": True,
+    "attention.scale": 0.0,
+    "attention.sliding_window": 0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "logit_scale": 0.0,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A model type of the library, and whether rows of queries and keys are re-ordered."""
+
+    model_type: str
+    interleaved: bool = False
+    options: Callable[[set[str]], dict[str, Any]] = lambda tensors: {}
+
+
+def _biases(tensors: set[str]) -> dict[str, Any]:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
+
+
+_KINDS = {
+    "llama": _Kind("llama", interleaved=True, options=_biases),
+    "qwen2": _Kind("qwen2"),
+    "qwen3": _Kind("qwen3"),
+}
+
+
+class Architecture:
+    """What a file's fields make of its tensors.
+
+    Attributes:
+        config: of transformers; without a dtype.
+    Raises:
+        UnsupportedArchitecture: a model that is not read, or a setting of it.
+        ModelError: fields are missing, or say nothing sensible.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._name = self._field("general.architecture", str, general=True)
+        kind = _KINDS.get(self._name)
+        if kind is None:
+            raise UnsupportedArchitecture(
+                f"model '{file.path}' is a GGUF file of architecture '{self._name}', which is not read: "
+                f"{', '.join(_KINDS)} are"
+            )
+        self._kind = kind
+        if file.fields.get("split.count", 1) > 1:
+            raise ModelError(
+                f"model '{file.path}' is one of {file.fields['split.count']} pieces: put them together with "
+                "llama-gguf-split --merge"
+            )
+        self._refuse_what_is_not_computed()
+        self.config = self._config()
+
+    def place(self, name: str) -> str | None:
+        """The library's name of a tensor; None for one that is no parameter."""
+        if name == ROTARY_FACTORS:
+            return None
+        outer, _, leaf = name.partition(".")
+        if outer in _OUTER and leaf in ("weight", "bias"):
+            return f"{_OUTER[outer]}.{leaf}"
+        found = _BLOCK.fullmatch(name)
+        if found is None or found[2] not in _LAYER:
+            raise UnsupportedArchitecture(
+                f"model '{self._file.path}': its tensor '{name}' has no place in a model of type "
+                f"'{self.config.model_type}'"
+            )
+        return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{found[3]}"
+
+    def order_of(self, name: str) -> Tensor | None:
+        """Which of the file's rows becomes row i of a tensor, int64; None: they stand as they are."""
+        found = _BLOCK.fullmatch(name)
+        if not self._kind.interleaved or found is None or found[2] not in ("attn_q", "attn_k"):
+            return None
+        heads = self.config.num_attention_heads if found[2] == "attn_q" else self.config.num_key_value_heads
+        width = self.config.head_dim
+        return torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
+
+    def _config(self) -> Any:
+        file = self._file
+        heads, width = self._sizes("attention.head_count"), self._sizes("embedding_length")
+        head_dim = file.fields.get(f"{self._name}.attention.key_length", width // heads)
+        if head_dim != file.fields.get(f"{self._name}.attention.value_length", head_dim) or head_dim % 2:
+            raise UnsupportedArchitecture(f"model '{file.path}': its heads have keys and values of different widths")
+        if file.fields.get(f"{self._name}.rope.dimension_count", head_dim) != head_dim:
+            raise UnsupportedArchitecture(f"model '{file.path}': its rotary embedding covers a part of a head only")
+        embedding = file.entries.get("token_embd.weight")
+        if embedding is None:
+            raise ModelError(f"model '{file.path}' has no tensor 'token_embd.weight'")
+        kv_heads = file.fields.get(f"{self._name}.attention.head_count_kv", heads)
+        if not isinstance(kv_heads, int):
+            raise UnsupportedArchitecture(f"model '{file.path}': its layers have different numbers of heads")
+        try:
+            return AutoConfig.for_model(
+                self._kind.model_type,
+                vocab_size=embedding.shape[0],
+                hidden_size=width,
+                intermediate_size=self._sizes("feed_forward_length"),
+                num_hidden_layers=self._sizes("block_count"),
+                num_attention_heads=heads,
+                num_key_value_heads=kv_heads,
+                head_dim=head_dim,
+                max_position_embeddings=self._sizes("context_length"),
+                rms_norm_eps=_shortest(self._field("attention.layer_norm_rms_epsilon", float)),
+                rope_parameters=self._rotary(head_dim),
+                tie_word_embeddings="output.weight" not in file.entries,
+                bos_token_id=file.fields.get("tokenizer.ggml.bos_token_id"),
+                eos_token_id=self._ends(),
+                pad_token_id=file.fields.get("tokenizer.ggml.padding_token_id"),
+                **self._kind.options(set(file.entries)),
+            )
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"model '{file.path}': its fields make no config: {' '.join(str(error).split())}"
+            ) from None
+
+    def _ends(self) -> list[int] | None:
+        """What ends an answer: the end of text, of a turn, and of a message."""
+        found = (self._file.fields.get(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom"))
+        return sorted({each for each in found if each is not None}) or None
+
+    def _rotary(self, head_dim: int) -> dict[str, Any]:
+        written = f"{self._name}.rope.freq_base" in self._file.fields
+        theta = _shortest(self._field("rope.freq_base", float)) if written else 10000.0
+        kind = self._file.fields.get(f"{self._name}.rope.scaling.type", "none")
+        if ROTARY_FACTORS in self._file.entries:
+            return {"rope_theta": theta, **self._llama3(theta, head_dim)}
+        if kind == "none":
+            return {"rope_type": "default", "rope_theta": theta}
+        if kind not in ("linear", "yarn"):
+            raise UnsupportedArchitecture(
+                f"model '{self._file.path}': its rotary embedding is scaled by '{kind}': none, linear, yarn and Llama "
+                "3's are read"
+            )
+        scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._field("rope.scaling.factor", float)}
+        if kind == "yarn":
+            scaled["original_max_position_embeddings"] = self._sizes("rope.scaling.original_context_length")
+        return scaled
+
+    def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
+        """Llama 3's scaling, where the file's factors are those that come of it."""
+        from foretoken.models.gguf.blocks import dense
+
+        factors = dense(self._file, self._file.entries[ROTARY_FACTORS]).double()
+        wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        largest, context = float(factors.max()), _LLAMA3["original_max_position_embeddings"]
+        low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+        between = ((context / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+        expected = 1.0 / ((1.0 - between) / largest + between)
+        if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5):
+            raise UnsupportedArchitecture(
+                f"model '{self._file.path}': its tensor '{ROTARY_FACTORS}' is not what Llama 3's scaling of rotary "
+                "embeddings gives, which is all that is read"
+            )
+        return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
+
+    def _refuse_what_is_not_computed(self) -> None:
+        for name, neutral in _NEUTRAL.items():
+            found = self._file.fields.get(f"{self._name}.{name}", neutral)
+            if found != neutral:
+                raise UnsupportedArchitecture(
+                    f"model '{self._file.path}': its field '{self._name}.{name}' is {found}, which is not computed"
+                )
+
+    def _sizes(self, name: str) -> int:
+        found = self._field(name, int)
+        if found < 1:
+            raise ModelError(f"model '{self._file.path}': its field '{self._name}.{name}' is {found}")
+        return found
+
+    def _field(self, name: str, kind: type, *, general: bool = False) -> Any:
+        full = name if general else f"{self._name}.{name}"
+        found = self._file.fields.get(full)
+        if not isinstance(found, kind) or (isinstance(found, float) and not 0.0 < found < math.inf):
+            what = "is missing" if found is None else f"is {found!r:.40}"
+            raise ModelError(f"model '{self._file.path}': its field '{full}' {what}")
+        return found
+
+
+def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | QuantisedWeight:
+    """Rows moved as :meth:`Architecture.order_of` says."""
+    if order is None:
+        return value
+    if isinstance(value, Tensor):
+        return value[order]
+    minimum = None if value.minimum_OG is None else value.minimum_OG[order]
+    return QuantisedWeight(value.codes_OK[order], value.scale_OG[order], minimum, value.bits, value.order_K, value.name)
+
+
+def _shortest(number: float) -> float:
+    """The shortest decimal that gives this float32: 1e-06 and not 9.999999974752427e-07, as a config has it."""
+    single = struct.pack("<f", number)
+    candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
+    return next((short for short in candidates if struct.pack("<f", short) == single), number)

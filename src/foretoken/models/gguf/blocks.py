@@ -1,0 +1,152 @@
+"""How a GGUF file stores a tensor, and what its numbers are.
+
+A row is cut into blocks of 32 or 256 elements, each with scales of its own. d and m are float16, sc and mn whole
+numbers, and every product below is exact in float32, so that a :class:`QuantisedWeight` holds the very values that
+ggml's ``dequantize_row_*`` (ggml-quants.c) gives:
+
+    kind   block  bytes   element                   groups of
+    Q4_0      32     18   d (q - 8)                 32
+    Q4_1      32     20   d q + m                   32
+    Q5_0      32     22   d (q - 16)                32   (8 bits here)
+    Q8_0      32     34   d q                       32
+    Q4_K     256    144   (d sc) q - (m mn)         32   sc, mn of 6 bits
+    Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits (8 bits here)
+
+F32, F16 and BF16 are stored as they are.
+
+Letters: B blocks, O rows, K elements of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ModelError
+from foretoken.models.gguf.container import Entry, GGUFFile
+from foretoken.models.quantised.weight import QuantisedWeight
+
+PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+_NAMES = {  # ggml's, for messages
+    2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
+    14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+_Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [B, elements], scales and minimums [B, groups]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Elements and bytes of a block, bits of a code, and how a block is read."""
+
+    elements: int
+    bytes: int
+    bits: int
+    read: Callable[[Tensor], _Parts]
+
+
+def dense(file: GGUFFile, entry: Entry) -> Tensor:
+    """A tensor that is stored as it is, in a copy of its own; what is quantised in float32.
+
+    Raises:
+        ModelError: it is of a kind that is not read, or the file is cut short.
+    """
+    dtype = PLAIN.get(entry.kind)
+    if dtype is None:
+        return quantised(file, entry).dense()
+    return file.bytes_of(entry, entry.count * dtype.itemsize).clone().view(dtype).view(entry.shape)
+
+
+def quantised(file: GGUFFile, entry: Entry) -> QuantisedWeight:
+    """A matrix of blocks.
+
+    Raises:
+        ModelError: it is of a kind that is not read, is no matrix of whole blocks, or holds scales that are not
+            finite, or the file is cut short.
+    """
+    kind = _KINDS.get(entry.kind)
+    if kind is None:
+        stored = _NAMES.get(entry.kind, f"number {entry.kind}")
+        raise ModelError(
+            f"model '{file.path}': its tensor '{entry.name}' is of kind {stored}, which is not read: {READ}; "
+            "convert the model to one of them (llama-quantize)"
+        )
+    if len(entry.shape) != 2 or entry.shape[1] % kind.elements:
+        raise ModelError(
+            f"model '{file.path}': its tensor '{entry.name}' of {_NAMES[entry.kind]} has the shape "
+            f"{list(entry.shape)}: a matrix with rows of whole blocks of {kind.elements} is needed"
+        )
+    outputs, inputs = entry.shape
+    size = entry.count // kind.elements * kind.bytes
+    codes, scale, minimum = kind.read(file.bytes_of(entry, size).view(-1, kind.bytes))
+    return QuantisedWeight(
+        codes.view(outputs, inputs),
+        scale.view(outputs, -1),
+        None if minimum is None else minimum.view(outputs, -1),
+        kind.bits,
+        name=entry.name,
+    )
+
+
+def _halves(blocks: Tensor, begin: int, count: int = 1) -> Tensor:
+    """float16 numbers of every block, as float32 [B, count]."""
+    return blocks[:, begin : begin + 2 * count].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[..., n] -> [..., 2, n]: all low halves, then all high ones."""
+    return torch.stack([packed & 15, packed >> 4], dim=-2)
+
+
+def _q4_0(blocks: Tensor) -> _Parts:
+    codes = _nibbles(blocks[:, 2:]).to(torch.int8) - 8
+    return codes, _halves(blocks, 0), None
+
+
+def _q4_1(blocks: Tensor) -> _Parts:
+    return _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> _Parts:
+    fifth = (blocks[:, 2:6, None] >> torch.arange(8, dtype=torch.uint8)) & 1  # bit i of the four bytes is element i's
+    codes = (_nibbles(blocks[:, 6:]).flatten(1) | fifth.flatten(1) << 4).to(torch.int8) - 16
+    return codes, _halves(blocks, 0), None
+
+
+def _q8_0(blocks: Tensor) -> _Parts:
+    return blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0), None
+
+
+def _q4_k(blocks: Tensor) -> _Parts:
+    d, m = _halves(blocks, 0), _halves(blocks, 2)
+    # 12 bytes: six bits of sc 0..3, of mn 0..3, then four of sc and mn 4..7, whose upper two lie above the others' six
+    low, middle, high = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
+    sc = torch.cat([low & 63, high & 15 | low >> 6 << 4], dim=1)
+    mn = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], dim=1)
+    codes = _nibbles(blocks[:, 16:].view(-1, 4, 32))  # 32 bytes: a group in the low halves, the next in the high ones
+    return codes, d * sc, -(m * mn)
+
+
+def _q6_k(blocks: Tensor) -> _Parts:
+    low, high = blocks[:, :128].view(-1, 2, 64), blocks[:, 128:192].view(-1, 2, 1, 32)  # two halves of 128 elements
+    four = _nibbles(low).flatten(2)  # [B, 2, 128]
+    two = (high >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
+    codes = (four | two.flatten(2) << 4).to(torch.int8) - 32
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)
+    return codes, _halves(blocks, 208) * scales, None
+
+
+_KINDS = {
+    2: _Kind(32, 18, 4, _q4_0),
+    3: _Kind(32, 20, 4, _q4_1),
+    6: _Kind(32, 22, 8, _q5_0),
+    8: _Kind(32, 34, 8, _q8_0),
+    12: _Kind(256, 144, 4, _q4_k),
+    14: _Kind(256, 210, 8, _q6_k),
+}
+READ = ", ".join([*(_NAMES[number] for number in _KINDS), "F32, F16 and BF16 are"])

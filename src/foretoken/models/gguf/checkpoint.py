@@ -1,0 +1,77 @@
+"""A GGUF file as a checkpoint: config, tokenizer, and a model of transformers with the file's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.models.gguf.architecture import Architecture, in_order
+from foretoken.models.gguf.blocks import PLAIN, dense, quantised
+from foretoken.models.gguf.container import MAGIC, GGUFFile
+from foretoken.models.gguf.tokenizer import tokenizer_of
+from foretoken.models.quantised.assemble import fill, skeleton
+from foretoken.models.quantised.weight import QuantisedWeight
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a GGUF file, by its ending or its first bytes; there may be no such file."""
+    if path.suffix == ".gguf":
+        return not path.is_dir()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+class GGUFCheckpoint:
+    """One file's parts.
+
+    Args:
+        path: of the file.
+    Raises:
+        ModelError: it is damaged, or of an architecture or a kind that is not read; see the modules beside this one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = GGUFFile(path)
+        self._architecture = Architecture(self._file)
+
+    @cached_property
+    def config(self) -> Any:
+        """Of transformers. Its dtype is that of the stored matrices, or float32 where blocks stand beside the rest."""
+        config = self._architecture.config
+        kinds = {entry.kind for entry in self._file.entries.values() if len(entry.shape) > 1}
+        config.dtype = torch.float32
+        if kinds <= set(PLAIN):
+            stored = {PLAIN[kind] for kind in kinds}
+            config.dtype = next((each for each in (torch.bfloat16, torch.float16) if each in stored), torch.float32)
+        config._name_or_path = str(self._file.path)
+        return config
+
+    def tokenizer(self) -> Any:
+        """See models/gguf/tokenizer.py."""
+        return tokenizer_of(self._file)
+
+    def weights(self, auto: Any, dtype: torch.dtype, name: str, **options: Any) -> Any:
+        """The model, its quantised layers as they are and everything else in one dtype."""
+        return fill(skeleton(auto, self.config, dtype, **options), self._tensors(), name)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
+        tied = self.config.tie_word_embeddings
+        for name, entry in self._file.entries.items():
+            place = self._architecture.place(name)
+            if place is None:
+                continue
+            order = self._architecture.order_of(name)
+            if entry.kind in PLAIN or len(entry.shape) == 1:
+                yield place, in_order(dense(self._file, entry), order)
+                continue
+            value = quantised(self._file, entry)
+            yield place, in_order(value, order)
+            if tied and name == "token_embd.weight":
+                yield "lm_head.weight", value

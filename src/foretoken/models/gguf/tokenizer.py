@@ -1,0 +1,219 @@
+"""The tokenizer that a GGUF file describes, built with the library ``tokenizers``.
+
+Two kinds are read, by ``tokenizer.ggml.model``:
+
+    gpt2     byte-level BPE: tokens, merges, and a *name* for how text is split before merging (``tokenizer.ggml.pre``)
+    llama    SentencePiece BPE with byte fallback: tokens and scores, from which the merges follow
+
+How text is split cannot be seen in the file, and a wrong split is another text, silently; so a name that is not in
+``_SPLITS`` is refused. The library's own conversion is not used: it takes unknown names for GPT-2's, adds an end of
+text to vocabularies without one, and differs between the versions that we support.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from foretoken.core.errors import ModelError
+from foretoken.models.gguf.container import GGUFFile, text_field
+
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_PADDING = re.compile(r"\[PAD\d+\]")  # rows of the embedding beyond the vocabulary, as converters name them
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How text is cut before merging.
+
+    Attributes:
+        pattern: what stays together.
+        digits: whether every digit is cut off first.
+        whole: whether a piece that is a token is taken as it is, whatever the merges say.
+        composed: whether accents are composed first (NFC).
+        begin: whether a text begins with the token for it where the file does not say.
+    """
+
+    pattern: str
+    digits: bool = False
+    whole: bool = False
+    composed: bool = False
+    begin: bool = False
+
+
+_LLAMA3_SPLIT = _Split(_LLAMA3, whole=True, begin=True)
+_DIGITS_SPLIT = _Split(_GPT2, digits=True)
+_SPLITS = {
+    "gpt-2": _Split(_GPT2),
+    "smollm": _DIGITS_SPLIT,
+    "starcoder": _DIGITS_SPLIT,
+    "llama3": _LLAMA3_SPLIT,
+    "llama-v3": _LLAMA3_SPLIT,
+    "llama-bpe": _LLAMA3_SPLIT,
+    "tekken": _Split(_TEKKEN, whole=True, begin=True),
+    "qwen2": _Split(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True),
+}
+
+
+def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
+    """The file's tokenizer, with its chat template if there is one.
+
+    Raises:
+        ModelError: there is none, it is of a kind that is not read, or its fields do not fit each other.
+    """
+    return _Vocabulary(file).tokenizer()
+
+
+class _Vocabulary:
+    """What the file says of its tokens."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._fields = {
+            name.removeprefix("tokenizer.ggml."): value
+            for name, value in file.fields.items()
+            if name.startswith("tokenizer.ggml.")
+        }
+        kind = self._fields.get("model")
+        if kind is None or "tokens" not in self._fields:
+            raise self._odd("it holds no tokenizer ('tokenizer.ggml.model', 'tokenizer.ggml.tokens'): convert it again")
+        if kind not in _BUILDERS:
+            raise self._odd(f"its tokenizer is of kind '{kind}', which is not read: {', '.join(_BUILDERS)} are")
+        self._build = _BUILDERS[kind]
+        self.tokens = self._list("tokens", None)
+        self.kinds = self._list("token_type", len(self.tokens))
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Of every token but the rows that stand for none."""
+        return {
+            token: index
+            for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind != _UNUSED or not _PADDING.fullmatch(token)
+        }
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The library's object."""
+        backend, begins = self._build(self)
+        for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+            marked = [token for token, each in zip(self.tokens, self.kinds, strict=True) if each == kind]
+            backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in marked])
+        named = {
+            f"{name}_token": self.tokens[index]
+            for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+            if (index := self._index(key)) is not None
+        }
+        begins = bool(self._fields.get("add_bos_token", begins)) and "bos_token" in named
+        ends = bool(self._fields.get("add_eos_token", False)) and "eos_token" in named
+        before = [named["bos_token"]] if begins else []
+        after = [named["eos_token"]] if ends else []
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, *before, "$B", *after],
+            special_tokens=[(text, self.tokens.index(text)) for text in {*before, *after}],
+        )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            chat_template=text_field(self._file.fields, "tokenizer.chat_template"),
+            clean_up_tokenization_spaces=False,
+            additional_special_tokens=[
+                token
+                for token, kind in zip(self.tokens, self.kinds, strict=True)
+                if kind == _CONTROL and token not in named.values()
+            ],
+            **named,
+        )
+
+    def byte_level(self) -> tuple[Tokenizer, bool]:
+        """BPE over bytes; whether texts begin with a token for it."""
+        name = self._fields.get("pre")
+        split = _SPLITS.get(name) if isinstance(name, str) else None
+        if split is None:
+            what = "does not say how text is split before merging ('tokenizer.ggml.pre')"
+            if name is not None:
+                what = f"splits text before merging as '{name}' does, which is not known here"
+            raise self._odd(f"its tokenizer {what}: {', '.join(_SPLITS)} are read")
+        merges = [tuple(merge.split(" ")) for merge in self._list("merges", None)]
+        ids = self.ids
+        if any(len(pair) != 2 or any(part not in ids for part in (*pair, "".join(pair))) for pair in merges):
+            raise self._odd("merges of its tokenizer name tokens that it does not have")
+        backend = Tokenizer(BPE(ids, merges, ignore_merges=split.whole))
+        if split.composed:
+            backend.normalizer = normalizers.NFC()
+        steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *steps,
+                pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        return backend, split.begin
+
+    def sentence_piece(self) -> tuple[Tokenizer, bool]:
+        """BPE over characters, spaces written as ▁; whether texts begin with a token for it."""
+        scores, ids = self._list("scores", len(self.tokens)), self.ids
+        # llama.cpp merges the two neighbours whose token has the best score; a merge's rank is that order
+        merges = [
+            (-scores[index], ids[token[:cut]], ids[token[cut:]], token[:cut], token[cut:])
+            for token, index in ids.items()
+            for cut in range(1, len(token))
+            if token[:cut] in ids and token[cut:] in ids
+        ]
+        merges.sort()
+        unknown = self._index("unknown")
+        backend = Tokenizer(
+            BPE(
+                ids,
+                [(left, right) for *_, left, right in merges],
+                unk_token=None if unknown is None else self.tokens[unknown],
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        prefixed = bool(self._fields.get("add_space_prefix", True))
+        spaced = normalizers.Replace(" ", "▁")
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaced]) if prefixed else spaced
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+        return backend, True
+
+    def _list(self, name: str, length: int | None) -> list[Any]:
+        found = self._fields.get(name)
+        if not isinstance(found, list) or (length is not None and len(found) != length):
+            what = "is missing" if found is None else f"has not one entry for each of its {length} tokens"
+            raise self._odd(f"its field 'tokenizer.ggml.{name}' {what}")
+        return found
+
+    def _index(self, name: str) -> int | None:
+        found = self._fields.get(f"{name}_token_id")
+        if found is None or (isinstance(found, int) and 0 <= found < len(self.tokens)):
+            return found
+        raise self._odd(f"its field 'tokenizer.ggml.{name}_token_id' is {found!r:.40}, of {len(self.tokens)} tokens")
+
+    def _odd(self, what: str) -> ModelError:
+        return ModelError(f"model '{self._file.path}': {what}")
+
+
+_BUILDERS: Mapping[str, Callable[[_Vocabulary], tuple[Tokenizer, bool]]] = {
+    "gpt2": _Vocabulary.byte_level,
+    "llama": _Vocabulary.sentence_piece,
+}

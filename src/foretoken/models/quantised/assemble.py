@@ -1,0 +1,113 @@
+"""A model of transformers put together from tensors, some of them quantised; no dense twin of those ever exists.
+
+The library builds the modules and their buffers without memory for a single weight. Linear layers whose weight is
+quantised are replaced, everything else is filled in, and what is then without a value is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from foretoken.core.errors import ModelError
+from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
+
+
+def skeleton(auto: Any, config: Any, dtype: torch.dtype, **options: Any) -> Any:
+    """The library's modules with real buffers, and parameters on the device "meta"; in eval mode.
+
+    Args:
+        auto: the door to the model, ``AutoModelForCausalLM`` or a sister.
+        options: of ``from_config``.
+    """
+    with _without_weights():
+        return auto.from_config(config, dtype=dtype, **options).eval()
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Parameters lose their memory the moment they are registered; buffers (rotary tables) are computed as ever."""
+
+    def drop(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:  # also one that two modules share
+            return None
+        return nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(drop)  # type: ignore[arg-type]  # may return a parameter
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], name: str) -> Any:
+    """Give a skeleton its values, one at a time.
+
+    Args:
+        model: of :func:`skeleton`.
+        tensors: by the names that the model's own parameters have; a quantised one stands for the weight of a linear
+            layer, or of the embedding, which is made dense. Plain ones are converted to the model's dtype.
+        name: what the user called the model, for messages.
+    Returns:
+        the model.
+    Raises:
+        ModelError: a tensor has no place in the model, does not fit it, or is missing.
+    """
+    expected = dict(model.named_parameters(remove_duplicate=False))
+    dtype = model.dtype
+    for key, value in tensors:
+        place = expected.get(key)
+        if place is None:
+            raise ModelError(f"model '{name}': its tensor '{key}' has no place in a {type(model).__name__}")
+        if tuple(value.shape) != tuple(place.shape):
+            raise ModelError(
+                f"model '{name}': weights do not fit its config ('{key}': {list(value.shape)} in the checkpoint, "
+                f"{list(place.shape)} in the model)"
+            )
+        parent, _, leaf = key.rpartition(".")
+        module = model.get_submodule(parent)
+        if isinstance(value, QuantisedWeight):
+            if type(module) is nn.Linear:
+                model.set_submodule(parent, QuantisedLinear(value, module.bias).eval())
+                continue
+            if type(module) is not nn.Embedding:
+                raise ModelError(
+                    f"model '{name}': its tensor '{key}' is quantised, which a {type(module).__name__} cannot take"
+                )
+            value = value.dense()
+        value = value.to(place.dtype if place.dtype.is_floating_point and place.dtype != dtype else dtype)
+        if isinstance(module, QuantisedLinear):
+            module.bias = value  # no parameter of it
+        else:
+            setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+    _tie(model)
+    missing = sorted(key for key, parameter in model.named_parameters() if parameter.is_meta)
+    missing += sorted(
+        f"{key}.bias" for key, each in model.named_modules() if isinstance(each, QuantisedLinear) and _lacks_bias(each)
+    )
+    if missing:
+        raise ModelError(
+            f"model '{name}': weights are missing from the checkpoint ('{missing[0]}', {len(missing)} in all); "
+            "it would answer at random"
+        )
+    return model
+
+
+def _tie(model: Any) -> None:
+    """A head that is missing is the embedding, where the config says so."""
+    head = model.get_output_embeddings()
+    if (
+        type(head) is nn.Linear
+        and head.weight.is_meta
+        and model.config.get_text_config(decoder=True).tie_word_embeddings
+    ):
+        head.weight = model.get_input_embeddings().weight
+
+
+def _lacks_bias(linear: QuantisedLinear) -> bool:
+    return linear.bias is not None and linear.bias.is_meta

@@ -1,0 +1,112 @@
+"""What every reader of a quantised format has in common; the formats are in the modules beside this one.
+
+Letters: O outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ModelError
+from foretoken.models.quantised.weight import QuantisedWeight
+
+
+class Format(Protocol):
+    """How one checkpoint's layers are quantised.
+
+    Attributes:
+        mark: the tensor, by its last name, that only a quantised layer has.
+    """
+
+    mark: str
+
+    def read(self, layer: Layer) -> QuantisedWeight:
+        """The layer's weight, exactly.
+
+        Raises:
+            ModelError: tensors are missing, do not fit each other, or mean what is not read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The tensors of one quantised layer.
+
+    Attributes:
+        name: of the module.
+        parts: by their last names.
+        outputs, inputs: of the layer, by the model's config.
+        used: the parts that were asked for.
+    """
+
+    name: str
+    parts: Mapping[str, Tensor]
+    outputs: int
+    inputs: int
+    used: set[str] = field(default_factory=set)
+
+    def part(self, key: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        """A tensor of that shape and one of these dtypes."""
+        found = self.optional(key, shape, dtypes)
+        if found is None:
+            raise ModelError(f"the quantised layer '{self.name}' lacks its tensor '{self.name}.{key}'")
+        return found
+
+    def optional(self, key: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor | None:
+        """The same; None if there is no such tensor."""
+        self.used.add(key)
+        found = self.parts.get(key)
+        if found is None:
+            return None
+        if tuple(found.shape) != shape or found.dtype not in dtypes:
+            wanted = " or ".join(str(each).removeprefix("torch.") for each in dtypes)
+            raise ModelError(
+                f"the tensor '{self.name}.{key}' is {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}: "
+                f"{list(shape)} of {wanted} is needed"
+            )
+        return found
+
+    def refuse_the_rest(self, *known: str) -> None:
+        """A tensor that nobody asked for means something that would not be computed."""
+        odd = sorted(set(self.parts) - self.used - set(known))
+        if odd:
+            raise ModelError(
+                f"the quantised layer '{self.name}' has a tensor '{self.name}.{odd[0]}', which is not read"
+            )
+
+
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def groups(layer: Layer, size: int | None) -> int:
+    """How many groups a row has; a size of None or -1 is the whole row.
+
+    Raises:
+        ModelError: a row is no whole number of groups.
+    """
+    if size is None or size == -1:
+        return 1
+    if size < 1 or layer.inputs % size:
+        raise ModelError(
+            f"the quantised layer '{layer.name}' has rows of {layer.inputs}, which are no groups of {size}"
+        )
+    return layer.inputs // size
+
+
+def setting(config: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any = None) -> Any:
+    """A setting of a ``quantization_config`` that must be one of these.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    found = config.get(key, default)
+    if found not in known:
+        says = ", ".join(repr(each) for each in known)
+        raise ModelError(f"its quantization_config says {key}={found!r}: {says} can be read")
+    return found

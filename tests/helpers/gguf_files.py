@@ -1,0 +1,134 @@
+"""GGUF files to read: written with the package ``gguf``, quantised by it or by llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def save(model: Any, path: Path, *, kind: str | None = None) -> Path:
+    """A small Llama, Qwen2 or Qwen3 of the library, float32 or quantised, with a tokenizer of bytes.
+
+    Args:
+        kind: what matrices are quantised to; None: they stay.
+    """
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), config.model_type)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_byte_tokenizer(writer, config.vocab_size)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        data = weight.detach().float().numpy()
+        module, _, last = name.rpartition(".")
+        if module not in _OUTER:
+            _, _, layer, part = module.split(".", 3)
+            module = f"blk.{layer}.{_LAYER[part]}"
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(_LAYER[part])
+            if heads is not None and config.model_type == "llama":  # rows 0, D/2, 1, D/2 + 1, … of every head
+                data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        number = gguf.GGMLQuantizationType[kind if kind is not None and data.ndim == 2 else "F32"]
+        writer.add_tensor(f"{_OUTER.get(module, module)}.{last}", gguf.quantize(data, number), raw_dtype=number)
+    return finish(writer, path)
+
+
+def add_byte_tokenizer(writer: Any, size: int) -> None:
+    """Four special tokens, the 256 bytes, one merge and a token of its, and padding."""
+    tokens = ["<unk>", "<s>", "</s>", "<pad>", *bytes_to_unicode().values(), "he"]
+    kinds = [3] * 4 + [1] * 257
+    tokens += [f"[PAD{index}]" for index in range(len(tokens), size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds + [5] * (len(tokens) - len(kinds)))
+    writer.add_token_merges(["h e"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(3)
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    *,
+    kind: str | Callable[[str], str | None] | None = None,
+    fields: dict[str, Any] | None = None,
+    tensors: dict[str, Any] | None = None,
+) -> Path:
+    """A copy of a file, with other contents.
+
+    Args:
+        kind: what matrices are quantised to, or a function of their names; None: they stay.
+        fields: text, numbers or lists that replace the file's, or are added; None as a value takes one away.
+        tensors: arrays of float32 that replace the file's, or are added; None as a value takes one away.
+    """
+    reader = gguf.GGUFReader(str(source))
+    writer = gguf.GGUFWriter(str(target), reader.fields["general.architecture"].contents())
+    fields, tensors = dict(fields or {}), dict(tensors or {})
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in fields:
+            continue
+        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    for name, value in fields.items():
+        if value is not None:
+            _add(writer, name, value)
+    for tensor in reader.tensors:
+        if tensor.name in tensors:
+            continue
+        to = kind(tensor.name) if callable(kind) else kind
+        if to is None or len(tensor.shape) == 1:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
+        number = gguf.GGMLQuantizationType[to]
+        dense = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.add_tensor(tensor.name, gguf.quantize(dense, number), raw_dtype=number)
+    for name, value in tensors.items():
+        if value is not None:
+            writer.add_tensor(name, value)
+    return finish(writer, target)
+
+
+def finish(writer: Any, path: Path) -> Path:
+    """Write what was added."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: Any, name: str, value: Any) -> None:
+    kind = gguf.GGUFValueType.get_type(value)
+    inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+    writer.add_key_value(name, value, kind, sub_type=inner)

@@ -1,0 +1,91 @@
+"""Every kind of block against the package ``gguf``, bit for bit, on random bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.core.errors import ModelError
+from foretoken.models.gguf.blocks import dense, quantised
+from foretoken.models.gguf.container import GGUFFile
+
+gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
+np = pytest.importorskip("numpy")
+
+KINDS = {"Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 8), "Q8_0": (32, 8), "Q4_K": (32, 4), "Q6_K": (16, 8)}
+HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # bytes of float16
+
+
+def random_blocks(kind, rows=5, blocks=3, seed=0):
+    """Every bit random, but for the float16 numbers, which are finite."""
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    generator = np.random.default_rng(seed)
+    data = generator.integers(0, 256, (rows * blocks, size), dtype=np.uint8)
+    for begin in HALVES[kind.name]:
+        numbers = generator.standard_normal(len(data)).astype(np.float16)
+        data[:, begin : begin + 2] = numbers.view(np.uint8).reshape(-1, 2)
+    return data.reshape(rows, blocks * size)
+
+
+def write(path: Path, data, kind, name: str = "blk.0.ffn_up.weight") -> GGUFFile:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFFile(path)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_block_is_what_ggml_says(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    data = random_blocks(kind)
+    file = write(tmp_path / "x.gguf", data, kind)
+    (entry,) = file.entries.values()
+    expected = torch.from_numpy(gguf.dequantize(data, kind))
+    found = quantised(file, entry)
+    assert torch.equal(found.dense(), expected)
+    assert torch.equal(dense(file, entry), expected)
+    assert (found.group, found.bits, found.name) == (*KINDS[name], "blk.0.ffn_up.weight")
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_what_is_not_quantised_keeps_its_bits(name: str, tmp_path: Path) -> None:
+    values = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    values = values.to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name])
+    raw = values.view(torch.uint8).numpy()
+    data = {"F32": raw.view(np.float32), "F16": raw.view(np.float16), "BF16": raw}[name]
+    file = write(tmp_path / "x.gguf", data, gguf.GGMLQuantizationType[name])
+    found = dense(file, file.entries["blk.0.ffn_up.weight"])
+    assert found.dtype == values.dtype
+    assert torch.equal(found, values)
+
+
+@pytest.mark.parametrize("name", ["Q5_K", "Q2_K", "IQ4_NL", "Q5_1"])
+def test_other_kinds_are_refused_with_the_tensors_name(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    data = np.zeros((2, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    file = write(tmp_path / "x.gguf", data, kind, "blk.3.attn_v.weight")
+    with pytest.raises(ModelError, match=rf"'blk.3.attn_v.weight' is of kind {name}, .* Q4_K, Q6_K, F32"):
+        dense(file, file.entries["blk.3.attn_v.weight"])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_scales_that_are_not_numbers_are_refused(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    data = random_blocks(kind)
+    begin = HALVES[name][-1]
+    data[0, begin : begin + 2] = np.array([np.nan], dtype=np.float16).view(np.uint8)
+    file = write(tmp_path / "x.gguf", data, kind)
+    with pytest.raises(ModelError, match=r"'blk.0.ffn_up.weight' has (scales|minimums) that are not finite"):
+        quantised(file, file.entries["blk.0.ffn_up.weight"])
+
+
+def test_three_dimensions_are_refused(tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    file = write(tmp_path / "x.gguf", random_blocks(kind, rows=4).reshape(2, 2, -1), kind, "blk.0.ffn_up_exps.weight")
+    with pytest.raises(ModelError, match=r"'blk.0.ffn_up_exps.weight' of Q8_0 has the shape \[2, 2, 96\]"):
+        dense(file, file.entries["blk.0.ffn_up_exps.weight"])

@@ -1,0 +1,275 @@
+"""GGUF files as checkpoints: the library's model with the file's own numbers, and every way a file can be refused."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
+
+from foretoken.core.errors import ModelError, UnsupportedArchitecture  # noqa: E402
+from foretoken.models.fingerprint import fingerprint, fingerprint_of  # noqa: E402
+from foretoken.models.load import load, load_as_is, load_config, load_tokenizer  # noqa: E402
+from foretoken.models.quantised.weight import QuantisedLinear  # noqa: E402
+from helpers import gguf_files  # noqa: E402
+from helpers.tiny_models import FAMILIES, randomise  # noqa: E402
+
+SIZES = {"vocab_size": 288, "num_hidden_layers": 2, "tie_word_embeddings": False}
+
+
+def model_of(family: str, **options: Any) -> Any:
+    config = AutoConfig.for_model(FAMILIES[family].model_type, **{**FAMILIES[family].options, **SIZES, **options})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomise(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def original() -> Any:
+    return model_of("llama")
+
+
+@pytest.fixture(scope="module")
+def saved(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_files.save(original, tmp_path_factory.mktemp("gguf") / "llama.gguf")
+
+
+# ------------------------------------------------------------------ what works
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama_multi_query", {"tie_word_embeddings": True}),
+        ("llama_odd_heads", {}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen3", {}),
+    ],
+)
+def test_every_weight_is_the_originals(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = model_of(family, **options)
+    loaded = load_as_is(gguf_files.save(model, tmp_path / "x.gguf"), device="cpu")
+    expected, found = model.state_dict(), loaded.model.state_dict()
+    assert set(found) == set(expected)
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+    ids = torch.arange(4, 40)[None]
+    with torch.inference_mode():  # the config is right, too
+        assert torch.equal(loaded.model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantised_rows_go_back_to_their_places(kind: str, tied: bool, tmp_path: Path) -> None:
+    model = model_of("llama", tie_word_embeddings=tied)
+    path = gguf_files.save(model, tmp_path / "x.gguf", kind=kind)
+    found = load_as_is(path, device="cpu").model
+    number = gguf.GGMLQuantizationType[kind]
+
+    def through(weight: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), number), number))
+
+    layers = {name: each for name, each in found.named_modules() if isinstance(each, QuantisedLinear)}
+    assert len(layers) == 2 * 7 + 1
+    for name, module in layers.items():
+        assert torch.equal(module.quantised.dense(), through(model.get_submodule(name).weight)), name
+    assert torch.equal(found.model.embed_tokens.weight, through(model.model.embed_tokens.weight))
+    assert found.dtype == torch.float32
+
+
+def test_a_loaded_file(saved: Path) -> None:
+    model = load(saved, device="cpu")
+    assert (model.vocab_size, model.num_layers, model.max_length, model.end_ids) == (288, 2, 128, {2})
+    assert (model.name, model.source) == (str(saved), str(saved))
+    assert load(saved, device="cpu", dtype="bfloat16").dtype == torch.bfloat16
+    assert load_config(saved).rms_norm_eps == 1e-6  # as written in a config, not as float32 holds it
+    assert load_tokenizer(saved)("he").input_ids == [260]
+
+
+def test_half_precision_is_the_files_own(saved: Path, tmp_path: Path) -> None:
+    for kind, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
+        path = gguf_files.rewrite(saved, tmp_path / f"{kind}.gguf", kind=kind)
+        assert load_as_is(path, device="cpu").model.dtype == dtype
+
+
+def test_ends_of_turns_count(saved: Path, tmp_path: Path) -> None:
+    fields = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}
+    assert load(gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields), device="cpu").end_ids == {2, 7, 9}
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_scaled_rotary_embeddings(kind: str, saved: Path, original: Any, tmp_path: Path) -> None:
+    fields = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "yarn":
+        fields["llama.rope.scaling.original_context_length"] = 32
+        rope["original_max_position_embeddings"] = 32
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields)
+    config = load_config(path)
+    assert {key: config.rope_parameters.get(key) for key in rope} == rope
+
+
+def llama3_factors(factor: float) -> torch.Tensor:
+    """As llama.cpp's converter writes them, for heads of 16."""
+    found = []
+    for dimension in range(0, 16, 2):
+        wavelength = 2 * math.pi * 10000.0 ** (dimension / 16)
+        if wavelength < 8192 / 4:
+            found.append(1.0)
+        elif wavelength > 8192 / 1:
+            found.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    assert len(set(found)) > 2
+    return torch.tensor(found, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("factor", "wrong"), [(8.0, False), (32.0, False), (8.0, True)])
+def test_llama_3s_rotary_embedding(factor: float, wrong: bool, saved: Path, tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    factors = llama3_factors(factor)
+    rotary = model_of("llama", rope_parameters=rope).model.rotary_emb
+    plain = 10000.0 ** -(torch.arange(0, 16, 2).double() / 16)
+    torch.testing.assert_close(plain / factors, rotary.inv_freq.double(), rtol=1e-6, atol=0)
+    if wrong:
+        factors[3] *= 1.01
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"rope_freqs.weight": factors.numpy()})
+    if wrong:
+        with pytest.raises(UnsupportedArchitecture, match=r"'rope_freqs\.weight' is not what Llama 3's scaling"):
+            load_config(path)
+    else:
+        assert load_config(path).rope_parameters == rope
+
+
+def test_fingerprints_tell_files_apart(saved: Path, tmp_path: Path) -> None:
+    other = gguf_files.rewrite(saved, tmp_path / "x.gguf", kind="Q8_0")
+    assert fingerprint(saved) == fingerprint_of(str(saved)) == load_as_is(saved, device="cpu").fingerprint
+    assert fingerprint(other) != fingerprint(saved)
+
+
+# ------------------------------------------------------------------ refused
+
+
+def refusal(path: Path, kind: type[ModelError] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
+        load(path, device="cpu")
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    return message
+
+
+def test_a_file_that_is_cut_short_at_any_place(saved: Path, tmp_path: Path) -> None:
+    data, path = saved.read_bytes(), tmp_path / "x.gguf"
+    for size in (0, 3, 4, 20, 100, 1000, 4000, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        message = refusal(path)
+        assert (
+            "is no whole GGUF file" in message or "is cut short: its tensor" in message or "cannot be read" in message
+        )
+    assert "ends at byte" in message
+
+
+def test_a_header_that_is_damaged(saved: Path, tmp_path: Path) -> None:
+    data, path = saved.read_bytes(), tmp_path / "x.gguf"
+    for begin, number, message in (
+        (0, b"GGML", "does not begin with 'GGUF'"),
+        (4, struct.pack("<I", 1), "of version 1; versions 2 and 3"),
+        (4, struct.pack(">I", 3), "big-endian"),
+        (8, struct.pack("<Q", 2**60), "has 0 dimensions"),
+        (16, struct.pack("<Q", 2**60), "in the middle of its header"),
+        (24, struct.pack("<Q", 2**60), "in the middle of its header"),
+    ):
+        path.write_bytes(data[:begin] + number + data[begin + len(number) :])
+        assert message in refusal(path)
+    generator = torch.Generator().manual_seed(0)
+    header = data.index(b"output_norm.weight")
+    for place in torch.randint(4, header, (40,), generator=generator).tolist():  # a bit that nobody reads, or one error
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        with contextlib.suppress(ModelError):
+            load_as_is(path, device="cpu")
+
+
+FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
+    "another architecture": ({"llama.block_count": 0}, ModelError, "its field 'llama.block_count' is 0"),
+    "no layers": ({"llama.block_count": None}, ModelError, "its field 'llama.block_count' is missing"),
+    "text for a number": ({"llama.context_length": "long"}, ModelError, "'llama.context_length' is 'long'"),
+    "an epsilon that is no number": (
+        {"llama.attention.layer_norm_rms_epsilon": float("nan")},
+        ModelError,
+        "'llama.attention.layer_norm_rms_epsilon' is nan",
+    ),
+    "experts": ({"llama.expert_count": 8}, UnsupportedArchitecture, "'llama.expert_count' is 8, which is not computed"),
+    "partial rotary": ({"llama.rope.dimension_count": 8}, UnsupportedArchitecture, "a part of a head only"),
+    "another scaling": ({"llama.rope.scaling.type": "longrope"}, UnsupportedArchitecture, "scaled by 'longrope'"),
+    "heads by layer": (
+        {"llama.attention.head_count_kv": [2, 1]},
+        UnsupportedArchitecture,
+        "different numbers of heads",
+    ),
+    "one of several": ({"split.count": 3}, ModelError, "one of 3 pieces: put them together with llama-gguf-split"),
+    "no tokenizer": (
+        {"tokenizer.ggml.model": None},
+        ModelError,
+        "it holds no tokenizer ('tokenizer.ggml.model', 'tokenizer.ggml.tokens'): convert it again",
+    ),
+    "more layers": ({"llama.block_count": 3}, ModelError, "missing from the checkpoint ('model.layers.2."),
+    "fewer layers": ({"llama.block_count": 1}, ModelError, "'model.layers.1.self_attn.q_proj.weight' has no place"),
+    "another width": (
+        {"llama.feed_forward_length": 128},
+        ModelError,
+        "weights do not fit its config ('model.layers.0.mlp.gate_proj.weight': [96, 64] in the checkpoint, [128, 64]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_fields_that_do_not_fit(case: str, saved: Path, tmp_path: Path) -> None:
+    fields, kind, message = FIELDS[case]
+    assert message in refusal(gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields), kind)
+
+
+def test_another_architecture(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "gemma3")
+    gguf_files.finish(writer, tmp_path / "x.gguf")
+    message = refusal(tmp_path / "x.gguf", UnsupportedArchitecture)
+    assert "architecture 'gemma3', which is not read: llama, qwen2, qwen3 are" in message
+
+
+def test_a_tensor_without_a_place(saved: Path, tmp_path: Path) -> None:
+    odd = torch.zeros(2, 2).numpy()
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"blk.0.ffn_gate_inp.weight": odd})
+    assert "'blk.0.ffn_gate_inp.weight' has no place in a model of type 'llama'" in refusal(path)
+
+
+def test_a_tensor_that_is_missing(saved: Path, tmp_path: Path) -> None:
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"blk.1.attn_k.weight": None})
+    assert "('model.layers.1.self_attn.k_proj.weight', 1 in all)" in refusal(path)
+
+
+def test_a_name_without_a_file() -> None:
+    with pytest.raises(ModelError, match=r"'nowhere\.gguf' does not exist"):
+        load("nowhere.gguf")
+
+
+def test_another_file(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"other")
+    with pytest.raises(ModelError, match=r"is a file: point to the folder .* or to a GGUF file"):
+        load(tmp_path / "weights.bin")
