@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import secrets
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretoken.core.errors import ConfigError, InputError, nearest
-from foretoken.core.laws import LawMaker
-from foretoken.core.randomness import Streams, mix64
-from foretoken.core.sampling import SamplingParams, StructuredOutputs
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
+from foretoken.engine.admission import Admission
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
-from foretoken.engine.output import Chunk, Completion, RequestOutput
+from foretoken.engine.drive import Driver
+from foretoken.engine.output import Chunk, RequestOutput
+from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_list
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
-from foretoken.engine.structured import Grammars
-from foretoken.engine.text import TextStream, text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+
+__all__ = ["LLM", "Messages", "Prompt"]
 
 log = logging.getLogger(__name__)
 
 PREFIX_BYTES = 2**30  # of the cache of keys and values, where prefixes are kept
-
-Prompt = str | Mapping[str, Any] | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -156,10 +151,11 @@ class LLM:
         self.engine = Engine(
             target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step, prefix_bytes=prefix_bytes
         )
-        self.grammars = Grammars(target)
+        self._prompts = PromptReader(target)
+        self._admission = Admission(target, self.recipe, self._prompts, seed)
+        self._driver = Driver(self.engine, max_num_seqs)
         self._seed = seed
         self._prefix_bytes = prefix_bytes
-        self._ids = itertools.count()  # threads may ask at once
 
     @property
     def model_config(self) -> Any:
@@ -191,11 +187,11 @@ class LLM:
             InputError: a prompt is empty, too long or of the wrong kind; nothing was run.
             ConfigError: params do not fit the recipe.
         """
-        many = _as_list(prompts)
-        every = self._params_for(many, params)
+        many = as_list(prompts)
+        every = self._admission.params_for(len(many), params, self.default_params)
         pairs = enumerate(zip(many, every, strict=True))
-        groups = [self._requests(prompt, each, index) for index, (prompt, each) in pairs]
-        return self._run(groups, progress)
+        groups = [self._admission.requests(prompt, each, index) for index, (prompt, each) in pairs]
+        return self._driver.run(groups, progress)
 
     def chat(
         self,
@@ -225,9 +221,7 @@ class LLM:
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
-        if request.text is None:
-            request.text = TextStream(self.tokenizer, prompt=request.tokens)
-        return self._stream(request, reading)
+        return self._driver.stream(request, reading)
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Answer one conversation and yield a chunk per step."""
@@ -244,29 +238,7 @@ class LLM:
         Raises:
             InputError: the model has no chat template, or messages or tools do not fit it.
         """
-        if not self.is_chat_model:
-            raise InputError(f"model '{self.target.name}' has no chat template: use generate with a plain prompt")
-        if not messages:
-            raise InputError("the conversation is empty: give at least one message")
-        for index, message in enumerate(messages):
-            for key in ("role", "content"):
-                if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
-                    raise InputError(f"message {index} needs a string '{key}': {message!r:.80}")
-            _check_unicode(message["content"], f"message {index}")
-        if tools and "tools" not in str(self.tokenizer.chat_template):
-            raise InputError(f"the chat template of model '{self.target.name}' knows no tools: leave them out")
-        try:
-            ids = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-            )["input_ids"]
-        except Exception as error:
-            # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
-            raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
-        return {"prompt_token_ids": list(ids)}
+        return self._prompts.of_chat(messages, tools)
 
     def new_requests(
         self,
@@ -293,16 +265,9 @@ class LLM:
                 writes in which drafter and target take turns.
         """
         params = params or SamplingParams()
-        self._params_for([prompt], params)
-        if max_draft is not None:
-            if not isinstance(max_draft, int) or isinstance(max_draft, bool) or max_draft < 0:
-                raise ConfigError(f"max_draft={max_draft!r} must be an integer, at least 0; 0 is plain decoding")
-            if self.recipe.takes_turns:
-                raise ConfigError(
-                    f"max_draft={max_draft}: with method '{self.recipe.method}' drafter and target take turns, so that "
-                    "another length is another text; leave it out"
-                )
-        requests = self._requests(prompt, params, 0)
+        self._admission.params_for(1, params, params)
+        self._admission.check_draft(max_draft)
+        requests = self._admission.requests(prompt, params, 0)
         for request in requests:
             request.max_draft = max_draft
             request.cache_salt = cache_salt
@@ -315,188 +280,13 @@ class LLM:
             group: all of them.
             prompt: its text if that is known; None: decoded again.
         """
-        first = group[0]
-        prompt_ids = first.tokens[: first.num_prompt]
-        if prompt is None:
-            prompt = self._prompt_text(first)
-        completions = [self._completion(request) for request in group]
-        return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
+        return self._driver.output_of(group, prompt)
 
     def close(self) -> None:
         """Cancel whatever runs, and end threads of an executor's."""
         for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
             self.engine.cancel(request)
         self.engine.close()
-
-    # ------------------------------------------------------------------ inside
-
-    def _params_for(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            every = [params or self.default_params] * len(prompts)
-        elif isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
-            raise ConfigError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
-        else:
-            every = list(params)
-            if len(every) != len(prompts):
-                raise ConfigError(f"{len(every)} sampling params for {len(prompts)} prompts: give one, or one each")
-        for each in every:
-            if not isinstance(each, SamplingParams):
-                raise ConfigError(f"params must be SamplingParams, not {type(each).__name__}")
-            self.recipe.check(each)
-            for name, ids in (("stop_token_ids", each.stop_token_ids), ("logit_bias", each.logit_bias or ())):
-                for token in ids:
-                    if token >= self.target.vocab_size:
-                        raise ConfigError(f"{name} has {token}: the vocabulary has {self.target.vocab_size} entries")
-        return every
-
-    def _prompt_ids(self, prompt: Prompt, index: int) -> list[int]:
-        where = f"prompt {index}"
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                prompt = prompt["prompt_token_ids"]
-            elif "prompt" in prompt:
-                prompt = prompt["prompt"]
-            else:
-                raise InputError(f"{where} has keys {sorted(prompt)}: give 'prompt' or 'prompt_token_ids'")
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InputError(f"{where} is empty: give at least one character")
-            _check_unicode(prompt, where)
-            ids = list(self.tokenizer(prompt)["input_ids"])
-        elif isinstance(prompt, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-            ids = list(prompt)
-        else:
-            raise InputError(f"{where} must be a string or a list of token ids, not {type(prompt).__name__}")
-        if not ids:
-            raise InputError(f"{where} is empty: give at least one token")
-        vocab_size = self.target.vocab_size
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise InputError(f"{where} has token id {token}: the vocabulary has {vocab_size} entries")
-        if len(ids) >= self.target.max_length:
-            raise InputError(
-                f"{where} has {len(ids)} tokens; the context holds {self.target.max_length}, "
-                "the output included: shorten it"
-            )
-        return ids
-
-    def _requests(self, prompt: Prompt, params: SamplingParams, index: int) -> list[Request]:
-        """One request per completion."""
-        ids = self._prompt_ids(prompt, index)
-        request_ids = [next(self._ids) for _ in range(params.n)]
-        base = params.seed
-        if base is None:
-            base = secrets.randbits(63) if self._seed is None else mix64(self._seed ^ mix64(request_ids[0])) >> 1
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= self.target.end_ids
-        requests = []
-        for number, request_id in enumerate(request_ids):
-            # mixed twice: a sum would be the seed of a neighbour's completion, too
-            seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
-            constraint = None
-            if isinstance(params.structured_outputs, StructuredOutputs):
-                constraint = self.grammars.constraint(params.structured_outputs, stop_ids)
-            laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device, constraint)
-            text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
-            requests.append(
-                Request(
-                    request_id=request_id,
-                    tokens=list(ids),
-                    num_prompt=len(ids),
-                    params=params,
-                    streams=Streams(seed, self.target.device),
-                    laws=laws,
-                    stop_ids=stop_ids,
-                    max_total=min(len(ids) + params.max_tokens, self.target.max_length),
-                    text=text,
-                    logprobs=None if params.logprobs is None else [],
-                    prompt_logprobs=None if params.prompt_logprobs is None or number else [],
-                )
-            )
-        return requests
-
-    def _run(
-        self, groups: list[list[Request]], progress: Callable[[RequestOutput], None] | None
-    ) -> list[RequestOutput]:
-        for group in groups:
-            for request in group:
-                self.engine.add(request)
-        # Requests start in order, so those that run are of the first groups that have not ended. Groups are looked at
-        # instead of what a step returns: a step of another thread may have ended them, or this one a stream's.
-        waiting, started = deque(groups), deque[list[Request]]()
-        try:
-            while waiting or started:
-                while waiting and len(started) < self.max_num_seqs:
-                    started.append(waiting.popleft())
-                with self.engine.lock:  # a request is finished a moment before it has its last tokens
-                    ended = [group for group in started if all(request.finished for request in group)]
-                if not ended:
-                    self.engine.step()
-                for group in ended:
-                    started.remove(group)
-                    if progress is not None:
-                        progress(self.output_of(group))
-        except BaseException as stop:
-            for group in groups:
-                for request in group:
-                    self.engine.cancel(request)
-            if isinstance(stop, KeyboardInterrupt) and progress is not None:
-                for group in (*started, *waiting):  # what was generated is not lost: hand it over as it stands
-                    if any(each.num_output for each in group):
-                        progress(self.output_of(group))
-            raise
-        return [self.output_of(group) for group in groups]
-
-    def _stream(self, request: Request, reading: Callable[[int, int], None] | None) -> Iterator[Chunk]:
-        assert request.text is not None
-        prompt = self._prompt_text(request)
-        self.engine.add(request)
-        sent = 0
-        try:
-            while True:
-                with self.engine.lock:  # tokens, text and end as of one moment
-                    tokens, ended = request.tokens[request.num_prompt + sent :], request.finished
-                    if tokens or ended:
-                        output = self.output_of([request], prompt)
-                        text = request.text.release(final=ended)
-                if not tokens and not ended:
-                    self.engine.step()
-                    slot = request.slot  # none while it waits, nor once it has ended
-                    if reading is not None and not request.num_output and slot >= 0:
-                        reading(self.engine.cache.lengths[slot], request.num_prompt)
-                    continue
-                sent += len(tokens)
-                yield Chunk(text, tokens, output)
-                if ended:  # as of this chunk: somebody else's step may have ended the request since
-                    return
-        finally:
-            self.engine.cancel(request)
-
-    def _prompt_text(self, request: Request) -> str:
-        ids = request.tokens[: request.num_prompt]
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-    def _completion(self, request: Request) -> Completion:
-        if request.text is None:
-            ids = request.output_ids
-            if request.finish_reason == "stop":
-                ids = ids[:-1]
-            text = text_of(self.tokenizer, ids, request.tokens[: request.num_prompt])
-        else:
-            if request.finished:
-                request.text.close()
-            text = request.text.text
-        return Completion(
-            text,
-            request.output_ids,
-            request.finish_reason,
-            request.error,
-            request.metrics,
-            request.logprobs,
-            self.recipe.promise_for(request.params),
-        )
 
 
 def _check_limits(max_num_seqs: int, max_rows_per_step: int) -> None:
@@ -516,24 +306,3 @@ def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
             found.in_words,
         )
     return found.params
-
-
-def _check_unicode(text: str, place: str) -> None:
-    """Refuse half of a surrogate pair, which no tokenizer takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"{place} is not valid Unicode (character {error.start + 1}): save it as UTF-8") from None
-
-
-def _as_list(prompts: Any) -> list[Any]:
-    """One prompt or several: a list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise InputError(f"prompts must be a string, a mapping or a list of them, not {type(prompts).__name__}")
-    if prompts and all(isinstance(each, int) for each in prompts):
-        return [prompts]
-    if not prompts:
-        raise InputError("there are no prompts: give at least one")
-    return list(prompts)
