@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.sampling import SamplingParams, StructuredOutputs
+from foretoken.core.words import Both
 from foretoken.engine.prompts import Prompt, PromptReader
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 from foretoken.engine.structured import Grammars
 from foretoken.engine.text import TextStream
+from foretoken.engine.words import words_of
 from foretoken.models.language_model import LanguageModel
 
 
@@ -57,8 +61,8 @@ class Admission:
             if not isinstance(each, SamplingParams):
                 raise ConfigError(f"params must be SamplingParams, not {type(each).__name__}")
             self._recipe.check(each)
-            for name, ids in (("stop_token_ids", each.stop_token_ids), ("logit_bias", each.logit_bias or ())):
-                for token in ids:
+            for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+                for token in getattr(each, name) or ():
                     if token >= self._target.vocab_size:
                         raise ConfigError(f"{name} has {token}: the vocabulary has {self._target.vocab_size} entries")
         return every
@@ -86,9 +90,10 @@ class Admission:
             index: the prompt's place among those of a call, for messages.
         Raises:
             InputError: the prompt cannot be used.
-            ConfigError: structured outputs cannot be had.
+            ConfigError: structured outputs cannot be had, or no token would be allowed.
         """
-        target, ids = self._target, self._prompts.ids(prompt, index)
+        params = copy.copy(params)  # what is set afterwards is for later requests
+        target, ids = self._target, self._prompts.ids(prompt, index, _kept(params, self._target.max_length))
         request_ids = [next(self._ids) for _ in range(params.n)]
         base = params.seed
         if base is None:
@@ -96,15 +101,17 @@ class Admission:
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= target.end_ids
+        words = words_of(params, target)
         requests = []
         for number, request_id in enumerate(request_ids):
             # mixed twice: a sum would be the seed of a neighbour's completion, too
             seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
-            constraint = None
+            constraint: Constraint | None = None if words is None else words.copy()
             if isinstance(params.structured_outputs, StructuredOutputs):
-                constraint = self._grammars.constraint(params.structured_outputs, stop_ids)
+                grammar = self._grammars.constraint(params.structured_outputs, stop_ids)
+                constraint = grammar if constraint is None else Both(grammar, constraint)
             laws = LawMaker(params, ids, target.vocab_size, stop_ids, target.device, constraint)
-            text = TextStream(target.tokenizer, params.stop_strings, ids) if params.stop_strings else None
+            text = TextStream.of(target.tokenizer, params, ids) if params.stop_strings else None
             requests.append(
                 Request(
                     request_id=request_id,
@@ -121,3 +128,9 @@ class Admission:
                 )
             )
         return requests
+
+
+def _kept(params: SamplingParams, context: int) -> int | None:
+    """How many of a prompt's tokens are kept, at most; None: all, or it is refused."""
+    asked = params.truncate_prompt_tokens
+    return max(1, context - params.max_tokens) if asked == -1 else asked

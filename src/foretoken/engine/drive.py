@@ -9,6 +9,7 @@ from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
 from foretoken.engine.text import TextStream, text_of
+from foretoken.engine.totals import Totals
 
 
 class Driver:
@@ -17,10 +18,12 @@ class Driver:
     Args:
         engine: runs them.
         max_num_seqs: requests that run at once, at most.
+        totals: take in every request that has ended.
     """
 
-    def __init__(self, engine: Engine, max_num_seqs: int) -> None:
+    def __init__(self, engine: Engine, max_num_seqs: int, totals: Totals) -> None:
         self._engine = engine
+        self._totals = totals
         self._tokenizer = engine.target.tokenizer
         self._max_num_seqs = max_num_seqs
 
@@ -47,6 +50,7 @@ class Driver:
                     self._engine.step()
                 for group in ended:
                     started.remove(group)
+                    self._totals.count(group)
                     if progress is not None:
                         progress(self.output_of(group))
         except BaseException as stop:
@@ -68,7 +72,7 @@ class Driver:
                 how many there are.
         """
         if request.text is None:
-            request.text = TextStream(self._tokenizer, prompt=request.tokens)
+            request.text = TextStream.of(self._tokenizer, request.params, request.tokens)
         return self._chunks(request, request.text, reading)
 
     def output_of(self, group: Sequence[Request], prompt: str | None = None) -> RequestOutput:
@@ -82,8 +86,14 @@ class Driver:
         prompt_ids = first.tokens[: first.num_prompt]
         if prompt is None:
             prompt = self._prompt_text(first)
-        completions = [self._completion(request) for request in group]
-        return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
+        return RequestOutput(
+            prompt,
+            prompt_ids,
+            [self._completion(request, index) for index, request in enumerate(group)],
+            first.prompt_logprobs,
+            str(first.request_id),
+            first.num_cached,
+        )
 
     # ------------------------------------------------------------------ inside
 
@@ -112,18 +122,21 @@ class Driver:
                     return
         finally:
             engine.cancel(request)
+            self._totals.count([request])
 
     def _prompt_text(self, request: Request) -> str:
         ids = request.tokens[: request.num_prompt]
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def _completion(self, request: Request) -> Completion:
+    def _completion(self, request: Request, index: int) -> Completion:
+        params = request.params
         if request.text is None:
             ids = request.output_ids
-            if request.finish_reason == "stop":
+            if request.finish_reason == "stop" and not params.include_stop_str_in_output:
                 ids = ids[:-1]
-            text = text_of(self._tokenizer, ids, request.tokens[: request.num_prompt])
+            prompt = request.tokens[: request.num_prompt]
+            text = text_of(self._tokenizer, ids, prompt, skip_special=params.skip_special_tokens)
         else:
             if request.finished:
                 request.text.close()
@@ -135,5 +148,7 @@ class Driver:
             request.error,
             request.metrics,
             request.logprobs,
-            self._engine.recipe.promise_for(request.params),
+            self._engine.recipe.promise_for(params),
+            index,
+            request.stop_reason,
         )

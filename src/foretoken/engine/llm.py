@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,15 +12,19 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.plain import misspelt
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine import compose
+from foretoken.engine import compose, limits
 from foretoken.engine.admission import Admission
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.drive import Driver
 from foretoken.engine.output import Chunk, RequestOutput
-from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_list
+from foretoken.engine.progress import shown
+from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
+from foretoken.engine.totals import Metric, Totals
+from foretoken.engine.vllm_options import check_options
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 
@@ -49,11 +55,14 @@ class LLM:
         generation_config: "auto": requests without params take what the checkpoint's ``generation_config.json`` asks
             for (``default_params``), as vLLM's and transformers' do; "none": they are greedy. Requests with params
             are as these say. One warning says what is asked for.
+        revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
         enable_prefix_caching: what a request has read is kept, and not read again for a prompt that begins alike
             (engine/prefixes.py). The text is the same; the time to the first token is not, so measurements leave it
             off. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
         prefix_cache_bytes: the cache of keys and values is not made larger than this for that purpose.
+        others: options of vLLM's ``LLM`` that ask for what is so here (``tensor_parallel_size=1``); one line of the log
+            names them, and every other is refused (engine/vllm_options.py).
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -72,23 +81,33 @@ class LLM:
         max_rows_per_step: int = 512,
         seed: int | None = None,
         generation_config: str = "auto",
+        revision: str | None = None,
         trust_remote_code: bool = False,
         enable_prefix_caching: bool = False,
         prefix_cache_bytes: int = PREFIX_BYTES,
+        **others: Any,
     ) -> None:
-        _check_limits(max_num_seqs, max_rows_per_step)
+        check_options(others, inspect.signature(LLM).parameters)
+        limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
         if generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
+        limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
         if threads is not None:
-            if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-                raise ConfigError(f"threads={threads!r} must be an integer, at least 1; leave it out for torch's")
-            torch.set_num_threads(threads)
-        target = load(model, dtype=dtype, device=device, max_length=max_model_len, trust_remote_code=trust_remote_code)
+            torch.set_num_threads(limits.threads(threads))
+        target = load(
+            model,
+            dtype=dtype,
+            device=device,
+            max_length=max_model_len,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
         prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
         self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
 
     @classmethod
+    @misspelt
     def from_target(
         cls,
         target: LanguageModel,
@@ -112,7 +131,7 @@ class LLM:
             ConfigError: an option is unknown or out of range.
             ModelError: a draft model or a learned part cannot be had, or does not fit the target.
         """
-        _check_limits(max_num_seqs, max_rows_per_step)
+        limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
         llm = cls.__new__(cls)
         defaults = default_params or SamplingParams()
         prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
@@ -153,7 +172,8 @@ class LLM:
         )
         self._prompts = PromptReader(target)
         self._admission = Admission(target, self.recipe, self._prompts, seed)
-        self._driver = Driver(self.engine, max_num_seqs)
+        self._totals = Totals()
+        self._driver = Driver(self.engine, max_num_seqs, self._totals)
         self._seed = seed
         self._prefix_bytes = prefix_bytes
 
@@ -167,18 +187,37 @@ class LLM:
         """Whether the tokenizer brings a chat template."""
         return bool(self.tokenizer.chat_template)
 
+    def get_tokenizer(self) -> Any:
+        """The target's tokenizer, of transformers."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of ``default_params``, to be changed and given to :meth:`generate`."""
+        return copy.copy(self.default_params)
+
+    def get_metrics(self) -> list[Metric]:
+        """What requests of :meth:`generate`, :meth:`chat` and :meth:`stream` have come to, under vLLM's names."""
+        scheduler = self.engine.scheduler
+        return self._totals.metrics(len(scheduler.running), len(scheduler.waiting))
+
+    @misspelt
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all of them together in one continuous batch.
 
         Args:
-            prompts: one prompt or several; each a string, ``{"prompt": str}`` or ``{"prompt_token_ids": [int]}``.
+            prompts: one prompt or several; each a string, ``{"prompt": str}``, ``{"prompt_token_ids": [int]}``, or
+                token ids, also as an array.
             params: one for all, or one per prompt; None takes ``default_params``.
+            sampling_params: the same under vLLM's name.
+            use_tqdm: a bar on standard error, as vLLM draws it; a class like ``tqdm.tqdm`` draws in its way.
             progress: called with each output as it finishes.
         Returns:
             one output per prompt, in order. A request that fails while running has finish_reason "error" and its
@@ -187,23 +226,45 @@ class LLM:
             InputError: a prompt is empty, too long or of the wrong kind; nothing was run.
             ConfigError: params do not fit the recipe.
         """
+        params = _one_of(params, sampling_params)
         many = as_list(prompts)
         every = self._admission.params_for(len(many), params, self.default_params)
         pairs = enumerate(zip(many, every, strict=True))
         groups = [self._admission.requests(prompt, each, index) for index, (prompt, each) in pairs]
-        return self._driver.run(groups, progress)
+        with shown(use_tqdm, len(groups), progress) as told:
+            return self._driver.run(groups, told)
 
+    @misspelt
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations: the chat template turns each into a prompt. See :meth:`generate`."""
-        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.chat_prompt(each) for each in conversations], params, progress=progress)
+        """Answer conversations: the chat template turns each into a prompt.
 
+        Arguments are those of :meth:`generate` and :meth:`chat_prompt`.
+        """
+        prompts = [
+            self._prompts.of_chat(
+                each,
+                tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for each in as_conversations(messages)
+        ]
+        return self.generate(prompts, _one_of(params, sampling_params), use_tqdm=use_tqdm, progress=progress)
+
+    @misspelt
     def stream(
         self,
         prompt: Prompt,
@@ -217,7 +278,7 @@ class LLM:
             reading: called after each step until the first token, with how many of the prompt's tokens are read, and
                 how many there are.
         """
-        params = params or self.default_params
+        (params,) = self._admission.params_for(1, params, self.default_params)
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
@@ -227,19 +288,38 @@ class LLM:
         """Answer one conversation and yield a chunk per step."""
         return self.stream(self.chat_prompt(messages), params)
 
+    @misspelt
     def chat_prompt(
-        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> dict[str, list[int]]:
         """The prompt that the chat template makes of a conversation.
 
         Args:
-            messages: mappings with ``role`` and ``content``, and what else the template reads.
+            messages: mappings with ``role`` and ``content`` (a text, or a list of ``{"type": "text", "text": ...}``,
+                which are joined by line ends), and what else the template reads.
             tools: functions that the model may call, as JSON schemas; how it says that it calls one is the template's.
+            chat_template: in Jinja; None: the tokenizer's own.
+            add_generation_prompt: what opens an answer stands at the end.
+            continue_final_message: the last message is not closed, so that the answer goes on with it.
         Raises:
             InputError: the model has no chat template, or messages or tools do not fit it.
+            ConfigError: the last message cannot both be continued and answered.
         """
-        return self._prompts.of_chat(messages, tools)
+        return self._prompts.of_chat(
+            messages,
+            tools,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
+    @misspelt
     def new_requests(
         self,
         prompt: Prompt,
@@ -282,17 +362,24 @@ class LLM:
         """
         return self._driver.output_of(group, prompt)
 
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Cancel whatever runs, and end threads of an executor's."""
+        """Cancel whatever runs, and end threads of an executor's. ``with LLM(...) as llm:`` does so at its end."""
         for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
             self.engine.cancel(request)
         self.engine.close()
 
 
-def _check_limits(max_num_seqs: int, max_rows_per_step: int) -> None:
-    for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
+def _one_of(params: Any, sampling_params: Any) -> Any:
+    """Params under either name."""
+    if params is not None and sampling_params is not None:
+        raise ConfigError("both params and sampling_params are given: keep one")
+    return params if sampling_params is None else sampling_params
 
 
 def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
