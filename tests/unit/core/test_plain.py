@@ -40,7 +40,7 @@ def test_params_take_what_numpy_holds():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"temprature": 1.0}, "SamplingParams has no 'temprature': did you mean 'temperature'"),
+        ({"temperatur": 1.0}, "SamplingParams has no 'temperatur': did you mean 'temperature'"),
         ({"guided_decoding": {}}, "SamplingParams has no 'guided_decoding': it is called structured_outputs"),
         ({"max_new_tokens": 5}, "it is called max_tokens"),
         ({"n": 10**9}, "n=1000000000 must be an integer, between 1 and 16384"),
@@ -89,4 +89,4 @@ def test_a_function_keeps_its_name_and_takes_what_it_knows():
     assert add.__name__ == "add"
     assert add(1, second=2) == 3
     with pytest.raises(ConfigError, match="did you mean 'second'"):
-        add(1, secnd=2)  # type: ignore[call-arg]
+        add(1, secondd=2)  # type: ignore[call-arg]
