@@ -19,6 +19,7 @@ from foretoken.analysis.exactness.recipe_law import Choosy, TextLaw, text_law
 from foretoken.core.draft import Tabulated
 from foretoken.core.protocols import Drafter
 from foretoken.core.siblings import draw_siblings
+from foretoken.core.words import Words
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.drafting.draft_runner import Rows, RunnerBuilder
 from foretoken.engine.llm import LLM
@@ -149,3 +150,38 @@ def test_the_certificate_refuses_draws_that_it_cannot_replay() -> None:
 def test_every_kind_of_drawn_draft_is_enumerated() -> None:
     kinds: Sequence[Any] = Tabulated.__args__  # type: ignore[attr-defined]
     assert {law for case in DRAWING.values() for law in case.laws} >= set(kinds)
+
+
+FILTERED = [name for name, case in DRAWING.items() if case.entry.name in ("draft_model", "eagle", "kangaroo")]
+
+
+def forbidden(trees: bool) -> dict[str, Any]:
+    """Words of tokens that texts are made of; of two where there are three of them."""
+    sequences = [[20, 57], [57, 33, 20]] if trees else [[20, 57, 57], [57, 20, 20]]
+    words = [model(0).tokenizer.decode(ids) for ids in sequences]
+    assert [model(0).tokenizer(word, add_special_tokens=False)["input_ids"] for word in words] == sequences
+    return {"bad_words": words}
+
+
+@cache
+def plain_without_words(trees: bool) -> TextLaw:
+    tokens, length = ([20, 57, 33], 3) if trees else ([20, 57], 4)
+    llm = with_config(None, target=model(0))
+    return text_law(llm, PROMPT, tokens, length=length, num_nodes=0, filters=forbidden(trees))
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_the_law_without_some_words_is_the_target_s(name: str) -> None:
+    llm = recipe(DRAWING[name])
+    trees = llm.recipe.drafter.branches
+    wanted = plain_without_words(trees)
+    assert 2 <= len(wanted.chances) < len(plain(trees).chances)
+    assert law_of(llm, filters=forbidden(trees)).distance(wanted) <= EXACT
+
+
+def test_words_that_are_looked_for_in_what_is_committed_only_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = recipe(DRAWING["draft_model-chain"])
+    wanted = plain_without_words(False)
+    allowed = Words.allowed
+    monkeypatch.setattr(Words, "allowed", lambda words, path: allowed(words, []))
+    assert law_of(llm, filters=forbidden(False)).distance(wanted) > CAUGHT

@@ -258,7 +258,7 @@ class LawMaker:
             if params.temperature < 1e-3:
                 # quotients may overflow: with the maximum at zero they go to -inf at worst, which is right
                 x_MV -= x_MV.amax(-1, keepdim=True)
-            x_MV /= max(params.temperature, 1e-30)  # float32 has no smaller number to divide by safely
+            x_MV /= min(max(params.temperature, 1e-30), 1e30)  # float32 has none beyond to divide by safely
         return _filter(x_MV, params)
 
     def _constrain(

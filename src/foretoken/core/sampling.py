@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.plain import misspelt, plain
 
-
-def _normalise_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+_MOST = 16_384  # completions of a prompt; each has a law and a history of its own from the beginning
+_ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
+    "guided_decoding": "it is called structured_outputs",
+    "best_of": "use n",
+    "use_beam_search": "there is no beam search; use n with a temperature",
+    "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
+    "output_kind": "use stream for pieces of an answer",
+    "detokenize": "texts are always made; token_ids are there, too",
+    "max_new_tokens": "it is called max_tokens",
+    "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +83,10 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SamplingParams:
-    """How to turn logits into tokens, and when to stop.
+    """How to turn logits into tokens, and when to stop. A field may be set afterwards; it is checked then, too, and
+    requests that run keep what they were given.
 
     Attributes:
         temperature: 0 is greedy decoding. Differs from vLLM: the default is 0, since this engine's first promise is
@@ -95,22 +104,30 @@ class SamplingParams:
             which may cost some speed. The recipe and the engine's limits (``max_num_seqs``, ``max_rows_per_step``) are
             part of that promise, unless the recipe promises the same stream: then nothing of a draft shows, and
             measured lengths stay. So they do at temperature 0, where no draft can change the text.
-        max_tokens: exact upper bound on generated tokens.
+        max_tokens: exact upper bound on generated tokens. Differs from vLLM: the default is 128, not 16, and there is
+            always one; more than the context holds is as much as it holds.
         min_tokens: stop tokens are impossible before so many generated tokens.
         stop: strings that end the text; not included in it.
         stop_token_ids: tokens that end the text, beside the model's own; kept in token_ids, not in the text.
+        include_stop_str_in_output: the stop string, or the text of the stop token, stays at the text's end.
+        skip_special_tokens: special tokens are left out of the text; they are in token_ids.
         logprobs: None for none; k for the emitted token's log-probability and the k most probable tokens', under
             the model's own law before temperature, penalties and filters.
         prompt_logprobs: the same of every token of the prompt but the first; None for none. The whole prompt is read
             for it, with logits of every row.
-        n: independent completions of the same prompt.
+        n: independent completions of the same prompt, 16384 at most.
         logit_bias: token id -> value added to its logit.
+        bad_words: texts that are not written: the last token that would complete one, as the tokenizer splits it at the
+            beginning of a text or behind a space, is impossible. A text that is split in another way may come out.
+        allowed_token_ids: no other token is possible; the model's end of text is one only if it is among them.
+        truncate_prompt_tokens: keep the last so many tokens of the prompt; -1: as many as leave room for max_tokens.
         ignore_eos: do not stop at the model's end-of-text tokens.
         structured_outputs: what the text has to be, as :class:`StructuredOutputs` or a mapping of its fields; a text
             that ``max_tokens`` cuts is the beginning of one. Not with ``ignore_eos`` or ``min_tokens``: a text that
             is complete must be able to end.
 
-    Order of application: logit_bias, penalties, min_tokens, structured_outputs, temperature, min_p, top_k, top_p.
+    Order of application: logit_bias, penalties, min_tokens, structured_outputs with bad_words and allowed_token_ids,
+    temperature, min_p, top_k, top_p. Numbers and arrays of numpy and torch are taken for what they hold.
 
     Raises:
         ConfigError: a value is out of range; the message names field, value and remedy.
@@ -128,16 +145,26 @@ class SamplingParams:
     min_tokens: int = 0
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = field(default_factory=tuple)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
     logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = field(default_factory=tuple)
+    allowed_token_ids: Sequence[int] | None = None
+    truncate_prompt_tokens: int | None = None
     ignore_eos: bool = False
     structured_outputs: StructuredOutputs | Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _normalise_stop(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_as = super().__setattr__
+        for each in fields(self):
+            set_as(each.name, plain(getattr(self, each.name)))
+        set_as("stop", _texts("stop", self.stop))
+        set_as("bad_words", _texts("bad_words", self.bad_words))
+        set_as("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids) or ())
+        set_as("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
         self._check_number("temperature", 0.0, math.inf, "use 0 for greedy decoding")
         self._check_number("top_p", 0.0, 1.0, "use 1 to keep every token", open_low=True)
         self._check_number("min_p", 0.0, 1.0, "use 0 to keep every token")
@@ -148,24 +175,43 @@ class SamplingParams:
         self._check_integer("max_tokens", 1, "ask for at least one token")
         self._check_integer("min_tokens", 0, "use 0 for none")
         self._check_integer("n", 1, "ask for at least one completion")
+        self._check_integer("n", 1, "ask for more in several calls", high=_MOST)
         if self.seed is not None:
             self._check_integer("seed", 0, "use a non-negative integer below 2**63", high=2**63 - 1)
+        if self.truncate_prompt_tokens is not None:
+            self._check_integer("truncate_prompt_tokens", -1, "use None to keep the whole prompt")
+            if self.truncate_prompt_tokens == 0:
+                raise ConfigError("truncate_prompt_tokens=0 leaves no prompt: keep at least one token, or -1")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._check_integer(name, 0, "use None for none", high=1000)
+        for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r:.60} must be True or False")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: "
                 "lower one or raise the other"
             )
-        for text in self.stop_strings:
-            if not isinstance(text, str) or not text:
-                raise ConfigError(f"stop={text!r} must be a non-empty string")
-        for token in self.stop_token_ids:
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise ConfigError(f"stop_token_ids has {token!r}: token ids are non-negative integers")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ConfigError("allowed_token_ids is empty: nothing could be written; use None to allow every token")
         self._check_bias()
         self._check_structured()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [each.name for each in fields(self)]
+        if name not in known:
+            raise ConfigError(f"unknown sampling parameter '{name}': {nearest(name, known)}")
+        if not all(each in self.__dict__ for each in known):  # while it is made
+            super().__setattr__(name, value)
+            return
+        before = dict(self.__dict__)
+        try:
+            super().__setattr__(name, value)
+            self.__post_init__()
+        except ConfigError:
+            self.__dict__.update(before)
+            raise
 
     @property
     def greedy(self) -> bool:
@@ -180,7 +226,7 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
-        return _normalise_stop(self.stop)
+        return _texts("stop", self.stop)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
@@ -188,7 +234,7 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         for key in values:
             if key not in known:
-                raise ConfigError(f"unknown sampling parameter '{key}': {nearest(key, known)}")
+                raise ConfigError(f"unknown sampling parameter '{key}': {_ELSEWHERE.get(key) or nearest(key, known)}")
         return cls(**values)  # type: ignore[arg-type]
 
     def _check_number(self, name: str, low: float, high: float, remedy: str, *, open_low: bool = False) -> None:
@@ -196,7 +242,7 @@ class SamplingParams:
         fits = (
             isinstance(value, (int, float))
             and not isinstance(value, bool)
-            and math.isfinite(value)
+            and abs(value) < 1e300  # neither NaN nor infinite, nor an integer that no float holds
             and (low < value if open_low else low <= value)
             and value <= high
         )
@@ -231,8 +277,48 @@ class SamplingParams:
     def _check_bias(self) -> None:
         if self.logit_bias is None:
             return
-        for token, value in self.logit_bias.items():
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError(f"logit_bias={self.logit_bias!r:.60} must be a mapping of token ids to numbers")
+        bias = {plain(token): plain(value) for token, value in self.logit_bias.items()}
+        for token, value in bias.items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise ConfigError(f"logit_bias has key {token!r}: keys are token ids")
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value) or value == math.inf:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not -math.inf <= value < math.inf:
                 raise ConfigError(f"logit_bias[{token}]={value!r} must be a number (-inf forbids the token)")
+        super().__setattr__("logit_bias", bias)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several, always as a tuple."""
+    if value is None:
+        return ()
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Iterable) or isinstance(texts, (bytes, Mapping)):
+        raise ConfigError(f"{name}={value!r:.60} must be a text or a list of texts")
+    texts = tuple(texts)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"{name}={text!r:.60} must be a non-empty string")
+    return texts
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    """Token ids as a tuple; None if there are none."""
+    if value is None:
+        return None
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        raise ConfigError(f"{name}={value!r:.60} must be a list of token ids")
+    ids = tuple(plain(each) for each in value)
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ConfigError(f"{name} has {token!r:.60}: token ids are non-negative integers")
+    return ids
+
+
+def _named(cls: type[Any]) -> None:
+    """Let a class say what a misspelt keyword was meant to be."""
+    cls.__init__ = misspelt(cls.__init__, _ELSEWHERE)
+
+
+_named(SamplingParams)
+_named(StructuredOutputs)

@@ -115,7 +115,8 @@ class Decider:
         # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
         if not math.isfinite(laws.logits_at(0).max()):
             raise RequestError(
-                "no token is possible here: logit_bias, min_tokens and structured_outputs forbid all of them"
+                "no token is possible here: logit_bias, min_tokens, structured_outputs, bad_words and "
+                "allowed_token_ids forbid all of them"
             )
 
     def _ask(self, jobs: Sequence[Job]) -> None:

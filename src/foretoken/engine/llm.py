@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
+import inspect
 import logging
-import secrets
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretoken.core.errors import ConfigError, InputError, nearest
-from foretoken.core.laws import LawMaker
-from foretoken.core.randomness import Streams, mix64
-from foretoken.core.sampling import SamplingParams, StructuredOutputs
-from foretoken.engine import compose
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.plain import misspelt
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine import compose, limits
+from foretoken.engine.admission import Admission
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
-from foretoken.engine.output import Chunk, Completion, RequestOutput
+from foretoken.engine.drive import Driver
+from foretoken.engine.output import Chunk, RequestOutput
+from foretoken.engine.progress import shown
+from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
-from foretoken.engine.structured import Grammars
-from foretoken.engine.text import TextStream, text_of
+from foretoken.engine.totals import Metric, Totals
+from foretoken.engine.vllm_options import check_options
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+
+__all__ = ["LLM", "Messages", "Prompt"]
 
 log = logging.getLogger(__name__)
 
 PREFIX_BYTES = 2**30  # of the cache of keys and values, where prefixes are kept
-
-Prompt = str | Mapping[str, Any] | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -54,11 +55,14 @@ class LLM:
         generation_config: "auto": requests without params take what the checkpoint's ``generation_config.json`` asks
             for (``default_params``), as vLLM's and transformers' do; "none": they are greedy. Requests with params
             are as these say. One warning says what is asked for.
+        revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
         enable_prefix_caching: what a request has read is kept, and not read again for a prompt that begins alike
             (engine/prefixes.py). The text is the same; the time to the first token is not, so measurements leave it
             off. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
         prefix_cache_bytes: the cache of keys and values is not made larger than this for that purpose.
+        others: options of vLLM's ``LLM`` that ask for what is so here (``tensor_parallel_size=1``); one line of the log
+            names them, and every other is refused (engine/vllm_options.py).
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -77,23 +81,33 @@ class LLM:
         max_rows_per_step: int = 512,
         seed: int | None = None,
         generation_config: str = "auto",
+        revision: str | None = None,
         trust_remote_code: bool = False,
         enable_prefix_caching: bool = False,
         prefix_cache_bytes: int = PREFIX_BYTES,
+        **others: Any,
     ) -> None:
-        _check_limits(max_num_seqs, max_rows_per_step)
+        check_options(others, inspect.signature(LLM).parameters)
+        limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
         if generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
+        limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
         if threads is not None:
-            if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-                raise ConfigError(f"threads={threads!r} must be an integer, at least 1; leave it out for torch's")
-            torch.set_num_threads(threads)
-        target = load(model, dtype=dtype, device=device, max_length=max_model_len, trust_remote_code=trust_remote_code)
+            torch.set_num_threads(limits.threads(threads))
+        target = load(
+            model,
+            dtype=dtype,
+            device=device,
+            max_length=max_model_len,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
         prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
         self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
 
     @classmethod
+    @misspelt
     def from_target(
         cls,
         target: LanguageModel,
@@ -117,7 +131,7 @@ class LLM:
             ConfigError: an option is unknown or out of range.
             ModelError: a draft model or a learned part cannot be had, or does not fit the target.
         """
-        _check_limits(max_num_seqs, max_rows_per_step)
+        limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
         llm = cls.__new__(cls)
         defaults = default_params or SamplingParams()
         prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
@@ -156,10 +170,12 @@ class LLM:
         self.engine = Engine(
             target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step, prefix_bytes=prefix_bytes
         )
-        self.grammars = Grammars(target)
+        self._prompts = PromptReader(target)
+        self._admission = Admission(target, self.recipe, self._prompts, seed)
+        self._totals = Totals()
+        self._driver = Driver(self.engine, max_num_seqs, self._totals)
         self._seed = seed
         self._prefix_bytes = prefix_bytes
-        self._ids = itertools.count()  # threads may ask at once
 
     @property
     def model_config(self) -> Any:
@@ -171,18 +187,37 @@ class LLM:
         """Whether the tokenizer brings a chat template."""
         return bool(self.tokenizer.chat_template)
 
+    def get_tokenizer(self) -> Any:
+        """The target's tokenizer, of transformers."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of ``default_params``, to be changed and given to :meth:`generate`."""
+        return copy.copy(self.default_params)
+
+    def get_metrics(self) -> list[Metric]:
+        """What requests of :meth:`generate`, :meth:`chat` and :meth:`stream` have come to, under vLLM's names."""
+        scheduler = self.engine.scheduler
+        return self._totals.metrics(len(scheduler.running), len(scheduler.waiting))
+
+    @misspelt
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all of them together in one continuous batch.
 
         Args:
-            prompts: one prompt or several; each a string, ``{"prompt": str}`` or ``{"prompt_token_ids": [int]}``.
+            prompts: one prompt or several; each a string, ``{"prompt": str}``, ``{"prompt_token_ids": [int]}``, or
+                token ids, also as an array.
             params: one for all, or one per prompt; None takes ``default_params``.
+            sampling_params: the same under vLLM's name.
+            use_tqdm: a bar on standard error, as vLLM draws it; a class like ``tqdm.tqdm`` draws in its way.
             progress: called with each output as it finishes.
         Returns:
             one output per prompt, in order. A request that fails while running has finish_reason "error" and its
@@ -191,23 +226,45 @@ class LLM:
             InputError: a prompt is empty, too long or of the wrong kind; nothing was run.
             ConfigError: params do not fit the recipe.
         """
-        many = _as_list(prompts)
-        every = self._params_for(many, params)
+        params = _one_of(params, sampling_params)
+        many = as_list(prompts)
+        every = self._admission.params_for(len(many), params, self.default_params)
         pairs = enumerate(zip(many, every, strict=True))
-        groups = [self._requests(prompt, each, index) for index, (prompt, each) in pairs]
-        return self._run(groups, progress)
+        groups = [self._admission.requests(prompt, each, index) for index, (prompt, each) in pairs]
+        with shown(use_tqdm, len(groups), progress) as told:
+            return self._driver.run(groups, told)
 
+    @misspelt
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations: the chat template turns each into a prompt. See :meth:`generate`."""
-        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.chat_prompt(each) for each in conversations], params, progress=progress)
+        """Answer conversations: the chat template turns each into a prompt.
 
+        Arguments are those of :meth:`generate` and :meth:`chat_prompt`.
+        """
+        prompts = [
+            self._prompts.of_chat(
+                each,
+                tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for each in as_conversations(messages)
+        ]
+        return self.generate(prompts, _one_of(params, sampling_params), use_tqdm=use_tqdm, progress=progress)
+
+    @misspelt
     def stream(
         self,
         prompt: Prompt,
@@ -221,59 +278,51 @@ class LLM:
             reading: called after each step until the first token, with how many of the prompt's tokens are read, and
                 how many there are.
         """
-        params = params or self.default_params
+        (params,) = self._admission.params_for(1, params, self.default_params)
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
-        if request.text is None:
-            request.text = TextStream(self.tokenizer, prompt=request.tokens)
-        return self._stream(request, reading)
+        return self._driver.stream(request, reading)
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Answer one conversation and yield a chunk per step."""
         return self.stream(self.chat_prompt(messages), params)
 
+    @misspelt
     def chat_prompt(
         self,
         messages: Messages,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        settings: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, list[int]]:
         """The prompt that the chat template makes of a conversation.
 
         Args:
-            messages: mappings with ``role`` and ``content``, and what else the template reads.
+            messages: mappings with ``role`` and ``content`` (a text, or a list of ``{"type": "text", "text": ...}``,
+                which are joined by line ends), and what else the template reads.
             tools: functions that the model may call, as JSON schemas; how it says that it calls one is the template's.
-            settings: variables of the template, e.g. ``{"enable_thinking": False}``.
+            chat_template: in Jinja; None: the tokenizer's own.
+            add_generation_prompt: what opens an answer stands at the end.
+            continue_final_message: the last message is not closed, so that the answer goes on with it.
+            chat_template_kwargs: variables of the template, e.g. ``{"enable_thinking": False}``.
         Raises:
             InputError: the model has no chat template, or messages or tools do not fit it.
+            ConfigError: the last message cannot both be continued and answered.
         """
-        if not self.is_chat_model:
-            raise InputError(f"model '{self.target.name}' has no chat template: use generate with a plain prompt")
-        if not messages:
-            raise InputError("the conversation is empty: give at least one message")
-        for index, message in enumerate(messages):
-            for key in ("role", "content"):
-                if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
-                    raise InputError(f"message {index} needs a string '{key}': {message!r:.80}")
-            _check_unicode(message["content"], f"message {index}")
-        if tools and "tools" not in str(self.tokenizer.chat_template):
-            raise InputError(f"the chat template of model '{self.target.name}' knows no tools: leave them out")
-        try:
-            ids = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                **(settings or {}),
-            )["input_ids"]
-        except Exception as error:
-            # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
-            raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
-        return {"prompt_token_ids": list(ids)}
+        return self._prompts.of_chat(
+            messages,
+            tools,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
+    @misspelt
     def new_requests(
         self,
         prompt: Prompt,
@@ -299,16 +348,9 @@ class LLM:
                 writes in which drafter and target take turns.
         """
         params = params or SamplingParams()
-        self._params_for([prompt], params)
-        if max_draft is not None:
-            if not isinstance(max_draft, int) or isinstance(max_draft, bool) or max_draft < 0:
-                raise ConfigError(f"max_draft={max_draft!r} must be an integer, at least 0; 0 is plain decoding")
-            if self.recipe.takes_turns:
-                raise ConfigError(
-                    f"max_draft={max_draft}: with method '{self.recipe.method}' drafter and target take turns, so that "
-                    "another length is another text; leave it out"
-                )
-        requests = self._requests(prompt, params, 0)
+        self._admission.params_for(1, params, params)
+        self._admission.check_draft(max_draft)
+        requests = self._admission.requests(prompt, params, 0)
         for request in requests:
             request.max_draft = max_draft
             request.cache_salt = cache_salt
@@ -321,194 +363,26 @@ class LLM:
             group: all of them.
             prompt: its text if that is known; None: decoded again.
         """
-        first = group[0]
-        prompt_ids = first.tokens[: first.num_prompt]
-        if prompt is None:
-            prompt = self._prompt_text(first)
-        completions = [self._completion(request) for request in group]
-        return RequestOutput(prompt, prompt_ids, completions, first.prompt_logprobs)
+        return self._driver.output_of(group, prompt)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Cancel whatever runs, and end threads of an executor's."""
+        """Cancel whatever runs, and end threads of an executor's. ``with LLM(...) as llm:`` does so at its end."""
         for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
             self.engine.cancel(request)
         self.engine.close()
 
-    # ------------------------------------------------------------------ inside
 
-    def _params_for(self, prompts: Sequence[Any], params: Any) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            every = [params or self.default_params] * len(prompts)
-        elif isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
-            raise ConfigError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
-        else:
-            every = list(params)
-            if len(every) != len(prompts):
-                raise ConfigError(f"{len(every)} sampling params for {len(prompts)} prompts: give one, or one each")
-        for each in every:
-            if not isinstance(each, SamplingParams):
-                raise ConfigError(f"params must be SamplingParams, not {type(each).__name__}")
-            self.recipe.check(each)
-            for name, ids in (("stop_token_ids", each.stop_token_ids), ("logit_bias", each.logit_bias or ())):
-                for token in ids:
-                    if token >= self.target.vocab_size:
-                        raise ConfigError(f"{name} has {token}: the vocabulary has {self.target.vocab_size} entries")
-        return every
-
-    def _prompt_ids(self, prompt: Prompt, index: int) -> list[int]:
-        where = f"prompt {index}"
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                prompt = prompt["prompt_token_ids"]
-            elif "prompt" in prompt:
-                prompt = prompt["prompt"]
-            else:
-                raise InputError(f"{where} has keys {sorted(prompt)}: give 'prompt' or 'prompt_token_ids'")
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InputError(f"{where} is empty: give at least one character")
-            _check_unicode(prompt, where)
-            ids = list(self.tokenizer(prompt)["input_ids"])
-        elif isinstance(prompt, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-            ids = list(prompt)
-        else:
-            raise InputError(f"{where} must be a string or a list of token ids, not {type(prompt).__name__}")
-        if not ids:
-            raise InputError(f"{where} is empty: give at least one token")
-        vocab_size = self.target.vocab_size
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise InputError(f"{where} has token id {token}: the vocabulary has {vocab_size} entries")
-        if len(ids) >= self.target.max_length:
-            raise InputError(
-                f"{where} has {len(ids)} tokens; the context holds {self.target.max_length}, "
-                "the output included: shorten it"
-            )
-        return ids
-
-    def _requests(self, prompt: Prompt, params: SamplingParams, index: int) -> list[Request]:
-        """One request per completion."""
-        ids = self._prompt_ids(prompt, index)
-        request_ids = [next(self._ids) for _ in range(params.n)]
-        base = params.seed
-        if base is None:
-            base = secrets.randbits(63) if self._seed is None else mix64(self._seed ^ mix64(request_ids[0])) >> 1
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= self.target.end_ids
-        requests = []
-        for number, request_id in enumerate(request_ids):
-            # mixed twice: a sum would be the seed of a neighbour's completion, too
-            seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
-            constraint = None
-            if isinstance(params.structured_outputs, StructuredOutputs):
-                constraint = self.grammars.constraint(params.structured_outputs, stop_ids)
-            laws = LawMaker(params, ids, self.target.vocab_size, stop_ids, self.target.device, constraint)
-            text = TextStream(self.tokenizer, params.stop_strings, ids) if params.stop_strings else None
-            requests.append(
-                Request(
-                    request_id=request_id,
-                    tokens=list(ids),
-                    num_prompt=len(ids),
-                    params=params,
-                    streams=Streams(seed, self.target.device),
-                    laws=laws,
-                    stop_ids=stop_ids,
-                    max_total=min(len(ids) + params.max_tokens, self.target.max_length),
-                    text=text,
-                    logprobs=None if params.logprobs is None else [],
-                    prompt_logprobs=None if params.prompt_logprobs is None or number else [],
-                )
-            )
-        return requests
-
-    def _run(
-        self, groups: list[list[Request]], progress: Callable[[RequestOutput], None] | None
-    ) -> list[RequestOutput]:
-        for group in groups:
-            for request in group:
-                self.engine.add(request)
-        # Requests start in order, so those that run are of the first groups that have not ended. Groups are looked at
-        # instead of what a step returns: a step of another thread may have ended them, or this one a stream's.
-        waiting, started = deque(groups), deque[list[Request]]()
-        try:
-            while waiting or started:
-                while waiting and len(started) < self.max_num_seqs:
-                    started.append(waiting.popleft())
-                with self.engine.lock:  # a request is finished a moment before it has its last tokens
-                    ended = [group for group in started if all(request.finished for request in group)]
-                if not ended:
-                    self.engine.step()
-                for group in ended:
-                    started.remove(group)
-                    if progress is not None:
-                        progress(self.output_of(group))
-        except BaseException as stop:
-            for group in groups:
-                for request in group:
-                    self.engine.cancel(request)
-            if isinstance(stop, KeyboardInterrupt) and progress is not None:
-                for group in (*started, *waiting):  # what was generated is not lost: hand it over as it stands
-                    if any(each.num_output for each in group):
-                        progress(self.output_of(group))
-            raise
-        return [self.output_of(group) for group in groups]
-
-    def _stream(self, request: Request, reading: Callable[[int, int], None] | None) -> Iterator[Chunk]:
-        assert request.text is not None
-        prompt = self._prompt_text(request)
-        self.engine.add(request)
-        sent = 0
-        try:
-            while True:
-                with self.engine.lock:  # tokens, text and end as of one moment
-                    tokens, ended = request.tokens[request.num_prompt + sent :], request.finished
-                    if tokens or ended:
-                        output = self.output_of([request], prompt)
-                        text = request.text.release(final=ended)
-                if not tokens and not ended:
-                    self.engine.step()
-                    slot = request.slot  # none while it waits, nor once it has ended
-                    if reading is not None and not request.num_output and slot >= 0:
-                        reading(self.engine.cache.lengths[slot], request.num_prompt)
-                    continue
-                sent += len(tokens)
-                yield Chunk(text, tokens, output)
-                if ended:  # as of this chunk: somebody else's step may have ended the request since
-                    return
-        finally:
-            self.engine.cancel(request)
-
-    def _prompt_text(self, request: Request) -> str:
-        ids = request.tokens[: request.num_prompt]
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-    def _completion(self, request: Request) -> Completion:
-        if request.text is None:
-            ids = request.output_ids
-            if request.finish_reason == "stop":
-                ids = ids[:-1]
-            text = text_of(self.tokenizer, ids, request.tokens[: request.num_prompt])
-        else:
-            if request.finished:
-                request.text.close()
-            text = request.text.text
-        return Completion(
-            text,
-            request.output_ids,
-            request.finish_reason,
-            request.error,
-            request.metrics,
-            request.logprobs,
-            self.recipe.promise_for(request.params),
-        )
-
-
-def _check_limits(max_num_seqs: int, max_rows_per_step: int) -> None:
-    for name, value in (("max_num_seqs", max_num_seqs), ("max_rows_per_step", max_rows_per_step)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
+def _one_of(params: Any, sampling_params: Any) -> Any:
+    """Params under either name."""
+    if params is not None and sampling_params is not None:
+        raise ConfigError("both params and sampling_params are given: keep one")
+    return params if sampling_params is None else sampling_params
 
 
 def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
@@ -522,24 +396,3 @@ def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
             found.in_words,
         )
     return found.params
-
-
-def _check_unicode(text: str, place: str) -> None:
-    """Refuse half of a surrogate pair, which no tokenizer takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"{place} is not valid Unicode (character {error.start + 1}): save it as UTF-8") from None
-
-
-def _as_list(prompts: Any) -> list[Any]:
-    """One prompt or several: a list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise InputError(f"prompts must be a string, a mapping or a list of them, not {type(prompts).__name__}")
-    if prompts and all(isinstance(each, int) for each in prompts):
-        return [prompts]
-    if not prompts:
-        raise InputError("there are no prompts: give at least one")
-    return list(prompts)

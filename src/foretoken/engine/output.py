@@ -13,13 +13,16 @@ class Completion:
     """One completion of a prompt.
 
     Attributes:
-        text: generated text, stop string excluded.
+        text: generated text; the stop string is not in it unless that was asked for.
         token_ids: generated tokens; a stop token is included, since the model emitted it.
         finish_reason: "stop", "length", "cancelled", "error"; None while it runs.
         error: the message if it failed.
         metrics: counters and times.
         logprobs: one entry per token if asked for.
         promise: what the recipe promises about this output.
+        index: which of the prompt's completions.
+        stop_reason: the stop string, or the one of ``stop_token_ids``, that ended it; None: the model's own end of
+            text, or no stop at all.
     """
 
     text: str
@@ -29,6 +32,13 @@ class Completion:
     metrics: Metrics
     logprobs: list[TokenLogprob] | None
     promise: str
+    index: int = 0
+    stop_reason: str | int | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of all tokens together, under the model's own law; None unless ``logprobs`` are asked for."""
+        return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +50,21 @@ class RequestOutput:
         prompt_token_ids: the prompt as the model saw it.
         outputs: ``params.n`` completions.
         prompt_logprobs: one entry per token of the prompt but the first, if asked for.
+        request_id: of the first completion, unique within an ``LLM``.
+        num_cached_tokens: tokens of the prompt that were read before (``enable_prefix_caching``).
     """
 
     prompt: str
     prompt_token_ids: list[int]
     outputs: list[Completion]
     prompt_logprobs: list[TokenLogprob] | None = None
+    request_id: str = ""
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have ended."""
+        return all(each.finish_reason is not None for each in self.outputs)
 
     @property
     def text(self) -> str:
@@ -58,6 +77,14 @@ class RequestOutput:
     @property
     def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.outputs[0].stop_reason
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return self.outputs[0].cumulative_logprob
 
     @property
     def error(self) -> str | None:

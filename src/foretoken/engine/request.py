@@ -68,6 +68,8 @@ class Request:
         standing: how it stands with the drafter, where the controller decides who is drafted for.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
+        stop_reason: the stop string, or the one of the params' ``stop_token_ids``, that ended it; None: nothing of
+            these did.
     """
 
     request_id: int
@@ -81,6 +83,7 @@ class Request:
     text: TextStream | None = None
     slot: int = -1
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
@@ -130,6 +133,7 @@ class Request:
                 if token in self.stop_ids:
                     del taken[index + 1 :]
                     self.finish_reason = "stop"
+                    self.stop_reason = token if token in self.params.stop_token_ids else None
                     break
         if self.text is not None:
             taken = self._read(taken)
@@ -141,10 +145,11 @@ class Request:
         """Feed the text; a stop string ends the request at the token that completes it."""
         assert self.text is not None
         stopped = self.finish_reason == "stop"
-        visible = taken[:-1] if stopped else taken  # the stop token itself is not text
+        # the stop token itself is not text, unless it is asked for
+        visible = taken[:-1] if stopped and not self.params.include_stop_str_in_output else taken
         for index, token in enumerate(visible):
             count = self.num_output + index + 1
             if self.text.push(token, may_stop=count >= self.params.min_tokens):
-                self.finish_reason = "stop"
+                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
                 return taken[: index + 1]
         return taken

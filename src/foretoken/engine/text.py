@@ -12,21 +12,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from foretoken.core.sampling import SamplingParams
+
 _BROKEN = "\ufffd"  # what an incomplete multi-byte character decodes to
 
 
 _CONTEXT = 8  # tokens of a prompt to look back at, until one of them is text
 
 
-def text_of(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
-    """The text of a completion, as it continues its prompt."""
+def text_of(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = (), *, skip_special: bool = True) -> str:
+    """The text of a completion, as it continues its prompt; special tokens are left out unless they are asked for."""
     context = _context(tokenizer, prompt)
-    before = _decode(tokenizer, context)
-    return _decode(tokenizer, [*context, *ids])[len(before) :]
+    before = _decode(tokenizer, context, skip_special)
+    return _decode(tokenizer, [*context, *ids], skip_special)[len(before) :]
 
 
-def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def _decode(tokenizer: Any, ids: Sequence[int], skip_special: bool = True) -> str:
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
     return text
 
 
@@ -44,26 +46,51 @@ class TextStream:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        stop: strings that end the text; not included in it.
+        stop: strings that end the text.
         prompt: token ids that the output continues.
+        keep_stop: the string that ends the text stays at its end.
+        skip_special: special tokens are left out of the text.
+    Attributes:
+        stopped_by: the string that has ended the text; None: none has.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop: Sequence[str] = (),
+        prompt: Sequence[int] = (),
+        *,
+        keep_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._keep_stop = keep_stop
+        self._skip_special = skip_special
         self._ids = _context(tokenizer, prompt)
         self._read_from = 0  # start of the window that is decoded again
         self._read_to = len(self._ids)  # tokens before this one are already in the text
         self._text = ""
         self._released = 0
 
+    @classmethod
+    def of(cls, tokenizer: Any, params: SamplingParams, prompt: Sequence[int]) -> TextStream:
+        """The text of a request at its beginning.
+
+        Args:
+            prompt: token ids that the output continues.
+        """
+        keep, skip = params.include_stop_str_in_output, params.skip_special_tokens
+        return cls(tokenizer, params.stop_strings, prompt, keep_stop=keep, skip_special=skip)
+
     @property
     def text(self) -> str:
-        """All text so far, stop string excluded."""
+        """All text so far."""
         return self._text
 
     def push(self, token: int, *, may_stop: bool = True) -> bool:
-        """Add one token; True if a stop string is now complete (the text is cut before it)."""
+        """Add one token; True if a stop string is now complete (the text is cut there)."""
         self._ids.append(token)
         before = self._decode(self._read_from, self._read_to)
         now = self._decode(self._read_from, len(self._ids))
@@ -92,7 +119,7 @@ class TextStream:
         return fresh
 
     def _decode(self, start: int, end: int) -> str:
-        return _decode(self._tokenizer, self._ids[start:end])
+        return _decode(self._tokenizer, self._ids[start:end], self._skip_special)
 
     def _cut(self, fresh: int) -> bool:
         """Look for the earliest stop string that ends within the last ``fresh`` characters."""
@@ -100,9 +127,11 @@ class TextStream:
         for stop in self._stop:
             at = self._text.find(stop, max(0, len(self._text) - fresh - len(stop) + 1))
             if at >= 0 and (found < 0 or at < found):
-                found = at
+                found, self.stopped_by = at, stop
         if found < 0:
             return False
+        if self._keep_stop and self.stopped_by is not None:
+            found += len(self.stopped_by)
         self._text = self._text[:found]
         self._ids.clear()
         self._read_from = self._read_to = 0

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -41,6 +43,8 @@ from foretoken.models.text_part import text_part
 log = logging.getLogger(__name__)
 
 _NO_FOLDER = "no adapters"  # where the library finds none: they are merged here, so that no two ways apply them
+_PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
+_NOT_READ = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "original/*")  # of a hub id's files
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,19 +54,21 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     max_length: int | None = None,
+    revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Load a causal language model and its tokenizer for inference.
 
     Args:
         name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, a GGUF file, or a hub id.
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16"; "int8" or "int4" rounds the weights of
-            linear layers (models/quantised/rounding.py), on a CPU.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16", also as torch's dtype; "int8" or
+            "int4" rounds the weights of linear layers (models/quantised/rounding.py), on a CPU.
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
+        revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
     Raises:
-        ConfigError: unknown dtype or device, or a length beyond the model's.
+        ConfigError: unknown dtype or device, a length beyond the model's, or a revision of what has none.
         ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
@@ -72,7 +78,8 @@ def load(
             f"dtype='{dtype}' is computed on CPUs only, and device='{device}' is a GPU here: "
             "use device='cpu', or dtype='bfloat16'"
         )
-    files = _Files.of(name, trust_remote_code)
+    _check_length(max_length)
+    files = _Files.of(name, trust_remote_code, revision)
     _check_purpose(files.config, name)
     kind = _dtype(dtype, files.config)
     tokenizer = files.tokenizer()
@@ -182,6 +189,8 @@ def load_config(name: str | Path) -> Any:
 
 def place_of(device: str) -> torch.device:
     """The device of this name; see :func:`load`."""
+    if not isinstance(device, (str, torch.device)):
+        raise ConfigError(f"device={device!r:.60} is not a device: use auto, cpu, cuda or cuda:N")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -195,8 +204,17 @@ def place_of(device: str) -> torch.device:
     return place
 
 
-def _dtype(dtype: str, config: Any) -> torch.dtype:
+def _check_length(max_length: Any) -> None:
+    if max_length is not None and (not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 2):
+        raise ConfigError(
+            f"max_model_len={max_length!r:.60} must be an integer, at least 2; leave it out for the model's own limit"
+        )
+
+
+def _dtype(dtype: Any, config: Any) -> torch.dtype:
     """What is not quantised is loaded in; beside quantised weights, float16 becomes bfloat16."""
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
     if dtype in SCHEMES:
         own = _dtype("auto", config)
         return own if own == torch.float32 else torch.bfloat16
@@ -209,13 +227,15 @@ def _dtype(dtype: str, config: Any) -> torch.dtype:
                 return torch.float32 if quantised else found
         return torch.float32
     if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, ['auto', *DTYPES, *SCHEMES])}")
+        raise ConfigError(f"unknown dtype '{dtype}': {nearest(str(dtype), ['auto', *DTYPES, *SCHEMES])}")
     return DTYPES[dtype]
 
 
 def source_of(name: str | Path) -> str:
     """The path or hub id that transformers is given."""
     text = str(name)
+    if not isinstance(name, (str, Path)) or not text.strip():
+        raise ConfigError(f"model={name!r:.60} is no name: give a folder, a hub id or zoo:base")
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
     if text.startswith(grown.PREFIX):
@@ -261,6 +281,36 @@ def _check_purpose(config: Any, name: str | Path) -> None:
         raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")
 
 
+def _check_there(source: str) -> None:
+    """Ask the hub once for an id that is not on this machine; the library would try again for a minute.
+
+    Raises:
+        ModelError: there is no such model, or no hub.
+    """
+    if Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str):
+        return
+    nowhere = f"model '{source}' is neither a folder nor on this machine"
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it: check the name")
+    try:
+        HfApi().model_info(source, timeout=_PATIENCE)
+    except HfHubHTTPError as error:
+        known = "the hub has no such model, or shows it to those with access only"
+        why = known if isinstance(error, RepositoryNotFoundError) else _reason(error)
+        raise ModelError(f"{nowhere}, and {why}: check the name, or HF_TOKEN") from None
+    except Exception as error:  # of whichever library the hub's client talks through
+        why = "is no hub id" if isinstance(error, HFValidationError) else "the hub cannot be reached"
+        raise ModelError(f"{nowhere}, and {why}: check the name, or fetch it where there is a network") from None
+
+
+def _snapshot(source: str, name: str | Path, revision: str) -> str:
+    """The folder with a hub id's files as they were at a revision."""
+    if Path(source).is_dir():
+        raise ConfigError(f"revision={revision!r:.60} goes with a hub id, and '{name}' is a folder: leave it out")
+    with _reported(f"model '{name}': revision {revision!r:.60} cannot be had", name):
+        return str(snapshot_download(source, revision=revision, ignore_patterns=list(_NOT_READ)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Files:
     """Where a checkpoint's parts are read from.
@@ -282,11 +332,16 @@ class _Files:
     gguf: GGUFCheckpoint | None = None
 
     @classmethod
-    def of(cls, name: str | Path, trusted: bool) -> _Files:
+    def of(cls, name: str | Path, trusted: bool, revision: str | None = None) -> _Files:
         source = source_of(name)
         if is_gguf(Path(source)):
+            if revision is not None:
+                raise ConfigError(f"revision={revision!r:.60} goes with a hub id, and '{name}' is a file: leave it out")
             file = GGUFCheckpoint(Path(source))
             return cls(name, source, file.config, None, trusted, file)
+        _check_there(source)
+        if revision is not None:
+            source = _snapshot(source, name, revision)
         correction = lora.correction_of(source, name)
         if correction is not None:
             source = correction.base

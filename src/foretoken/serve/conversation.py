@@ -112,7 +112,7 @@ class Conversation:
             plain, tools = _introduced(plain, tools), []
         try:
             self.prompt = service.llm.chat_prompt(
-                plain, tools=tools, settings=_settings(settings, template) | _effort(*effort, template)
+                plain, tools=tools, chat_template_kwargs=_settings(settings, template) | _effort(*effort, template)
             )
         except ForetokenError as error:
             raise api_error(error, "messages") from None

@@ -241,7 +241,7 @@ class EngineLoop:
         ticket = Ticket(requests, asyncio.get_running_loop(), deadline)
         for request in requests:
             if request.text is None:
-                request.text = TextStream(self.llm.tokenizer, prompt=request.tokens)
+                request.text = TextStream.of(self.llm.tokenizer, request.params, request.tokens)
         with self._changed:
             if not self.accepting:
                 raise Stopped(f"the engine has died: {self.failure}" if self.failure else "the server is shutting down")

@@ -127,8 +127,13 @@ class Sampling(Ignored):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: _TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     min_tokens: _Index | None = None
     ignore_eos: bool | None = None
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
+    allowed_token_ids: Annotated[_TokenIds | None, Field(min_length=1)] = None
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
     logit_bias: dict[str, float] | None = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stream: bool | None = None

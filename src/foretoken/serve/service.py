@@ -24,7 +24,8 @@ from foretoken.serve.token_text import TokenText
 
 _SAME_NAME = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "n"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "min_tokens", "ignore_eos", "n"),
+    *("bad_words", "allowed_token_ids", "truncate_prompt_tokens"),
 )
 _COMPLETIONS = 128  # that one request may always ask for: the largest n
 FINGERPRINT = f"foretoken-{version('foretoken')}"

@@ -65,6 +65,30 @@ def test_a_conversation_is_answered_as_by_the_library(server: Served) -> None:
     assert shown.removesuffix("<|end|>") == wanted.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_words_tokens_and_ends_are_as_the_library_has_them(server: Served, stream: bool) -> None:
+    fields: dict[str, Any] = {
+        "max_tokens": 40,
+        "bad_words": ["marbles"],
+        "stop": ["30"],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "truncate_prompt_tokens": 40,
+    }
+    (wanted,) = base().chat([{"role": "user", "content": PROMPTS[0]}], SamplingParams(**fields))
+    assert wanted.text.endswith("30")
+    if stream:
+        events = server.events(CHAT, said(PROMPTS[0], **fields, stream=True))
+        pieces = [each["choices"][0]["delta"].get("content") or "" for each in events[:-1]]
+        assert "".join(pieces) == wanted.text
+    else:
+        _, body, _ = server.send(CHAT, said(PROMPTS[0], **fields))
+        assert body["choices"][0]["message"]["content"] == wanted.text
+    params = SamplingParams(allowed_token_ids=[60, 61], max_tokens=5)
+    _, few, _ = server.send(TEXT, continued("x", allowed_token_ids=[60, 61], max_tokens=5))
+    assert few["choices"][0]["text"] == base().generate("x", params)[0].text
+
+
 @pytest.mark.parametrize("text", PROMPTS)
 def test_a_stream_is_the_same_text_in_pieces(server: Served, text: str) -> None:
     fields = {"max_tokens": 30, "logprobs": True, "n": 2, "seed": 5, "temperature": 0.8}

@@ -17,9 +17,9 @@ A text has few tokens out of few: the others are biased away, in the target and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from foretoken.analysis.exactness.enumeration import ReplayedStreams
 from foretoken.core.draft import (
@@ -148,6 +148,7 @@ def text_law(
     num_nodes: int,
     stops: int | None = None,
     wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+    filters: Mapping[str, Any] | None = None,
 ) -> TextLaw:
     """The law of a recipe's texts of some tokens behind a prompt.
 
@@ -160,6 +161,8 @@ def text_law(
         stops: seed of the stop rule; None: every draft is as long as the drafter wants. A drafter with a rule of its
             own is not asked.
         wrap: puts something between the engine and the drafter.
+        filters: more sampling params, for example ``{"bad_words": [...]}``; the tokens are allowed ones then, too, so
+            that no other takes the place of what is forbidden.
     Raises:
         RuntimeError: a request failed.
     """
@@ -170,6 +173,7 @@ def text_law(
         max_tokens=length,
         ignore_eos=True,
         seed=0,
+        **({"allowed_token_ids": list(tokens), **filters} if filters else {}),
     )
     recipe = replace(
         llm.recipe,

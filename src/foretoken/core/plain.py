@@ -1,0 +1,40 @@
+"""Arguments as people give them: numbers and arrays of other libraries, and keywords that are nearly right."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from foretoken.core.errors import ConfigError, nearest
+
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+def plain(value: Any) -> Any:
+    """A number or array of numpy, torch and their like as Python's own; anything else as it is."""
+    as_python = getattr(value, "tolist", None)
+    return as_python() if callable(as_python) and not isinstance(value, type) else value
+
+
+def misspelt(function: Made, elsewhere: Mapping[str, str] | None = None) -> Made:
+    """Refuse keywords that a function does not have with the nearest that it has, in place of a ``TypeError``.
+
+    Args:
+        function: all of whose arguments have names.
+        elsewhere: keywords of other libraries, and what to say of them.
+    Raises:
+        ConfigError: by the decorated function.
+    """
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        for key in keywords:
+            if key not in known:
+                raise ConfigError(f"{owner} has no '{key}': {(elsewhere or {}).get(key) or nearest(key, known)}")
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]

@@ -1,0 +1,43 @@
+"""A bar that says how many prompts are answered, for callers who ask for one (``use_tqdm``)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from foretoken.core.errors import ConfigError
+from foretoken.engine.output import RequestOutput
+
+Progress = Callable[[RequestOutput], None]
+
+
+@contextmanager
+def shown(wanted: bool | Callable[..., Any], total: int, progress: Progress | None) -> Iterator[Progress | None]:
+    """What to call with each output: the caller's own function, and a bar's step.
+
+    Args:
+        wanted: True: tqdm's bar on standard error; a class like it draws in its way; False: none.
+        total: outputs that will come.
+        progress: the caller's own function; None: there is none.
+    Raises:
+        ConfigError: what is wanted is no bar.
+    """
+    if wanted is False or wanted is None:
+        yield progress
+        return
+    if wanted is not True and not callable(wanted):
+        raise ConfigError(f"use_tqdm={wanted!r:.60} must be True, False, or a class like tqdm.tqdm")
+    draw = importlib.import_module("tqdm").tqdm if wanted is True else wanted  # it comes with transformers
+    bar = draw(total=total, desc="prompts", dynamic_ncols=True)
+
+    def told(output: RequestOutput) -> None:
+        bar.update(1)
+        if progress is not None:
+            progress(output)
+
+    try:
+        yield told
+    finally:
+        bar.close()

@@ -1,0 +1,184 @@
+"""What a prompt may be, and the token ids that the model sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.core.errors import ConfigError, InputError, nearest
+from foretoken.core.plain import plain
+from foretoken.models.language_model import LanguageModel
+
+Prompt = str | Mapping[str, Any] | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+_FIELDS = ("prompt", "prompt_token_ids")
+
+
+class PromptReader:
+    """Reads prompts and conversations for one target.
+
+    Args:
+        target: whose tokenizer, vocabulary and context.
+    """
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target = target
+        self._tokenizer = target.tokenizer
+
+    def ids(self, prompt: Prompt, index: int, kept: int | None = None) -> list[int]:
+        """The token ids of a prompt.
+
+        Args:
+            index: its place among the prompts of a call, for messages.
+            kept: how many of them are kept, the last ones; None: all.
+        Raises:
+            InputError: it is empty, too long or of the wrong kind.
+        """
+        where = f"prompt {index}"
+        if isinstance(prompt, Mapping):
+            prompt = _only_field(prompt, where)
+        prompt = plain(prompt)
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InputError(f"{where} is empty: give at least one character")
+            _check_unicode(prompt, where)
+            ids = list(self._tokenizer(prompt)["input_ids"])
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+            ids = [plain(each) for each in prompt]
+            for token in ids:
+                if not isinstance(token, int) or isinstance(token, bool):
+                    raise InputError(f"{where} must be a string or a list of token ids, not one of {token!r:.60}")
+        else:
+            raise InputError(f"{where} must be a string or a list of token ids, not {type(prompt).__name__}")
+        if not ids:
+            raise InputError(f"{where} is empty: give at least one token")
+        vocab_size = self._target.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise InputError(f"{where} has token id {token}: the vocabulary has {vocab_size} entries")
+        if kept is not None:
+            ids = ids[-kept:]
+        if len(ids) >= self._target.max_length:
+            raise InputError(
+                f"{where} has {len(ids)} tokens; the context holds {self._target.max_length}, "
+                "the output included: shorten it"
+            )
+        return ids
+
+    def of_chat(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, list[int]]:
+        """The prompt that the chat template makes of a conversation; see ``LLM.chat_prompt``."""
+        name = self._target.name
+        template = chat_template or self._tokenizer.chat_template
+        if not template:
+            raise InputError(f"model '{name}' has no chat template: use generate with a plain prompt")
+        if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+            raise InputError(f"a conversation must be a list of messages, not {type(messages).__name__}")
+        if not messages:
+            raise InputError("the conversation is empty: give at least one message")
+        if tools and "tools" not in str(template):
+            raise InputError(f"the chat template of model '{name}' knows no tools: leave them out")
+        if continue_final_message and add_generation_prompt:
+            raise ConfigError("continue_final_message goes with add_generation_prompt=False only")
+        said = [_message(message, f"message {index}") for index, message in enumerate(messages)]
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                said,
+                tools=list(tools) if tools else None,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=True,
+                return_dict=True,
+                **(chat_template_kwargs or {}),
+            )["input_ids"]
+        except Exception as error:
+            # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
+            raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
+        return {"prompt_token_ids": list(ids)}
+
+
+def as_list(prompts: Any) -> list[Any]:
+    """One prompt or several: a list of integers is one prompt, and so is an array of one dimension.
+
+    Raises:
+        InputError: it is neither, or there are none.
+    """
+    prompts = plain(prompts)
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise InputError(f"prompts must be a string, a mapping or a list of them, not {type(prompts).__name__}")
+    found = [plain(each) for each in prompts]
+    if found and all(isinstance(each, int) for each in found):
+        return [found]
+    if not found:
+        raise InputError("there are no prompts: give at least one")
+    return found
+
+
+def as_conversations(messages: Any) -> list[Any]:
+    """One conversation or several.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise InputError(f"messages must be a list of messages, or of conversations, not {type(messages).__name__}")
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
+def _only_field(prompt: Mapping[str, Any], where: str) -> Any:
+    """The text or the token ids of a prompt that is a mapping."""
+    unknown = [str(key) for key in prompt if key not in _FIELDS]
+    if unknown or not prompt:
+        remedy = nearest(unknown[0], _FIELDS) if unknown else "give 'prompt' or 'prompt_token_ids'"
+        raise InputError(f"{where} has keys {sorted(map(str, prompt))}: {remedy}")
+    if len(prompt) > 1:
+        raise InputError(f"{where} has both 'prompt' and 'prompt_token_ids': keep one")
+    (value,) = prompt.values()
+    return value
+
+
+def _message(message: Any, place: str) -> dict[str, Any]:
+    """A message as chat templates read it: its content in one text."""
+    if not isinstance(message, Mapping):
+        raise InputError(f"{place} must be a mapping with 'role' and 'content', not {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise InputError(f"{place} needs a string 'role': {message!r:.80}")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        content = "\n".join(_part(part, f"{place}, part {index}") for index, part in enumerate(content))
+    if not isinstance(content, str):
+        raise InputError(f"{place} needs a string 'content', or a list of text parts: {message!r:.80}")
+    _check_unicode(content, place)
+    return {**message, "content": content}
+
+
+def _part(part: Any, place: str) -> str:
+    """The text of a part of a message; there are no other parts here."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise InputError(f"{place} is of type {kind!r}: models are run on text, give {{'type': 'text', 'text': ...}}")
+    return str(part["text"])
+
+
+def _check_unicode(text: str, place: str) -> None:
+    """Refuse half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place} is not valid Unicode (character {error.start + 1}): save it as UTF-8") from None

@@ -1,0 +1,67 @@
+"""Options of vLLM's ``LLM`` that code brings along: those that ask for what is so here, and those that cannot be had.
+
+Nothing is taken in silence: an option that changes nothing is named in one line of the log, and a value that would
+change something is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.plain import plain
+
+log = logging.getLogger(__name__)
+
+_NOTHING_TO_SET = (  # how memory is reserved and kernels are compiled
+    *("gpu_memory_utilization", "swap_space", "enforce_eager", "disable_log_stats", "block_size", "max_logprobs"),
+    *("enable_chunked_prefill", "disable_custom_all_reduce", "max_seq_len_to_capture", "compilation_config"),
+)
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "cpu_offload_gb": (0,),
+    "quantization": (None,),
+    "tokenizer": (None,),
+    "tokenizer_mode": ("auto", "hf"),
+    "load_format": ("auto", "safetensors"),
+    "config_format": ("auto", "hf"),
+    "runner": ("auto", "generate"),
+    "task": ("auto", "generate"),
+    "kv_cache_dtype": ("auto",),
+    "skip_tokenizer_init": (False,),
+    "enable_lora": (False,),
+    "hf_overrides": (None,),
+}
+_ELSEWHERE = {
+    "max_num_batched_tokens": "it is called max_rows_per_step",
+    "num_speculative_tokens": "it goes into speculative_config={'method': ..., 'num_speculative_tokens': ...}",
+    "method": "it goes into speculative_config={'method': ...}",
+    "speculative_model": "write speculative_config={'method': 'draft_model', 'model': ...}",
+}
+
+
+def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse what is not known here, or asks for what there is not.
+
+    Args:
+        options: by name.
+        known: the names of options that there are.
+    Raises:
+        ConfigError: with the nearest name, or what takes its place.
+    """
+    idle = []
+    for name, value in options.items():
+        if name in _ONLY:
+            if plain(value) not in _ONLY[name]:
+                raise ConfigError(f"{name}={value!r:.60} is not supported: leave it out")
+            idle.append(name)
+        elif name in _NOTHING_TO_SET:
+            idle.append(name)
+        else:
+            raise ConfigError(f"LLM has no '{name}': {_ELSEWHERE.get(name) or nearest(name, known)}")
+    if idle:
+        log.warning("options that change nothing here: %s", ", ".join(sorted(idle)))

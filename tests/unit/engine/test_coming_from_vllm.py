@@ -1,0 +1,259 @@
+"""Code as it is written for vLLM's offline API, with the import changed; what differs is in docs/coming_from.md."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cache
+
+import numpy as np
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.engine.totals import Counter, Gauge, Vector
+from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, target, with_config
+
+QUESTION = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hello! What can I do for you?"},
+    {"role": "user", "content": PROMPTS[0]},
+]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_current_weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@cache
+def drafted() -> LLM:
+    return with_config({"method": "suffix", "num_speculative_tokens": 4})
+
+
+# ---------------------------------------------------------------- the basic examples
+
+
+def test_prompts_with_sampling_params_by_position_and_by_name():
+    prompts = ["Hello, my name is", "The president of the United States is", "The capital of France is"]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1, max_tokens=8)
+    outputs = base().generate(prompts, sampling_params)
+    assert [output.prompt for output in outputs] == prompts
+    assert [output.outputs[0].token_ids for output in outputs] == ids(
+        base().generate(prompts=prompts, sampling_params=sampling_params, use_tqdm=False)
+    )
+
+
+def test_a_conversation_alone_and_many_at_once(capsys):
+    sampling_params = SamplingParams(max_tokens=8)
+    (alone,) = drafted().chat(QUESTION, sampling_params, use_tqdm=False)
+    many = drafted().chat([QUESTION] * 3, sampling_params=sampling_params, use_tqdm=True)
+    assert ids(many) == [alone.token_ids] * 3
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err
+    assert shown.out == ""
+
+
+def test_a_chat_template_of_one_s_own():
+    template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    (output,) = base().chat(QUESTION, SamplingParams(max_tokens=4), chat_template=template)
+    assert output.prompt_token_ids == prompt_ids(" ".join(each["content"] for each in QUESTION) + " ")
+
+
+def test_default_params_are_taken_and_changed():
+    sampling_params = base().get_default_sampling_params()
+    sampling_params.max_tokens, sampling_params.ignore_eos = 5, True
+    (output,) = base().generate(PROMPTS[0], sampling_params)
+    assert len(output.token_ids) == 5
+    assert base().default_params.max_tokens == 128
+
+
+def test_params_that_are_changed_while_a_request_runs_are_for_the_next():
+    sampling_params = SamplingParams(max_tokens=12, ignore_eos=True)
+    chunks = base().stream(PROMPTS[0], sampling_params)
+    next(chunks)
+    sampling_params.max_tokens = 2
+    assert [*chunks][-1].output.token_ids == greedy(PROMPTS[0], 12)
+
+
+def test_tools_are_shown_to_the_template_and_calls_go_on():
+    messages = [{"role": "user", "content": "How warm is it in Dallas?"}]
+    if "tools" not in str(base().get_tokenizer().chat_template):
+        with pytest.raises(InputError, match="knows no tools"):
+            base().chat(messages, tools=[WEATHER])
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    prompt = base().chat_prompt(messages, tools=[WEATHER], chat_template=template)["prompt_token_ids"]
+    assert "get_current_weather" in base().get_tokenizer().decode(prompt)
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "get_current_weather"}}]}
+    messages += [called, {"role": "tool", "content": "85 degrees", "tool_call_id": "a"}]
+    prompt = base().chat_prompt(messages, tools=[WEATHER], chat_template=template)["prompt_token_ids"]
+    assert "tool: 85 degrees" in base().get_tokenizer().decode(prompt)
+
+
+def test_content_in_parts_is_that_of_one_text():
+    parts = [{"type": "text", "text": "How many days"}, {"type": "text", "text": "are in a week?"}]
+    whole = base().chat_prompt([{"role": "user", "content": "How many days\nare in a week?"}])
+    assert base().chat_prompt([{"role": "user", "content": parts}]) == whole
+    with pytest.raises(InputError, match="message 0, part 1 is of type 'image_url'"):
+        base().chat([{"role": "user", "content": [parts[0], {"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_the_last_message_is_continued():
+    begun = [QUESTION[-1], {"role": "assistant", "content": "Tom starts with"}]
+    (output,) = base().chat(
+        begun, SamplingParams(max_tokens=4), add_generation_prompt=False, continue_final_message=True
+    )
+    assert output.prompt.endswith("Tom starts with")
+    with pytest.raises(ConfigError, match="add_generation_prompt=False"):
+        base().chat(begun, continue_final_message=True)
+
+
+def test_structured_outputs():
+    sampling_params = SamplingParams(structured_outputs={"choice": ["Positive", "Negative"]})
+    (output,) = base().generate("Classify this sentiment: it is wonderful!", sampling_params)
+    assert output.outputs[0].text in ("Positive", "Negative")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["n"]}
+    (output,) = base().generate("A number:", SamplingParams(structured_outputs={"json": schema}, max_tokens=30))
+    assert 0 <= json.loads(output.text)["n"] <= 9
+
+
+def test_speculation_shows_in_the_metrics():
+    with with_config({"method": "suffix", "num_speculative_tokens": 3}) as llm:
+        outputs = llm.generate(["The cat sat on the mat. " * 4] * 2, SamplingParams(max_tokens=12, ignore_eos=True))
+        list(llm.stream(PROMPTS[0], SamplingParams(max_tokens=4, ignore_eos=True)))
+        found = {metric.name: metric for metric in llm.get_metrics()}
+    kinds = {"num_requests_running": Gauge, "generation_tokens": Counter, "spec_decode_num_accepted_tokens": Counter}
+    assert all(isinstance(found[f"vllm:{name}"], kind) for name, kind in kinds.items())
+    assert found["vllm:generation_tokens"].value == 2 * 12 + 4
+    assert found["vllm:request_success"].value == 3
+    assert found["vllm:num_requests_running"].value == 0
+    depths = found["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert isinstance(depths, Vector)
+    assert 0 < sum(depths.values) == found["vllm:spec_decode_num_accepted_tokens"].value
+    assert found["vllm:spec_decode_num_drafts"].value > 0
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) <= sum(depths.values)
+
+
+def test_a_block_ends_what_runs():
+    with with_config(None) as llm:
+        next(llm.stream(PROMPTS[0], SamplingParams(max_tokens=50)))
+    assert_idle(llm)
+
+
+# ---------------------------------------------------------------- outputs
+
+
+@pytest.mark.parametrize("llm", [base, drafted], ids=["plain", "drafted"])
+def test_why_a_text_ended(llm):
+    tokens = greedy(PROMPTS[0], 12)
+    text, before = (base().tokenizer.decode(tokens[:end], skip_special_tokens=True) for end in (6, 5))
+    stop = text[-3:]
+    for params, reason, end in (
+        ({"stop": [stop]}, stop, text[:-3]),
+        ({"stop": [stop], "include_stop_str_in_output": True}, stop, text),
+        ({"stop_token_ids": [tokens[5]]}, tokens[5], before),
+        ({"stop_token_ids": [tokens[5]], "include_stop_str_in_output": True}, tokens[5], text),
+    ):
+        (output,) = llm().generate(PROMPTS[0], SamplingParams(max_tokens=12, ignore_eos=True, **params))
+        assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", reason)
+        assert output.text == end
+        *_, last = llm().stream(PROMPTS[0], SamplingParams(max_tokens=12, ignore_eos=True, **params))
+        assert (last.output.text, last.output.stop_reason) == (end, reason)
+    (output,) = llm().generate(PROMPTS[0], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert (output.finish_reason, output.stop_reason) == ("length", None)
+
+
+@pytest.mark.parametrize("llm", [base, drafted], ids=["plain", "drafted"])
+def test_special_tokens_and_the_end_of_text_are_shown_if_they_are_asked_for(llm):
+    wanted = SamplingParams(max_tokens=200, skip_special_tokens=False, include_stop_str_in_output=True)
+    (output,) = llm().chat(QUESTION[-1:], wanted)
+    (plain,) = llm().chat(QUESTION[-1:], SamplingParams(max_tokens=200))
+    end = base().tokenizer.decode([output.token_ids[-1]])
+    assert output.token_ids[-1] in target().end_ids
+    assert output.text == plain.text + end
+    assert "".join(chunk.text for chunk in llm().stream_chat(QUESTION[-1:], wanted)) == output.text
+    assert plain.stop_reason is None
+
+
+def test_log_probabilities_of_a_whole_completion():
+    outputs = base().generate(PROMPTS[:2], SamplingParams(max_tokens=5, logprobs=1, n=2, temperature=1.0, seed=1))
+    for output in outputs:
+        assert [each.index for each in output.outputs] == [0, 1]
+        for each in output.outputs:
+            assert each.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in each.logprobs))
+        assert output.finished
+    assert outputs[0].request_id != outputs[1].request_id
+    assert base().generate(PROMPTS[0], SamplingParams(max_tokens=2))[0].cumulative_logprob is None
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_arrays_are_prompts():
+    tokens = prompt_ids(PROMPTS[3])
+    for prompt in (np.array(tokens), [np.int64(each) for each in tokens], {"prompt_token_ids": np.array(tokens)}):
+        (output,) = base().generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True))
+        assert output.token_ids == greedy(PROMPTS[3], 4)
+    pair = base().generate(np.array([[5, 6], [7, 8]]), SamplingParams(max_tokens=1))
+    assert [output.prompt_token_ids for output in pair] == [[5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported"),
+        ({"quantization": "awq"}, "quantization='awq' is not supported"),
+        ({"max_num_batched_tokens": 64}, "it is called max_rows_per_step"),
+        ({"speculative_model": "x"}, "speculative_config="),
+        ({"max_seqs": 4}, "did you mean 'max_num_seqs'"),
+        ({"threads": 100_000}, "threads=100000 must be an integer, at least 1 and at most"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs=1000000000"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"dtype": None}, "unknown dtype 'None'"),
+        ({"device": 5}, "device=5"),
+        ({"max_model_len": 10**9}, "4096"),
+        ({"max_model_len": "x"}, "max_model_len='x'"),
+        ({"revision": "main"}, "revision='main' goes with a hub id"),
+        ({"trust_remote_code": "yes"}, "trust_remote_code='yes' must be True or False"),
+        ({"model": None}, "model=None is no name"),
+    ],
+)
+def test_options_that_cannot_be_had_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM(**{"model": "zoo:base", **options})
+
+
+def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(model="zoo:draft", tensor_parallel_size=1, gpu_memory_utilization=0.9, dtype=target().dtype)
+    assert "gpu_memory_utilization, tensor_parallel_size" in caplog.text
+    assert llm.generate("x", SamplingParams(max_tokens=1))[0].finished
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: base().generate("x", sampling_parms=None), ConfigError, "did you mean 'sampling_params'"),
+        (lambda: base().generate("x", SamplingParams(), sampling_params=SamplingParams()), ConfigError, "keep one"),
+        (lambda: base().generate("x", use_tqdm="yes"), ConfigError, "use_tqdm='yes'"),
+        (lambda: base().generate({"prompt": "x", "prompt_token_ids": [5]}), InputError, "has both"),
+        (lambda: base().generate({"prmpt": "x"}), InputError, "did you mean 'prompt'"),
+        (lambda: base().generate(b"x"), InputError, "not bytes"),
+        (lambda: base().generate("\ud800"), InputError, "not valid Unicode"),
+        (lambda: base().generate(None), InputError, "not NoneType"),
+        (lambda: base().chat(None), InputError, "not NoneType"),
+        (lambda: base().chat("hello"), InputError, "not str"),
+        (lambda: base().chat([5]), InputError, "not int"),
+        (lambda: base().chat([[5]]), InputError, "message 0 must be a mapping"),
+        (lambda: base().stream("x", 5), ConfigError, "not int"),
+        (lambda: base().chat_prompt([], toolz=None), ConfigError, "did you mean 'tools'"),
+        (lambda: LLM.from_target(target(), max_seqs=3), ConfigError, "did you mean 'max_num_seqs'"),
+    ],
+)
+def test_what_cannot_be_understood_is_said_in_words(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
