@@ -131,7 +131,7 @@ def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, se
     """Stream one answer; None where there was none."""
     output, answer = None, ""
     try:
-        prompt = llm.chat_prompt(messages, settings=settings)
+        prompt = llm.chat_prompt(messages, chat_template_kwargs=settings)
         ids = prompt["prompt_token_ids"]
         thinking = Thinking(llm.tokenizer, ids) if knows_reasoning(llm.tokenizer) else None
         with contextlib.closing(llm.stream(prompt, params)) as chunks:

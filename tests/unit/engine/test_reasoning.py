@@ -68,7 +68,7 @@ def test_what_the_template_says_of_it() -> None:
         (MAY_THINK, {"enable_thinking": False}, None),
     ):
         llm = with_config(None, target=templated(template))
-        prompt = llm.chat_prompt(talk, settings=settings)["prompt_token_ids"]
+        prompt = llm.chat_prompt(talk, chat_template_kwargs=settings)["prompt_token_ids"]
         assert Thinking(llm.tokenizer, prompt).form == form
 
 
