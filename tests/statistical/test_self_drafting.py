@@ -175,8 +175,8 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
         ("eagle", {"tree": True, "width": 2, "max_depth": 3}),
         ("scylla", {"width": 2, "max_depth": 3}),
         ("scylla", {"tree": False}),
-        ("dovetail", {"width": 2, "max_depth": 3}),
-        ("dovetail", {"tree": False}),
+        ("dovetail", {"width": 2, "max_depth": 3, "budget": "fixed", "place": "thread", "dtype": "bfloat16"}),
+        ("dovetail", {"tree": False, "budget": "fixed"}),
         ("longspec", {}),
         ("longspec", {"tree": True, "width": 8, "max_depth": 3}),
     ],
@@ -217,7 +217,8 @@ class SampledDovetail(_CalledSampled, DovetailDrafter):
 
 @pytest.mark.parametrize("method", [SampledEagle, SampledLongSpec, SampledDovetail])
 def test_a_tree_that_is_called_sampled_is_seen(method: Any) -> None:
-    drafter = method(method.Config(tree=True, width=1, max_depth=3), model())
+    options = {"budget": "fixed"} if method is SampledDovetail else {}
+    drafter = method(method.Config(tree=True, width=1, max_depth=3, **options), model())
     drafter.laws = (Sampled,)
     found, _ = fit(drafter, num_speculative_tokens=3, verifier="recursive")
     assert found.p_value < PLAUSIBLE / 100

@@ -24,6 +24,7 @@ def metrics_fields(metrics: Metrics) -> dict[str, Any]:
         "num_draft_tokens": metrics.num_draft_tokens,
         "num_accepted_tokens": metrics.num_accepted_tokens,
         "num_discarded_tokens": metrics.num_discarded_tokens,
+        "num_moved_bytes": metrics.num_moved_bytes,
         "acceptance_by_position": metrics.acceptance_by_position,
         "drafted_by_source": metrics.drafted_by_source,
         "accepted_by_source": metrics.accepted_by_source,

@@ -241,6 +241,8 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
         parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
     if total.num_discarded_tokens:
         parts.append(f"{total.num_discarded_tokens} more drafted ahead in vain")
+    if total.num_moved_bytes:
+        parts.append(f"{total.num_moved_bytes / total.num_steps / 1e3:.2f} kB a step to the drafter and back")
     if total.num_accepted_tokens and total.accepted_by_source:
         shares = sorted(total.accepted_by_source.items(), key=lambda each: -each[1])
         parts.append("from " + ", ".join(f"{name} {n / total.num_accepted_tokens:.0%}" for name, n in shares))

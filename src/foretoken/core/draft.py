@@ -170,6 +170,7 @@ class Draft:
         resume: the target's own work on these rows, from which verification goes on; None: they are only tokens.
         evidence: what the recipe's verifier decides by, of the kind that the budget asked for; None: nothing was asked.
         sources: what proposed each node, in words that are counted as they are; empty where there is one source.
+        moved_bytes: between target and drafter, for this draft and for what the drafter has read before it.
         forced: its tokens follow for certain (core/constraint.py): the engine's own draft; the drafter is not told.
     """
 
@@ -179,6 +180,7 @@ class Draft:
     resume: ResumePoint | None = None
     evidence: Evidence | None = None
     sources: tuple[str, ...] = ()
+    moved_bytes: int = 0
     forced: bool = False
 
     def __len__(self) -> int:

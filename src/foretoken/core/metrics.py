@@ -29,6 +29,7 @@ class Metrics:
     the different experts that were read per layer, for all requests of the step together. ``prefix_rows`` adds up the
     rows that lay before a sparse target's verifications, ``prefix_rows_read`` those of them that a head read.
     ``num_discarded_tokens`` were drafted ahead, behind what did not stand: never put to the test, no draft tokens.
+    ``num_moved_bytes`` went between target and drafter, where the two are not in one place.
     ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
     """
 
@@ -37,6 +38,7 @@ class Metrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_discarded_tokens: int = 0
+    num_moved_bytes: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -133,6 +135,7 @@ class Metrics:
             "num_draft_tokens",
             "num_accepted_tokens",
             "num_discarded_tokens",
+            "num_moved_bytes",
             "draft_seconds",
             "verify_seconds",
             "other_seconds",

@@ -88,6 +88,8 @@ class Budget:
         evidence: the kind of evidence that the draft is to carry, for the recipe's verifier; None: none.
         own_past: the request is seeded, and its tokens depend on what is drafted: the draft may follow from nothing but
             its own past, so neither from other requests nor from anything measured.
+        least_reach: a node must be likelier than that to stand in order to be worth anything: descendants of one that
+            is not are never looked for.
     """
 
     max_nodes: int
@@ -95,6 +97,7 @@ class Budget:
     stop_rule: StopRule | None = None
     evidence: type[Evidence] | None = None
     own_past: bool = False
+    least_reach: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

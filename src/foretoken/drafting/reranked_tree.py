@@ -104,6 +104,6 @@ class RerankedBuilder(DraftBuilder):
         self.rerank(pays)
 
     def _least(self) -> float:
-        """What a path has to exceed in order to be proposed; 0 while there is room."""
-        most = self.budget.max_nodes
-        return nlargest(most, self.reach)[-1] if len(self.reach) >= most else 0.0
+        """What a path has to exceed in order to be proposed."""
+        most, least = self.budget.max_nodes, self.budget.least_reach
+        return max(least, nlargest(most, self.reach)[-1]) if len(self.reach) >= most else least

@@ -268,6 +268,7 @@ class Engine:
                 self._faults.fail(job.request, error)
                 continue
             job.request.metrics.count_step(verdict, taken)
+            job.request.metrics.num_moved_bytes += draft.moved_bytes
             for rule in (job.request.own_rule, job.request.ahead_rule):
                 if rule is not None and not draft.forced:
                     rule.learn(draft, verdict)

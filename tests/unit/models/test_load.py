@@ -99,7 +99,13 @@ def test_a_file_is_not_a_checkpoint(saved: Path) -> None:
 
 
 def test_a_hub_id_that_cannot_be_reached() -> None:
-    assert_refused(ModelError, "nobody/no-such-model", "'nobody/no-such-model'", "config cannot be read")
+    assert_refused(
+        ModelError,
+        "nobody/no-such-model",
+        "'nobody/no-such-model'",
+        "neither a folder nor on this machine",
+        "check the name",
+    )
 
 
 def test_an_unknown_bundled_model() -> None:

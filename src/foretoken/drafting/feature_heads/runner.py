@@ -104,7 +104,7 @@ class Runner:
         """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.features`."""
         if self._native is not None:
             return self._native.fuse(states_TF)
-        return self._net.fuse(states_TF.to(self._target.dtype))
+        return self._net.fuse(states_TF.to(self._target.device, self._target.dtype))
 
     @torch.inference_mode()
     def forward(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, rot
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.models import anatomy
 from foretoken.models.language_model import LanguageModel
+
+_Head = TypeVar("_Head", bound="StateHead")
 
 
 class Reading(Protocol):
@@ -170,6 +172,13 @@ class StateHead(LearnedPart, TrainableHead):
             return self.lm_head.weight
         weight_VW = self._shared(anatomy.find(model).head, model, "head")
         return weight_VW if self.ids_K is None else weight_VW[self.ids_K.to(weight_VW.device)]
+
+    def with_rows_of(self: _Head, model: Any) -> _Head:
+        """The same head with copies of what it shares, so that it can run without the target."""
+        found = type(self)(self.config, ids_K=self.ids_K, own_head=True, own_embedding=True)
+        rows = {"lm_head.weight": self.head_of(model), "embed_tokens.weight": self.embedding_of(model)}
+        found.take({**self.state_dict(), **{name: each.detach() for name, each in rows.items()}})
+        return found.eval()
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """Its own head, which is trained as embeddings are (train/optimiser.py)."""

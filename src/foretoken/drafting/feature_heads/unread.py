@@ -10,14 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from foretoken.core.protocols import Context, Features, Outcome
 from foretoken.models import anatomy
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
+
+
+class Slots(Protocol):
+    """Places of requests, and how many of each one's rows were read: a cache, or a list where the cache is elsewhere.
+
+    Attributes:
+        lengths: rows of each slot.
+    """
+
+    lengths: list[int]
+
+    @property
+    def free_slots(self) -> int: ...
+
+    def acquire(self) -> int: ...
+
+    def release(self, slot: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -53,13 +70,13 @@ class UnreadStates:
 
     Args:
         target: whose states they are.
-        cache: the head's; a request takes a slot of it when its first row is shown.
+        slots: of the head's cache; a request takes one when its first row is shown.
         depths: that are fused, in this order.
         final: whether the deepest one is read behind the target's final norm.
     """
 
-    def __init__(self, target: LanguageModel, cache: KVCache, depths: Sequence[int], *, final: bool) -> None:
-        self._cache, self._depths, self._dtype = cache, tuple(depths), target.dtype
+    def __init__(self, target: LanguageModel, slots: Slots, depths: Sequence[int], *, final: bool) -> None:
+        self._slots, self._depths, self._dtype = slots, tuple(depths), target.dtype
         self._final_norm = anatomy.find(target.model).final_norm if final else None
         self._of: dict[int, Unread] = {}
 
@@ -67,9 +84,21 @@ class UnreadStates:
         """Requests."""
         return len(self._of)
 
+    @property
+    def requests(self) -> list[int]:
+        """Whose states there are."""
+        return list(self._of)
+
     def get(self, request_id: int) -> Unread | None:
         """A request's; None where its beginning was not seen."""
         return self._of.get(request_id)
+
+    def begin(self, request_id: int) -> Unread | None:
+        """A new request's; None where all slots are taken."""
+        if not self._slots.free_slots:
+            return None
+        state = self._of[request_id] = Unread(self._slots.acquire())
+        return state
 
     def show(self, features: Sequence[Features]) -> list[tuple[Unread, Context]]:
         """Take the target's states: of rows that are committed in any case at once, of a draft's for a while.
@@ -81,14 +110,16 @@ class UnreadStates:
         for each in features:
             state = self._of.get(each.context.request_id)
             if state is None:
-                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
+                if each.begin:  # whose beginning was not seen cannot be drafted for
                     continue
-                state = self._of[each.context.request_id] = Unread(self._cache.acquire())
+                state = self.begin(each.context.request_id)
+                if state is None:
+                    continue
             states_TF = self._read_off(each)
             if len(each.draft):
                 state.shown = states_TF
                 continue
-            known = self._cache.lengths[state.slot] + state.num_waiting
+            known = self._slots.lengths[state.slot] + state.num_waiting
             state.wait(states_TF[max(0, known - each.begin) :])
             longer.append((state, each.context))
         return longer
@@ -105,7 +136,7 @@ class UnreadStates:
         """Forget a request, and give its slot back."""
         state = self._of.pop(request_id, None)
         if state is not None:
-            self._cache.release(state.slot)
+            self._slots.release(state.slot)
 
     def _read_off(self, features: Features) -> Tensor:
         """[T, F]: the states that are fused, side by side."""

@@ -117,13 +117,13 @@ class Helper:
             return [*self._drafter.propose(contexts, budgets)]
         except Exception as error:
             if len(contexts) == 1:
-                return [_portable(error)]
+                return [portable(error)]
         found: list[Ahead] = []
         for context, budget in zip(contexts, budgets, strict=True):
             try:
                 found += self._drafter.propose([context], [budget])
             except Exception as error:
-                found.append(_portable(error))
+                found.append(portable(error))
         return found
 
     def _context(self, question: Question, epoch: int) -> _Told:
@@ -153,7 +153,7 @@ class Helper:
         )
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """An error that survives the way back."""
     return (
         type(error)(str(error))

@@ -65,7 +65,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
             **config.loop(recipe.bounds, report, session),
         )
     depth = {"max_depth": config.steps, "num_speculative_tokens": config.steps}
-    chain = {"method": "dovetail", "head": str(config.out), "tree": False, **depth}
+    chain = {"method": "dovetail", "head": str(config.out), "tree": False, "budget": "fixed", **depth}
     return add_to_record(config.out, {"acceptance": acceptance.measure(config.target, chain, prompts)})
 
 

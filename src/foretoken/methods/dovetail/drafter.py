@@ -1,39 +1,102 @@
-"""Dovetail: decoder blocks behind a gate draft a tree from the target's last state."""
+"""Dovetail: decoder blocks behind a gate draft a tree from the target's last state, on a device of their own.
+
+target's side (here)                               drafting side (far.py), in a place of lanes.py
+states of a forward, its final norm  ── rows ────► read, behind what it has read before
+who is drafted for, how many nodes   ── asked ───► levels of the tree, each one pass of the head
+verify, choose what stands           ◄── tokens ──
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
-from foretoken.core.draft import PointMass, Sampled
-from foretoken.core.errors import ConfigError
-from foretoken.core.needs import Declared, Variant
-from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
-from foretoken.drafting.feature_heads.runner import Runner
+import torch
+
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.drafting.feature_heads.drafter import GrowthOptions
+from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.learned_part import find
+from foretoken.engine.confidence import Confidence
+from foretoken.engine.executors.lane import split
+from foretoken.methods.dovetail import costs
+from foretoken.methods.dovetail.costs import Affordable, Rate
+from foretoken.methods.dovetail.far import EAGER_ROWS, Answerer, Elsewhere, Far, Parcel, weights_of
+from foretoken.methods.dovetail.lanes import HERE, PLACES, PROCESS, THREAD, DraftLane, InPlace, InProcess, OnThread
 from foretoken.methods.dovetail.network import CONCAT, Dovetail
+from foretoken.methods.dovetail.staging import Staging
 from foretoken.models.language_model import LanguageModel
 
+FIXED, MEASURED = "fixed", "measured"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FIXED_NODES, _MOST_NODES = 15, 31  # with the root 16, as in the paper, and as many as are timed
+_SLOTS = 1024
 _UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
 
 
-class DovetailDrafter(FeatureDrafter):
+class _HandedOver:
+    """How many rows of each request the drafting side was given: the lengths of a cache that is elsewhere."""
+
+    def __init__(self) -> None:
+        self.lengths = [0] * _SLOTS
+        self.told = [0] * _SLOTS  # tokens
+        self._free = list(range(_SLOTS - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def acquire(self) -> int:
+        slot = self._free.pop()
+        self.lengths[slot] = self.told[slot] = 0
+        return slot
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+
+
+class DovetailDrafter(Drafter):
     """Drafts with m decoder blocks over what the target's final norm gives.
 
     Paper:   arXiv:2412.18934; the tree is EAGLE-2's, arXiv:2406.16858.
-    Exact:   trees are point masses, chains carry the q they were drawn from.
-    Differs: chains, too.
+    Exact:   trees are point masses, chains carry the q they were drawn from. Device, dtype and place of the head, its
+             faults, and how many nodes are drafted change what is proposed, never the law.
+    Differs: the number of nodes follows from what a verification takes on this machine (costs.py) and not from a fixed
+             16; the drafting side may be a thread or a process of the CPU; it reads a long prompt while the target is
+             still reading it; batches; chains, where nothing is apart.
+
+    Attributes:
+        lane: where the drafting side is.
+        costs: T(n), with a measured budget.
     """
 
     name = "dovetail"
-    laws = (PointMass,)
+    laws: tuple[type[Law], ...] = (PointMass,)
     branches = True
     declared = Declared(
         learned_part="foretoken.methods.dovetail.network:Dovetail",
         variants=(
-            Variant(options={"width": 4, "max_depth": 4}, untrained=_UNTRAINED, laws=(PointMass,), branches=True),
             Variant(
-                options={"tree": False, "max_depth": 3},
+                options={"width": 4, "max_depth": 4, "budget": FIXED},
+                untrained=_UNTRAINED,
+                laws=(PointMass,),
+                branches=True,
+            ),
+            Variant(
+                options={"width": 4, "max_depth": 4, "budget": FIXED, "place": THREAD},
+                untrained=_UNTRAINED,
+                laws=(PointMass,),
+                branches=True,
+                one_rule=True,
+            ),
+            Variant(
+                options={"tree": False, "max_depth": 3, "budget": FIXED},
                 untrained={**_UNTRAINED, "fusion": CONCAT},
                 laws=(Sampled,),
                 branches=False,
@@ -48,6 +111,11 @@ class DovetailDrafter(FeatureDrafter):
 
         Attributes:
             head: a folder written by `foretoken train dovetail`; None: ``dovetail`` beside the target's weights.
+            device: of the head, cpu or cuda; without a GPU the cpu; None: the target's.
+            dtype: of the head, float32, bfloat16 or float16; None: the target's, on another device bfloat16.
+            place: of its work: here (in the engine's thread), thread (beside it), or process.
+            budget: measured: nodes that are worth what verifying them takes on this machine; fixed: as many as
+                num_speculative_tokens says, 15 by default.
             tree: propose a tree of the most probable continuations; else a chain.
             max_depth: longest path of a draft.
             width: of a tree: continuations recorded at a node, and nodes expanded at a level.
@@ -56,14 +124,202 @@ class DovetailDrafter(FeatureDrafter):
         """
 
         head: str | None = None
+        device: str | None = None
+        dtype: str | None = None
+        place: str = HERE
+        budget: str = MEASURED
         tree: bool = True
 
         def __post_init__(self) -> None:
             if self.head is not None and not isinstance(self.head, str | Path):
                 raise ConfigError(f"head={self.head!r} must be a folder")
+            for name, known in (
+                ("device", (None, "cpu", "cuda")),
+                ("dtype", (None, *_DTYPES)),
+                ("place", PLACES),
+                ("budget", (MEASURED, FIXED)),
+            ):
+                value = getattr(self, name)
+                if value not in known:
+                    raise ConfigError(f"{name}={value!r}: {nearest(str(value), [each for each in known if each])}")
             super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         head = find(Dovetail, config.head, target)
+        self.options, self.branches = config, config.tree
+        self.laws = (PointMass,) if config.tree else (Sampled,)
         depths = head.config.depths_of(target.num_layers)
-        super().__init__(config, target, Runner(target, head), depths, final=head.config.reads_final)
+        self.needs = Needs(hidden_layers=HiddenLayers(depths))
+        most = _MOST_NODES if config.budget == MEASURED else _FIXED_NODES
+        self.offers = Offers(evidence=(GreedyLaws,), length=most)
+        device, dtype = self._device(config, target)
+        apart = device != target.device or dtype != target.dtype
+        if not config.tree and (config.place == PROCESS or device != target.device):
+            raise ConfigError(
+                f"tree=false with place={config.place!r} on {device.type}: a chain's rows of q would have to be moved; "
+                "leave tree on, or draft here on the target's device"
+            )
+        self._handed = _HandedOver()
+        self._unread = UnreadStates(target, self._handed, depths, final=head.config.reads_final)
+        self._unsettled: dict[int, int] = {}  # bytes of rows that were read ahead of a draft
+        self._dtype, self._width = dtype, head.config.width
+        self._confidence, self._rate = Confidence(), Rate()
+        self._last: tuple[int, float] | None = None  # of the last step with drafts: its requests, when it began
+        self._tokens = 0
+        self.lane = self._lane_for(config, target, head, device, apart=apart)
+        self.costs = costs.measure(target) if config.budget == MEASURED else None
+        if self.costs is not None:
+            times = ", ".join(f"{rows} {seconds * 1e3:.1f}" for rows, seconds in self.costs.points)
+            self._say(f"milliseconds of a verification by rows: {times}")
+
+    # ------------------------------------------------------------------ places
+
+    def _device(self, config: Config, target: LanguageModel) -> tuple[torch.device, torch.dtype]:
+        device = target.device if config.device is None else torch.device(config.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            self._say("device=cuda: there is no GPU here, the head runs on the CPU")
+            device = torch.device("cpu")
+        if device.type == target.device.type:
+            device = target.device
+        if config.dtype is not None:
+            return device, _DTYPES[config.dtype]
+        return device, target.dtype if device == target.device else torch.bfloat16
+
+    def _lane_for(
+        self, config: Config, target: LanguageModel, head: Dovetail, device: torch.device, *, apart: bool
+    ) -> DraftLane:
+        if config.place == HERE and not apart:
+            return InPlace(Far(config, target, head), None)
+        threads = split()[1]
+        elsewhere = Elsewhere(
+            target.name,
+            target.vocab_size,
+            target.max_length,
+            device,
+            self._dtype,
+            packed=target.fused is not None and device.type == "cpu" and self._dtype != torch.float16,
+        )
+        if config.place == THREAD and not apart:
+            return OnThread(Far(config, target, head, eager=True), self._staging(device), threads)
+        alone = head.with_rows_of(target.model)
+
+        def here() -> InPlace:
+            return InPlace(Far(config, elsewhere, alone), self._staging(device))
+
+        if config.place == HERE:
+            return here()
+        if config.place == THREAD:
+            return OnThread(Far(config, elsewhere, alone, eager=True), self._staging(device), threads)
+        return InProcess(
+            Answerer.made,
+            (config, elsewhere, alone.config, weights_of(alone)),
+            here=here,
+            forgotten=self._forget_all,
+            threads=threads,
+        )
+
+    def _staging(self, device: torch.device) -> Staging:
+        return Staging(self._width, self._dtype, device)
+
+    def _say(self, line: str) -> None:
+        self.explanation = "; ".join(filter(None, (self.explanation, line)))
+
+    # ------------------------------------------------------------------ the drafter
+
+    def on_forward(self, features: Sequence[Features]) -> None:
+        """Take the target's states; a lane of its own may read those of a prompt at once."""
+        longer = [each for each in self._unread.show(features) if each[0].num_waiting > EAGER_ROWS]
+        if longer and self.lane.beside and self.lane.ready():
+            parcels = [self._parcel(state, context) for state, context in longer]
+            before = self.lane.bytes_moved
+            self.lane.read(parcels)
+            self._share(self.lane.bytes_moved - before, [each.request_id for each in parcels])
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """One order for all requests whose rows before the root are known."""
+        asked, limits, parcels = list[Context](), list[Budget](), list[Parcel]()
+        ready = self.lane.ready()
+        self._begin_step(len(contexts))
+        for context, budget in zip(contexts, budgets, strict=True):
+            state = self._unread.get(context.request_id)
+            if state is None:
+                continue
+            state.shown = None  # of a draft that was never judged
+            rows = len(context.tokens) - 1
+            known = self._handed.lengths[state.slot] + state.num_waiting
+            if not ready or budget.max_nodes < 1 or not 0 < known == rows:
+                continue
+            asked.append(context)
+            limits.append(self._affordable(budget, len(contexts)))
+            if self._handed.told[state.slot] < len(context.tokens):
+                parcels.append(self._parcel(state, context))
+        if not asked:
+            return [NO_DRAFT] * len(contexts)
+        before = self.lane.bytes_moved
+        found = self.lane.draft(parcels, cast(Any, asked), limits)
+        numbers = [context.request_id for context in asked]
+        self._share(self.lane.bytes_moved - before, numbers)
+        drafts = dict(zip(numbers, found or [NO_DRAFT] * len(asked), strict=True))
+        return [self._charged(context.request_id, drafts) for context in contexts]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """The root's row and those of accepted nodes wait for the next draft."""
+        self._unread.settle(outcomes)
+        self._tokens += sum(len(each.tokens) for each in outcomes)
+        for outcome in outcomes:
+            self._confidence.learn(outcome.draft, outcome.verdict)
+        if isinstance(self.lane, InPlace | OnThread):
+            self.lane.far.learn(outcomes)
+
+    def release(self, request_id: int) -> None:
+        self._unsettled.pop(request_id, None)
+        if self._unread.get(request_id) is not None:
+            self._unread.release(request_id)
+            self.lane.forget(request_id)
+
+    def close(self) -> None:
+        self.lane.close()
+
+    # ------------------------------------------------------------------ what is told and asked
+
+    def _parcel(self, state: Unread, context: Context) -> Parcel:
+        """All rows that wait, perhaps none, and all tokens; they are the drafting side's from now on."""
+        slot, begin = state.slot, self._handed.lengths[state.slot]
+        states_TW = state.take(state.num_waiting) if state.num_waiting else torch.empty(0, self._width)
+        told = self._handed.told[slot]
+        self._handed.lengths[slot] += len(states_TW)
+        self._handed.told[slot] = len(context.tokens)
+        return Parcel(context.request_id, begin, states_TW.to(self._dtype), told, tuple(context.tokens[told:]))
+
+    def _affordable(self, budget: Budget, requests: int) -> Budget:
+        """The budget, with what nodes must promise; a request that may only follow its own past has the fixed one."""
+        if self.costs is None:
+            return replace(budget, stop_rule=None)
+        if budget.own_past:
+            return replace(budget, max_nodes=min(budget.max_nodes, _FIXED_NODES), stop_rule=None)
+        rate = max(self._rate.of(requests), requests / self.costs.at(requests))
+        least = tuple(rate * price for price in self.costs.prices(requests, budget.max_nodes))
+        stands = tuple(stood / seen for stood, seen in zip(self._confidence.stood, self._confidence.seen, strict=True))
+        return replace(budget, stop_rule=Affordable(stands, least), least_reach=least[0])
+
+    def _begin_step(self, requests: int) -> None:
+        """Take in the step before, if as many were drafted for in it."""
+        now = time.perf_counter()
+        if self._last is not None and self._last[0] == requests and self._tokens:
+            self._rate.add(requests, self._tokens, now - self._last[1])
+        self._last, self._tokens = (requests, now), 0
+
+    def _share(self, moved: int, request_ids: Sequence[int]) -> None:
+        """Charge bytes to requests, evenly."""
+        for place, number in enumerate(request_ids):
+            part = moved // len(request_ids) + (place < moved % len(request_ids))
+            self._unsettled[number] = self._unsettled.get(number, 0) + part
+
+    def _charged(self, request_id: int, drafts: dict[int, Draft]) -> Draft:
+        draft, moved = drafts.get(request_id, NO_DRAFT), self._unsettled.pop(request_id, 0)
+        return replace(draft, moved_bytes=moved) if moved else draft
+
+    def _forget_all(self) -> None:
+        """The drafting side was lost: whose rows it had is not drafted for again."""
+        for request_id in self._unread.requests:
+            self._unread.release(request_id)

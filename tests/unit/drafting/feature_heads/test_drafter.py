@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads import drafter as module
 from foretoken.engine.llm import LLM
+from foretoken.methods.dovetail import far
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.eagle.drafter import EagleDrafter
@@ -32,7 +33,13 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "tree": (EagleDrafter, Eagle, {"draft_vocab_size": 60}, {"tree": True, "width": 3, "max_depth": 3}),
     "eagle2": (EagleDrafter, Eagle, {"algorithm": "eagle"}, {}),
     "layers": (ScyllaDrafter, Scylla, {"layers": 3}, {"width": 3, "max_depth": 3}),
-    "gate": (DovetailDrafter, Dovetail, {"layers": 2}, {"width": 3, "max_depth": 3}),
+    "gate": (DovetailDrafter, Dovetail, {"layers": 2}, {"width": 3, "max_depth": 3, "budget": "fixed"}),
+    "lane": (
+        DovetailDrafter,
+        Dovetail,
+        {"layers": 1, "fusion": "concat"},
+        {"width": 3, "max_depth": 3, "budget": "fixed", "place": "thread"},
+    ),
 }
 
 
@@ -53,14 +60,15 @@ class Kept:
 
     def __init__(self, drafter: Any) -> None:
         self.drafter, self.found = drafter, dict[int, tuple[list[int], Tensor, Tensor]]()
+        self._inner = drafter.lane.far if isinstance(drafter, DovetailDrafter) else drafter
         self._propose = drafter.propose
         drafter.propose = self.propose
 
     def propose(self, contexts: Sequence[Any], budgets: Sequence[Any]) -> Any:
         drafts = self._propose(contexts, budgets)
-        cache = self.drafter._cache
+        cache = self._inner._cache
         for context in contexts:
-            state = self.drafter._unread.get(context.request_id)
+            state = self._inner._unread.get(context.request_id)
             if state is not None and cache.keys[0] is not None and cache.values[0] is not None:
                 count = cache.lengths[state.slot]
                 keys, values = (
@@ -115,6 +123,8 @@ def test_long_prompts_are_read_while_they_come(shape: str, model: LanguageModel,
     found = []
     for rows in (10_000, 16):
         monkeypatch.setattr(module, "_UNREAD_ROWS", rows)
+        monkeypatch.setattr(far, "_WAITING_ROWS", rows)
+        monkeypatch.setattr(far, "EAGER_ROWS", rows)
         drafter = drafter_of(model, shape)
         llm = with_config(
             {"method": drafter, "num_speculative_tokens": 4}, target=model, max_num_seqs=2, max_rows_per_step=24

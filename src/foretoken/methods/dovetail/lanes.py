@@ -1,0 +1,278 @@
+"""Where the drafting side (far.py) runs: in the engine's thread, on a lane beside it, or in a process of its own.
+
+    verbs    read       rows for the drafting side, which it may read while the target goes on
+             draft      rows, and drafts behind them; waits
+             forget     a request that has ended; done when the lane rests, in the order in which things were said
+
+In place and on a lane it is the same object; a lane has it alone between an order and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from foretoken.core.draft import Draft
+from foretoken.core.errors import ConfigError
+from foretoken.core.protocols import Budget, Context
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.executors import process
+from foretoken.engine.executors.lane import Lane, Ticket
+from foretoken.engine.executors.process import HelperProcess
+from foretoken.methods.dovetail.far import Far, Newcomer, Order, Parcel, bytes_back, draft_of, packed
+from foretoken.methods.dovetail.staging import Staging
+
+_READING = 0.01  # seconds more for every token that the helper has to read
+HERE, THREAD, PROCESS = "here", "thread", "process"
+_Result = TypeVar("_Result")
+PLACES = (HERE, THREAD, PROCESS)
+
+
+class Asked(Context, Protocol):
+    """What a process is told of a request."""
+
+    @property
+    def own_past(self) -> bool: ...
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+
+class DraftLane(Protocol):
+    """One place.
+
+    Attributes:
+        beside: whether it reads while the target computes.
+        bytes_moved: between target and drafting side so far, both ways.
+    """
+
+    beside: bool
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+    def ready(self) -> bool:
+        """Whether it can be asked now; what is read meanwhile has to wait."""
+        ...
+
+    def read(self, parcels: Sequence[Parcel]) -> None: ...
+
+    def draft(
+        self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]
+    ) -> list[Draft] | None:
+        """One draft for each; None: the drafting side was lost, with all that it had read."""
+        ...
+
+    def forget(self, request_id: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InPlace:
+    """The drafting side in the engine's thread, on the target's device or on another.
+
+    Args:
+        staging: what states cross by; None: the same device and dtype, nothing is moved.
+    """
+
+    beside = False
+
+    def __init__(self, far: Far, staging: Staging | None) -> None:
+        self.far, self._staging = far, staging
+        self.bytes_moved = 0
+
+    def ready(self) -> bool:
+        return True
+
+    def read(self, parcels: Sequence[Parcel]) -> None:
+        if self._staging is None:
+            self.far.take(parcels)
+            return
+        self.bytes_moved += sum(each.num_bytes for each in parcels)
+        staged = self._staging.put([each.states_TW for each in parcels])
+        self.far.take(taken(parcels, staged.take()))
+
+    def draft(self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]) -> list[Draft]:
+        self.read(parcels)
+        drafts = self.far.propose(contexts, budgets)
+        if self._staging is not None:
+            self.bytes_moved += sum(map(bytes_back, drafts))
+        return drafts
+
+    def forget(self, request_id: int) -> None:
+        self.far.release(request_id)
+
+    def close(self) -> None:
+        return
+
+
+class OnThread:
+    """The drafting side on a thread beside the engine's, with native threads of its own."""
+
+    beside = True
+
+    def __init__(self, far: Far, staging: Staging, threads: int) -> None:
+        self.far, self._staging = far, staging
+        self._threads = threads
+        self._lane: Lane | None = None
+        self._reading: list[Ticket[None]] = []
+        self.bytes_moved = 0
+
+    def ready(self) -> bool:
+        return True
+
+    def read(self, parcels: Sequence[Parcel]) -> None:
+        self._reading.append(self._begin(self._work(parcels)))
+
+    def draft(self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]) -> list[Draft]:
+        take = self._work(parcels)
+
+        def work(stopped: Callable[[], bool]) -> list[Draft]:
+            take(stopped)
+            return self.far.propose(contexts, budgets)
+
+        ticket = self._begin(work)
+        try:
+            reading, self._reading = self._reading, []
+            for each in reading:
+                each.take()  # its error, if it ended with one
+            drafts = ticket.take()
+        finally:
+            ticket.rest()
+        self.bytes_moved += sum(map(bytes_back, drafts))
+        return drafts
+
+    def forget(self, request_id: int) -> None:
+        self._reading.append(self._begin(partial(self._release, request_id)))
+
+    def close(self) -> None:
+        lane, self._lane = self._lane, None  # another order begins another one
+        if lane is not None:
+            lane.close()
+
+    def _begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Ticket[_Result]:
+        if self._lane is None:
+            self._lane = Lane(self._threads)
+        return self._lane.begin(work)
+
+    def _work(self, parcels: Sequence[Parcel]) -> Callable[[Callable[[], bool]], None]:
+        """What the lane is to do about rows, which lie in a buffer from now on."""
+        if not parcels:
+            return lambda stopped: None
+        self.bytes_moved += sum(each.num_bytes for each in parcels)
+        staged = self._staging.put([each.states_TW for each in parcels])
+        return lambda stopped: self.far.take(taken(parcels, staged.take()))
+
+    def _release(self, request_id: int, stopped: Callable[[], bool]) -> None:
+        self.far.release(request_id)
+
+
+class InProcess:
+    """The drafting side in a helper's process, and here where there is none left.
+
+    A helper that ends or does not answer in time is replaced once. The requests that it had read are not drafted for
+    again, because nobody keeps their states; the next ones are. A second loss brings the drafting side here.
+
+    Args:
+        make, arguments: see :class:`HelperProcess`.
+        here: makes the lane that takes over.
+        forgotten: called when what was read is lost.
+    Raises:
+        ConfigError: the helper fails to start.
+    """
+
+    beside = True
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        *,
+        here: Callable[[], DraftLane],
+        forgotten: Callable[[], None],
+        threads: int,
+    ) -> None:
+        self._here, self._forgotten = here, forgotten
+        self._instead: DraftLane | None = None
+        self._met: set[int] = set()
+        self._gone: list[int] = []
+        self.helper = HelperProcess(
+            make,
+            arguments,
+            purpose="which drafts for method 'dovetail'",
+            without="drafts are written in this process from now on",
+            forget=self._forget,
+            threads=threads,
+        )
+        if not self.helper.started(process.STARTING):
+            self.helper.close()
+            raise ConfigError("place='process': the helper did not start: see its messages above, or use place='here'")
+
+    @property
+    def bytes_moved(self) -> int:
+        moved = self.helper.bytes_sent + self.helper.bytes_received
+        return moved if self._instead is None else moved + self._instead.bytes_moved
+
+    def ready(self) -> bool:
+        if self._instead is not None:
+            return True
+        if self.helper.ready():
+            return True
+        if self.helper.pid is None:
+            self._instead = self._here()
+        return self._instead is not None
+
+    def read(self, parcels: Sequence[Parcel]) -> None:
+        if self._instead is not None:
+            self._instead.read(parcels)
+        else:
+            self.helper.tell(self._order(parcels, (), ()))
+
+    def draft(
+        self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]
+    ) -> list[Draft] | None:
+        if self._instead is not None:
+            return self._instead.draft(parcels, contexts, budgets)
+        order = self._order(parcels, contexts, budgets)
+        reading = sum(len(each.tokens) for each in parcels)
+        found = self.helper.ask(order, more_seconds=_READING * reading)
+        if isinstance(found, Exception):
+            raise found
+        return None if found is None else [draft_of(*each) for each in found]
+
+    def forget(self, request_id: int) -> None:
+        if self._instead is not None:
+            self._instead.forget(request_id)
+        else:
+            self._met.discard(request_id)
+            self._gone.append(request_id)
+
+    def close(self) -> None:
+        self.helper.close()
+
+    def _order(self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]) -> Order:
+        new = [each for each in contexts if each.request_id not in self._met]
+        self._met.update(each.request_id for each in new)
+        gone, self._gone = tuple(self._gone), []
+        return Order(
+            self.helper.next_number(),
+            tuple(map(packed, parcels)),
+            tuple(
+                Newcomer(each.request_id, each.num_prompt, each.params, each.streams.seed, each.stop_ids, each.own_past)
+                for each in new
+            ),
+            tuple((context.request_id, budget) for context, budget in zip(contexts, budgets, strict=True)),
+            gone,
+        )
+
+    def _forget(self) -> None:
+        self._met.clear()
+        self._gone.clear()
+        self._forgotten()
+
+
+def taken(parcels: Sequence[Parcel], states: Sequence[Any]) -> list[Parcel]:
+    """Parcels with the states as they arrived."""
+    return [replace(parcel, states_TW=each) for parcel, each in zip(parcels, states, strict=True)]
