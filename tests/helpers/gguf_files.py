@@ -128,7 +128,17 @@ def finish(writer: Any, path: Path) -> Path:
     return path
 
 
+def vocabulary(path: Path, fields: dict[str, Any]) -> Path:
+    """A file of fields alone, without those that are None."""
+    writer = gguf.GGUFWriter(str(path), fields["general.architecture"])
+    for name, value in fields.items():
+        if value is not None and name != "general.architecture":
+            _add(writer, name, value)
+    return finish(writer, path)
+
+
 def _add(writer: Any, name: str, value: Any) -> None:
-    kind = gguf.GGUFValueType.get_type(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    kind = gguf.GGUFValueType.UINT32 if whole else gguf.GGUFValueType.get_type(value)
     inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
     writer.add_key_value(name, value, kind, sub_type=inner)
