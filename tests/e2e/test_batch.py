@@ -119,3 +119,35 @@ def test_on_rays_workers(tmp_path: Path) -> None:
     done = run(str(file), "--out", str(out), "--ray", "--workers", "2", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert len(answers(out)) == 12
+
+
+@pytest.mark.slow
+def test_on_a_cluster_of_which_a_node_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'foretoken[ray]'")
+    pytest.importorskip("pyarrow", reason="Ray Data is not installed: pip install 'foretoken[ray]'")
+    from ray.cluster_utils import Cluster
+
+    asked = [request(number, max_tokens=40 + number % 7, ignore_eos=True) for number in range(160)]
+    file, out = write(tmp_path / "asked.jsonl", asked), tmp_path / "out.jsonl"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        other = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        command = [*FORETOKEN, *PLACE, str(file), "--out", str(out), "--ray", "--workers", "2"]
+        environment = ENVIRONMENT | {"RAY_ADDRESS": cluster.address}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        deadline = time.monotonic() + 180
+        while not out.exists() or out.read_bytes().count(b"\n") < 32:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert out.read_bytes().count(b"\n") < len(asked)
+        cluster.remove_node(other, allow_graceful=False)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    finally:
+        cluster.shutdown()
+    found = answers(out)  # each once
+    assert set(found) == {each["custom_id"] for each in asked}
+    texts = {number: found[f"r{number}"]["response"]["body"]["choices"][0]["text"] for number in range(160)}
+    assert all(texts[number] == texts[number + 35] for number in range(125))  # the same prompt and length

@@ -23,13 +23,19 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": 
 
 
 def ask(address: str, **more: Any) -> tuple[int, str]:
+    """Status and text; of a stream its text, and the status of the error that it ends with, if it does."""
     body = {"model": "zoo:base", "prompt": "Once upon", "temperature": 0, "max_tokens": 100, "ignore_eos": True, **more}
     request = Request(f"{address}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urlopen(request, timeout=120) as response:
-            return response.status, json.loads(response.read())["choices"][0]["text"]
+            if not more.get("stream"):
+                return response.status, json.loads(response.read())["choices"][0]["text"]
+            events = [line[6:] for line in response.read().decode().split("\n") if line.startswith("data: ")]
     except HTTPError as error:
-        return error.code, error.read().decode()
+        return error.code, json.loads(error.read())["error"]["message"]
+    if events[-1] != "[DONE]":
+        return 503, json.loads(events[-1])["error"]["message"]
+    return 200, "".join(json.loads(each)["choices"][0]["text"] for each in events[:-1])
 
 
 def replicas(server: psutil.Process) -> list[psutil.Process]:
@@ -56,19 +62,21 @@ def test_two_replicas_one_of_which_is_killed() -> None:
     assert len(replicas(server)) == 2
 
     answers: list[tuple[int, str]] = []
+    streams: list[tuple[int, str]] = []
     threads = [threading.Thread(target=lambda: answers.append(ask(address))) for _ in range(16)]
+    threads += [threading.Thread(target=lambda: streams.append(ask(address, stream=True))) for _ in range(4)]
     for number, thread in enumerate(threads):
         thread.start()
-        if number == 8:
-            time.sleep(0.2)
+        if number == len(threads) - 1:
+            time.sleep(0.4)
             replicas(server)[0].kill()
     for thread in threads:
         thread.join(timeout=180)
-    found = Counter(code for code, _ in answers)
-    assert sum(found.values()) == 16
-    assert set(found) <= {200, 500, 503}  # those that ran in the dead one are told so
-    assert found[200] >= 8
-    assert {text for code, text in answers if code == 200} == {expected}
+    assert Counter(code for code, _ in answers) == {200: 16}  # nothing had been said: another one was asked
+    assert {text for _, text in answers} == {expected}
+    assert len(streams) == 4
+    for code, text in streams:
+        assert text == expected if code == 200 else "died in the middle" in text
     deadline = time.monotonic() + 90
     while len(replicas(server)) < 2:
         assert time.monotonic() < deadline, "nobody took its place"

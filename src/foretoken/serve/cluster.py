@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.serve import proxy
 from foretoken.serve.loop import EngineLoop, Totals
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
@@ -168,6 +169,7 @@ def begin(*, verbose: bool) -> None:
     if not verbose:
         logging.getLogger("ray").setLevel(logging.ERROR)
     if not ray.is_initialized():
+        os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", proxy.IMPORT_PATH)
         ray.init(
             address=os.environ.get("RAY_ADDRESS"),
             include_dashboard=False,

@@ -1,0 +1,172 @@
+"""What Ray's proxy does when a replica dies: ask another one, or say so in the form of OpenAI's errors.
+
+Runs inside the proxy, in front of the replicas. It is asked for by ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``, which
+the command sets where it begins the cluster; one that runs already needs it in its environment.
+
+A request of which no word was answered is asked again, whether or not a replica had begun with it. An answer that
+breaks off in the middle cannot be: a stream then ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.middleware import Middleware
+
+IMPORT_PATH = "foretoken.serve.proxy:middlewares"
+_ATTEMPTS = 4
+_PAUSE = 0.25  # seconds between two, in which a router learns who is dead
+_MOST = 64 * 2**20  # bytes of a request that are kept to ask again
+
+# pieces of a stream that a replica sends before it has begun with the request
+_OPENING = (
+    b'"delta":{"role":"assistant","content":""}',
+    b"event: response.created\n",
+    b"event: response.in_progress\n",
+)
+
+Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[Message]]
+_Send = Callable[[Message], Awaitable[None]]
+_App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
+
+
+def middlewares() -> list[Middleware]:
+    """What Ray puts around its proxy."""
+    return [Middleware(AskAgain)]
+
+
+class AskAgain:
+    """ASGI around the proxy.
+
+    Args:
+        app: returns without an answer, or in the middle of one, when a replica has died.
+    """
+
+    def __init__(self, app: _App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive)
+        for attempt in range(_ATTEMPTS):
+            answer = _Answer(send)
+            await self._app(dict(scope), body.again(), answer.send)
+            if answer.begun or body.gone or body.lost:
+                break
+            await asyncio.sleep(_PAUSE * (attempt + 1))
+        await answer.close(scope["path"], gone=body.gone)
+
+
+class _Body:
+    """A request's body, which can be read several times.
+
+    Attributes:
+        gone: the client is.
+        lost: it is too long to be kept.
+    """
+
+    def __init__(self, receive: _Receive) -> None:
+        self._receive = receive
+        self._kept: list[Message] = []
+        self._size = 0
+        self.gone = self.lost = False
+
+    def again(self) -> _Receive:
+        """A reader from the start."""
+        place = 0
+
+        async def receive() -> Message:
+            nonlocal place
+            if place < len(self._kept):
+                place += 1
+                return self._kept[place - 1]
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+            else:
+                self._size += len(message.get("body", b""))
+                self.lost = self._size > _MOST
+                if not self.lost:
+                    self._kept.append(message)
+                    place += 1
+            return message
+
+        return receive
+
+
+class _Answer:
+    """An answer on its way. It begins with its first words, not with its head or what opens a stream."""
+
+    def __init__(self, send: _Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self._opening: list[Message] = []
+        self._words: list[bytes] | None = None  # of an error that is not ours
+        self.begun = self.ended = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        more, body = message.get("more_body", False), message.get("body", b"")
+        if not self.begun and more and any(each in body for each in _OPENING):
+            self._opening.append(message)
+            return
+        if not self.begun:
+            assert self._head is not None
+            self.begun = True
+            if self._head["status"] >= 400 and not _kind(self._head).startswith(b"application/json"):
+                self._words = []
+            else:
+                for each in (self._head, *self._opening):
+                    await self._send(each)
+        self.ended = not more
+        if self._words is not None:
+            self._words.append(body)
+        else:
+            await self._send(message)
+
+    async def close(self, path: str, *, gone: bool) -> None:
+        """Say what is missing."""
+        if gone or (self.ended and self._words is None):
+            return
+        if self._words is not None:
+            assert self._head is not None
+            words = b"".join(self._words).decode("utf-8", "replace")
+            await self._refuse(self._head["status"], words, self._head["headers"])
+        elif not self.begun:
+            await self._refuse(503, "the replica has died, and no other could answer: try again", [])
+        elif self._head is not None and _kind(self._head).startswith(b"text/event-stream"):
+            failed = _error("the replica died in the middle of the answer: ask again", 503)
+            if path.startswith("/v1/responses"):
+                told = {"type": "error", "code": "unavailable", "message": failed["error"]["message"], "param": None}
+                text = f"event: error\ndata: {json.dumps(told)}\n\n"
+            else:
+                text = f"data: {json.dumps(failed)}\n\n"
+            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": False})
+
+    async def _refuse(self, status: int, message: str, headers: Any) -> None:
+        body = json.dumps(_error(message, status)).encode()
+        kept = [(name, value) for name, value in headers if name.lower() not in (b"content-type", b"content-length")]
+        if status in (429, 503) and b"retry-after" not in {name.lower() for name, _ in kept}:
+            kept.append((b"retry-after", b"1"))
+        kept += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": kept})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _kind(head: Message) -> bytes:
+    found: bytes = dict(head["headers"]).get(b"content-type", b"")
+    return found
+
+
+def _error(message: str, status: int) -> dict[str, Any]:
+    # as errors.py has it, which is not imported here: the proxy would load the whole engine
+    kind = {404: "not_found_error", 429: "rate_limit_error"}.get(status, "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": "unavailable"}}
