@@ -27,7 +27,8 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import write_whole
-from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.fingerprint import fingerprint, fingerprint_of
+from foretoken.models.grown import Origin, origin_of
 from foretoken.models.language_model import LanguageModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -73,6 +74,7 @@ class LearnedPart(ABC):
         option: the option of its method that names its folder.
         Config: a frozen dataclass of what its ``config.json`` says.
         shelf: a pattern of folder names, where a folder may hold several parts in folders of their own.
+        grows: whether the part of a model also serves what was grown from that model, see :meth:`grown`.
         old_files: config and weights in the layout before the speculators one, which held the config's fields flat.
         config: of this part.
     """
@@ -83,6 +85,7 @@ class LearnedPart(ABC):
     option: ClassVar[str] = "head"
     Config: ClassVar[type[LearnedConfig]]
     shelf: ClassVar[str | None] = None
+    grows: ClassVar[bool] = False
     old_files: ClassVar[tuple[str, str] | None] = None
     config: Any
 
@@ -135,6 +138,14 @@ class LearnedPart(ABC):
         if draft is not None:
             check_fingerprint(f"{trained} draft", self.config.draft, self.config.draft_fingerprint, draft, remedy)
         self.check_shape(target if draft is None else draft)
+
+    def grown(self: Part, target: LanguageModel, origin: Origin) -> Part:
+        """This part of the original for a model that was grown from it (models/grown.py); where ``grows``.
+
+        Raises:
+            MismatchError: this one cannot.
+        """
+        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write ``config.json`` and ``model.safetensors``; each replaces a whole file or none.
@@ -273,6 +284,9 @@ def find_all(
         place = Path(given).expanduser() if given else Path(owner.source) / kind.algorithm
     except RuntimeError:
         raise ConfigError(f"{kind.option}={given!r}: there is no such home folder") from None
+    origin = origin_of(target.name, target.config) if kind.grows and draft is None else None
+    if origin is not None and not given and not kind.lies_in(place):
+        place = origin.folder / kind.algorithm
     folders = [place] if kind.lies_in(place) else sorted(place.glob(kind.shelf)) if kind.shelf else []
     if not folders:
         how = kind.how(target.name, "DRAFT" if draft is None else draft.name)
@@ -280,6 +294,9 @@ def find_all(
             f"no {kind.title} for '{owner.name}' in {place}: make one with '{how}' and give --set {kind.option}=DIR"
         )
     parts = [kind.load(folder) for folder in folders]
+    if origin is not None:
+        theirs = fingerprint(origin.folder)
+        parts = [part.grown(target, origin) if part.config.target_fingerprint == theirs else part for part in parts]
     for part in parts:
         part.check_target(target, draft)
     return parts

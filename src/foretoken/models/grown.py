@@ -20,6 +20,7 @@ Letters: O outputs, I inputs of a matrix; c copies.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Callable
@@ -54,6 +55,26 @@ _KNOWN = re.compile(
 )
 
 Read = Callable[[str], tuple[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a grown model was grown from.
+
+    Attributes:
+        folder: of the original.
+        width, layers: of the original.
+        grown_layers: of the grown model.
+    """
+
+    folder: Path
+    width: int
+    layers: int
+    grown_layers: int
+
+    def depth(self, depth: int) -> int:
+        """The depth of the grown model at which the first copy in the stream is the original's at ``depth``."""
+        return sum(layer * self.layers // self.grown_layers < depth for layer in range(self.grown_layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +114,19 @@ def folder(name: str, read: Read) -> Path:
         tokenizer.save_pretrained(place)
 
     return folder_made_once(f"grown/{original.name}-{size / 1e6:g}m-{mark[:16]}", write)
+
+
+def origin_of(name: str, config: Any) -> Origin | None:
+    """What the model of this name was grown from; None: its name is no grown one.
+
+    Args:
+        config: of the grown model.
+    """
+    if not name.startswith(PREFIX):
+        return None
+    original, _ = _parse(name)
+    theirs = json.loads((original / "config.json").read_text(encoding="utf-8"))
+    return Origin(original, theirs["hidden_size"], theirs["num_hidden_layers"], config.num_hidden_layers)
 
 
 def _parse(name: str) -> tuple[Path, float]:

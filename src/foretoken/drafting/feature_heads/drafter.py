@@ -53,6 +53,8 @@ class _Builder(RerankedBuilder):
     def features(self) -> Tensor:
         """[frontier, W]: what the frontier's nodes are paired with, their parents' own outputs."""
         assert self.following_MW is not None
+        if len(self.expanded) == len(self.frontier) == 1:
+            return self.following_MW
         place = {node: row for row, node in enumerate(self.expanded)}
         return self.following_MW[[place[self.parents[node]] for node in self.frontier]]
 

@@ -197,6 +197,8 @@ class _Native:
         return on_target(Output.ranked(found, columns), head), net.following(found.hidden[depth])
 
     def _beside(self, tokens: list[int]) -> Tensor:
+        if self._table_VO is not None and len(tokens) == 1:  # every pass of a chain: a view
+            return self._table_VO[tokens[0] : tokens[0] + 1]
         ids_T = torch.tensor(tokens)
         if self._table_VO is not None:
             return self._table_VO[ids_T]
@@ -242,8 +244,7 @@ def on_target(output: Output, head: DraftHead) -> Output:
     """What was found among a head's own tokens, as the target's tokens; the logits are -inf at all others."""
     if head.ids_K is None or not len(output.logits_MV):
         return output
-    best = head.tokens_of(torch.tensor(output.best, device=head.ids_K.device)).tolist()
-    top_ids = head.tokens_of(torch.tensor(output.top_ids, dtype=torch.int64, device=head.ids_K.device)).tolist()
+    best, top_ids = head.tokens_of(output.best), head.tokens_of(output.top_ids)
     logits_MV = head.on_vocabulary(output.logits_MV.float())
     return Output(logits_MV, best, output.peaks, top_ids, output.top_shares, output.hidden)
 

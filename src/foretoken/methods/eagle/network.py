@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError
@@ -28,7 +30,9 @@ from foretoken.drafting.feature_heads.block import Block, Norm, fields_for
 from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.drafting.learned_part import check_fingerprint
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
+from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
 _OLD_NAMES = (("midlayer.", "layers.0."), ("transformer.", "layers.0."), ("fusion_fc.", "fc."))
@@ -49,6 +53,7 @@ class Eagle(FeatureHead):
     title = "EAGLE head"
     option = "head"
     Config = EagleConfig
+    grows = True
     size_names = {"width": "target_hidden_size", "vocabulary": "transformer_layer_config.vocab_size"}  # noqa: RUF012
     config: EagleConfig
 
@@ -144,6 +149,45 @@ class Eagle(FeatureHead):
     def how(cls, target: str, draft: str, config: EagleConfig | None = None) -> str:
         """The command that trains a head."""
         return f"foretoken train eagle --target {target} --out DIR"
+
+    def grown(self, target: LanguageModel, origin: Origin) -> Eagle:
+        """The same drafts for a model that was grown from its target, at the same cost.
+
+        It reads the first copy in the stream, which is the original's, at the depths that became of its own; tables of
+        the original's width come with it.
+
+        Raises:
+            MismatchError: its features are normed before they are fused, or it is EAGLE-2's.
+        """
+        config = self.config
+        if not self.paired or config.norm_before_fc or config.fc_norm:
+            raise MismatchError(
+                f"the EAGLE head of '{config.target}' does not serve '{target.name}': only heads of EAGLE-3 without "
+                "norms before the fusion do; train one for it"
+            )
+        parts, width = anatomy.find(target.model), config.target_width
+        wide = target.config.get_text_config(decoder=True).hidden_size
+        depths = tuple(origin.depth(each) for each in config.depths_of(origin.layers))
+        mark = fingerprint_of(target.source)
+        head = Eagle(
+            replace(config, target=target.name, target_fingerprint=mark, target_width=wide, depths=depths),
+            ids_K=self.ids_K,
+            own_head=True,
+            own_embedding=True,
+        )
+        fused_WNF = self.fc.weight.detach().unflatten(1, (config.num_features, width))
+        rows_VW, table_VW = (cast(Any, part).weight.detach()[:, :width].cpu() for part in (parts.head, parts.embedding))
+        found = {
+            **self.state_dict(),
+            "fc.weight": F.pad(fused_WNF, (0, wide - width)).flatten(1),
+            _HEAD: rows_VW if self.ids_K is None else rows_VW[self.ids_K],
+            _EMBEDDING: table_VW,
+        }
+        for name, own in ((_HEAD, self.lm_head), (_EMBEDDING, self.embed_tokens)):
+            if own is not None:
+                found[name] = own.weight.detach()
+        head.take(found)
+        return head.eval()
 
     def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
         """Refuse a head of another target; one that says no fingerprint is judged by its shapes."""
