@@ -236,7 +236,7 @@ def test_a_request_that_is_cancelled_while_the_lane_reads_leaves_nothing(
     lane = drafter_of(llm).lane
     assert isinstance(lane, OnThread)
     for steps in (1, 2, 4):  # in the middle of a long prompt, and of its answer
-        (request,) = llm._requests({"prompt_token_ids": tokens_of(9, 60, 100)}, GREEDY, 0)
+        (request,) = llm.new_requests({"prompt_token_ids": tokens_of(9, 60, 100)}, GREEDY)
         llm.engine.add(request)
         for _ in range(steps):
             llm.engine.step()
@@ -344,7 +344,7 @@ def test_a_helper_that_is_lost_ends_no_request(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"place": "proces"}, "place='proces': did you mean 'process'"),
+        ({"place": "a process"}, "place='a process': did you mean 'process'"),
         ({"device": "gpu"}, "device='gpu'"),
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"budget": "some"}, "budget='some'"),
