@@ -18,14 +18,11 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.drafting.feature_heads.stack import LAYERS, MOST_LAYERS
 from foretoken.methods.dovetail.network import CONCAT, FUSIONS, GATE, Dovetail, DovetailConfig
-from foretoken.models.load import load_config
 from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.run import BLOCK, OWN_WORDS, RATES, STEPS, Course, Stage
+from foretoken.train.feature_heads.run import OWN_WORDS, STEPS, Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
-from foretoken.train.recipes.base import mixture
-from foretoken.train.trainer import Bounds, Schedule
 
 DRAFT_VOCABULARY = 2048
 
@@ -53,8 +50,7 @@ class Shape:
             raise ConfigError(f"--blocks {self.blocks}: from 1 to {MOST_LAYERS}")
         if self.fusion not in FUSIONS:
             raise ConfigError(f"--fusion {self.fusion}: '{GATE}' or '{CONCAT}'")
-        if self.mlp_width is not None and self.mlp_width % 32:
-            raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
+        training.check_mlp_width(self.mlp_width)
 
 
 def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
@@ -63,19 +59,8 @@ def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    training.check_own_words(own_words)
-    return Recipe(
-        name="dovetail",
-        description=f"Dovetail head of {shape.blocks} blocks ({shape.fusion}) of {target}",
-        config=lambda tokenizer: load_config(target),
-        sources=mixture,
-        block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
-    )
+    blocks = f"{shape.blocks} blocks ({shape.fusion})"
+    return training.recipe_for("dovetail", f"Dovetail head of {blocks} of {target}", target, own_words)
 
 
 def run(
@@ -99,10 +84,7 @@ def run(
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
     """
     share = 0.0 if features else own_words
-    vocabulary = load_config(name).get_text_config(decoder=True).vocab_size
-    wanted = shape.draft_vocab_size
-    if wanted is not None and wanted > vocabulary:
-        raise ConfigError(f"--draft-vocab-size {wanted}: {name} has {vocabulary} tokens")
+    training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> DovetailConfig:
         found: DovetailConfig = Dovetail.config_for(
@@ -130,6 +112,6 @@ def run(
         steps=shape.steps,
         config=config,
         build=build,
-        kept=wanted or DRAFT_VOCABULARY,
+        kept=shape.draft_vocab_size or DRAFT_VOCABULARY,
     )
     return training.run(name, chosen, sources, out, features=features, **loop)
