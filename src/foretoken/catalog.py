@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
@@ -425,8 +426,13 @@ _TABLE = (
 
 def entries(kind: str | None = None) -> list[Entry]:
     """All entries, the table's first, then those of installed plug-ins."""
-    plugins = [point.load() for point in entry_points(group="foretoken.methods")]
-    return [entry for entry in (*_TABLE, *plugins) if kind is None or entry.kind == kind]
+    return [entry for entry in (*_TABLE, *_plugins()) if kind is None or entry.kind == kind]
+
+
+@cache
+def _plugins() -> tuple[Entry, ...]:
+    # every installed package's metadata is read for this: some milliseconds
+    return tuple(point.load() for point in entry_points(group="foretoken.methods"))
 
 
 def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
