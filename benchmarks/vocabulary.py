@@ -41,9 +41,10 @@ from foretoken.core.metrics import memory_bound_speedup
 from foretoken.core.provenance import provenance
 from foretoken.data.corpora import data_root
 from foretoken.data.documents import documents
-from foretoken.drafting.draft_vocabulary import CONTEXT_ROWS, DraftVocabulary, tokenizer_mark
+from foretoken.drafting.draft_vocabulary import CONTEXT_ROWS, DraftVocabulary
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
+from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -195,7 +196,7 @@ def _tasks(
             DraftVocabulary(
                 ids=chosen.ids,
                 vocab_size=target.vocab_size,
-                tokenizer=tokenizer_mark(target.tokenizer),
+                tokenizer=vocabulary_fingerprint(target.tokenizer),
                 target=target.name,
                 context_rows=rows,
             ).save(folder)
