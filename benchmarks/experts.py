@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from foretoken.methods.sparse.moe import Skip, SparseExperts, ratios
 from transformers import AutoConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
+from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, ratios
 from foretoken.models.feed_forward import RoutedExperts, swapped
 
 _REPEATS = 25

@@ -10,7 +10,8 @@
   tokens per draft and task, milliseconds of drafting per draft token and tokens per second of decoding (the first token
   of a request comes with its prompt and is left out), and the memory-bound speed-up that the weights alone would give.
 * shapes: a draft pass of one row behind cached ones, of random weights: its acceptance would mean nothing. The head's
-  share is what the pass takes longer than one without a head.
+  share is what the pass takes longer than one without a head. With --threads 1 the time is the processor's, which
+  others disturb less than the clock on the wall.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ from foretoken.core.metrics import memory_bound_speedup
 from foretoken.core.provenance import provenance
 from foretoken.data.corpora import data_root
 from foretoken.data.documents import documents
-from foretoken.drafting.draft_vocabulary import CONTEXT_ROWS, DraftVocabulary, tokenizer_mark
+from foretoken.drafting.draft_vocabulary import CONTEXT_ROWS, DraftVocabulary
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
+from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -195,7 +197,7 @@ def _tasks(
             DraftVocabulary(
                 ids=chosen.ids,
                 vocab_size=target.vocab_size,
-                tokenizer=tokenizer_mark(target.tokenizer),
+                tokenizer=vocabulary_fingerprint(target.tokenizer),
                 target=target.name,
                 context_rows=rows,
             ).save(folder)
@@ -277,14 +279,15 @@ def _passes(model: LanguageModel, sizes: list[int], repeats: int) -> dict[str, A
     cache.commit(slot, range(CACHED))
     seconds: dict[int, list[float]] = {size: [] for size in heads}
     order = sorted(heads)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for number in range(repeats + 2):
         turn = number % len(order)
         for size in order[turn:] + order[:turn]:
             batch = PackedBatch()
             batch.add_chunk(slot, CACHED, [2], wanted=int(size > 0))
-            began = time.perf_counter()
+            began = clock()
             model.forward(batch, DensePlan(cache, batch), top=int(size > 0), head=heads[size])
-            seconds[size].append(time.perf_counter() - began)
+            seconds[size].append(clock() - began)
     bare = 1e3 * median(seconds[0][2:])
     rows = []
     for size in order[1:]:

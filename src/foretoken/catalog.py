@@ -147,7 +147,7 @@ _TABLE = (
         paper="arXiv:2503.01840",
         promise="lossless",
         needs="a target that is a plain stack of layers",
-        weights="a head for the target (foretoken train eagle, or a speculators folder)",
+        weights="a head for the target (foretoken train eagle, or a speculators folder); bundled for zoo:base",
         training="foretoken.methods.eagle.command:COMMAND",
     ),
     Entry(

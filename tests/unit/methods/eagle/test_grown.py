@@ -20,7 +20,7 @@ from foretoken.train.frozen_target import FrozenTarget
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
-from helpers.zoo_llms import with_config
+from helpers.zoo_llms import PROMPTS, greedy, with_config
 
 SIZE = "0.6m"  # twice as wide, and deeper
 
@@ -94,3 +94,10 @@ def test_what_does_not_grow_is_refused(folder: Path, tmp_path: Path) -> None:
     Eagle.untrained(load(str(other), device="cpu"), tmp_path / "others", draft_vocab_size=60)
     with pytest.raises(MismatchError, match="not for"):
         compose.build({"method": "eagle", "head": str(tmp_path / "others")}, wide)
+
+
+def test_the_bundled_head_drafts_for_zoo_base_without_an_option() -> None:
+    llm = with_config({"method": "eagle", "num_speculative_tokens": 4})
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
+    assert output.token_ids == greedy(PROMPTS[0], 40)
+    assert output.metrics.num_accepted_tokens >= 8

@@ -1,0 +1,33 @@
+"""What the scripts of ``benchmarks/`` take from the package is there: nobody runs them all at every change."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_what_it_imports_is_there(script: Path) -> None:
+    missing = [
+        f"{node.module}.{each.name}"
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "foretoken"
+        for each in node.names
+        if not _is_there(str(node.module), each.name)
+    ]
+    assert not missing
+
+
+def _is_there(module: str, name: str) -> bool:
+    if hasattr(importlib.import_module(module), name):
+        return True
+    try:
+        importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return False
+    return True
