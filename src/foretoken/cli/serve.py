@@ -216,6 +216,8 @@ def serve(
         service = Service(loop, name or model, Limits(body=max_body), reasoning=_REASONING[reasoning])
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
+        if llm.engine.prefixes is None and not no_prefix_caching:
+            note("prompts that begin alike are read again: this model or recipe cannot reuse what was read")
         note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
         try:
             app = create_app(service, api_key=api_key, origins=origins or ())

@@ -4,7 +4,9 @@
     new prompt:   [ system prompt | question 1 | answer 1 | question 2 ]     the slot is taken over; one turn is read
     new prompt:   [ system prompt | question 3 ]                             the common part is copied; the slot stays
 
-A row's keys and values follow from its own past, so that a reused row is the one that would have been computed.
+A row's keys and values follow from its own past, so that a reused row is the one that would have been computed. A
+drafter that reads hidden states is shown those of the reused rows again (shown.py), and no more is reused than is known
+of them: prompts are, answers are not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from foretoken.core.protocols import Drafter
 from foretoken.engine.request import Request
+from foretoken.engine.shown import ShownRows
 from foretoken.models.cache import KVCache
 
 _LEAST = 16  # tokens that are worth a look-up
@@ -23,12 +27,21 @@ class Prefixes:
 
     Args:
         cache: the target's; kept slots are not free in it.
-        max_bytes: the cache is not made larger than this so that slots can be kept.
+        max_bytes: the cache is not made larger than this so that slots can be kept; nor is what drafters are shown.
+        drafter: whose needs say how much can be reused.
+    Attributes:
+        shown: hidden states of the rows that slots begin with; empty where no drafter asks for any.
+        joined: requests that have got rows since somebody looked last, whose drafter has not been shown them.
     """
 
-    def __init__(self, cache: KVCache, max_bytes: int) -> None:
+    def __init__(self, cache: KVCache, max_bytes: int, drafter: Drafter) -> None:
+        self.shown = ShownRows()
+        self.joined: list[Request] = []
         self._cache = cache
         self._max_bytes = max_bytes
+        self._drafter = drafter
+        asked = drafter.needs.hidden_layers
+        self._last = None if asked is None else asked.last  # rows of a prompt's end that are shown, and no others
         self._kept: OrderedDict[int, tuple[list[int], str | None]] = OrderedDict()
 
     @property
@@ -40,9 +53,12 @@ class Prefixes:
         """Keep what a request has read; whether it was worth it. Its slot must not be used by it any more."""
         count = min(self._cache.lengths[request.slot], len(request.tokens))
         if count < _LEAST or request.finish_reason not in ("stop", "length", "cancelled"):
+            self.shown.drop(request.slot)
             return False
         self._cache.rollback(request.slot, count)  # a draft may have been committed behind the last token
         self._kept[request.slot] = (request.tokens[:count], request.cache_salt)
+        while self.shown.num_bytes > self._max_bytes and len(self._kept) > 1:
+            self._give_up(next(iter(self._kept)))
         return True
 
     def acquire(self, request: Request, running: Sequence[Request]) -> int:
@@ -59,34 +75,58 @@ class Prefixes:
                 del self._kept[owner]
                 cache.rollback(owner, best)
                 slot = owner
+                self._inherit(request, owner, slot, best)
             elif self._make_room(but=owner):
                 slot = cache.fork(owner)
                 cache.rollback(slot, best)
+                self._inherit(request, owner, slot, best)
                 if kept is not None:
                     self._kept.move_to_end(owner)
         if slot < 0:
             best = 0
             self._make_room()
             slot = cache.acquire()
+            self.shown.drop(slot)
         request.num_cached = best
         return slot
 
     def clear(self) -> None:
         """Give all kept slots back."""
-        while self._kept:
-            self._cache.release(self._kept.popitem(last=False)[0])
+        for slot in [*self._kept]:
+            self._give_up(slot)
 
     def _longest(self, request: Request, running: Sequence[Request]) -> tuple[int, int]:
         """The longest common prefix with anybody, and whose slot has it; kept ones first."""
         best, owner = 0, -1
-        limit = request.num_prompt - 1
+        limit = request.num_prompt - max(1, self._last or 0)
         lengths = self._cache.lengths
         known = [(slot, tokens, salt) for slot, (tokens, salt) in self._kept.items()]
         known += [(other.slot, other.tokens[: lengths[other.slot]], other.cache_salt) for other in running]
         for slot, tokens, salt in known:
-            if salt == request.cache_salt and (common := common_prefix(tokens, request.tokens, limit)) > best:
-                best, owner = common, slot
+            if salt == request.cache_salt:
+                common = min(common_prefix(tokens, request.tokens, limit), self._usable(slot))
+                if common > best:
+                    best, owner = common, slot
         return best, owner
+
+    def _usable(self, slot: int) -> int:
+        """Rows of a slot of which the drafter can be shown what it asks for."""
+        asked = self._drafter.needs.hidden_layers
+        if asked is None or self._last is not None:
+            return self._cache.lengths[slot]
+        return self.shown.count(slot, asked.depths)
+
+    def _inherit(self, request: Request, owner: int, slot: int, count: int) -> None:
+        """The request begins with rows of another one."""
+        if self._drafter.needs.hidden_layers is not None and self._last is None:
+            self.shown.copy(owner, slot, count)
+            self.joined.append(request)
+
+    def _give_up(self, slot: int) -> None:
+        """A kept slot is free again."""
+        del self._kept[slot]
+        self.shown.drop(slot)
+        self._cache.release(slot)
 
     def _make_room(self, but: int = -1) -> bool:
         """Have a free slot, if need be by giving up the one that was used least recently; whether there is one."""
@@ -95,8 +135,7 @@ class Prefixes:
         if full:
             oldest = next((slot for slot in self._kept if slot != but), None)
             if oldest is not None:
-                del self._kept[oldest]
-                cache.release(oldest)
+                self._give_up(oldest)
         return bool(cache.free_slots)
 
 

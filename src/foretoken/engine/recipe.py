@@ -89,9 +89,9 @@ class Recipe:
     def reuses_prefixes(self) -> bool:
         """Whether a prompt may be taken as read where another request has read it.
 
-        Not where the drafter is shown the states of every row, nor where the cache holds what a sparse target computed.
+        Not where the cache holds what a sparse target computed.
         """
-        return self.plan.exact and self.drafter.needs.hidden_layers is None
+        return self.plan.exact
 
     def own_past(self, params: SamplingParams) -> bool:
         """Whether drafts of a request may follow from its own past only.

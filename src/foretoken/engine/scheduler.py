@@ -85,7 +85,10 @@ class Scheduler:
         filling: list[Request] = []
         lengths = self.cache.lengths
         for request in self.running:
-            (decoding if lengths[request.slot] == len(request.tokens) - 1 else filling).append(request)
+            # a prompt that was reused but for one token is read like any other: a seed gives the same first token
+            reads = bool(request.num_cached) and not request.num_output and not self.drafted_first
+            last = lengths[request.slot] == len(request.tokens) - 1
+            (decoding if last and not reads else filling).append(request)
         # a request with one token left to process needs one row either way: the last prompt token is its first root
         kept = sum(map(self.kept, decoding))
         spare = self.max_rows - len(decoding) - kept

@@ -55,7 +55,7 @@ class Engine:
         max_slots: requests that run at once, at most.
         max_rows: rows of one forward, at most.
         prefix_bytes: how large the cache may be made so that prefixes can be reused; None: nothing is reused. Nor is
-            it by a recipe whose drafter wants to see every row of a prompt, or whose plan is not exact.
+            it by a recipe whose plan is not exact, or of a target with states, which cannot be rolled back.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class Engine:
                 "let the method propose chains"
             )
         reuses = recipe.reuses_prefixes and self.cache.can_roll_back
-        self.prefixes = Prefixes(self.cache, prefix_bytes) if reuses and prefix_bytes is not None else None
+        self.prefixes = (
+            Prefixes(self.cache, prefix_bytes, recipe.drafter) if reuses and prefix_bytes is not None else None
+        )
         self.scheduler = Scheduler(
             self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns, prefixes=self.prefixes
         )
@@ -146,6 +148,8 @@ class Engine:
     def schedule(self) -> Work:
         """Decide who runs in this step, and bring up to date what an earlier plan has left behind."""
         work = self.scheduler.next()
+        if self.prefixes is not None and self.prefixes.joined:
+            self._show_again(work, self.prefixes)
         self.recipe.plan.before_step(self.cache, work.decoding)
         return work
 
@@ -198,8 +202,8 @@ class Engine:
         sees = self.recipe.drafter.needs.hidden_layers is not None
         for request, count in work.prefill:
             begin = cache.lengths[request.slot]
-            if not begin and sees and self.recipe.weighed and not request.own_past:
-                request.shown = not self.controller.hopeless(request, len(self.scheduler.running))
+            if not begin and sees:
+                self._decide_shown(request)
             last = begin + count == len(request.tokens)
             cache.reserve(request.slot, count)
             read = 0 if request.prompt_logprobs is None else count - last
@@ -241,6 +245,10 @@ class Engine:
                 for job, piece in zip(jobs, pieces, strict=True)
                 if job.request.shown
             ]
+            if self.prefixes is not None and asked.last is None:
+                for job, piece in zip(jobs, pieces, strict=True):
+                    if job.prompt and job.request.shown:
+                        self.prefixes.shown.add(job.request.slot, piece.begin, piece.hidden)
             if features:
                 self._faults.tell([job.request for job in jobs if job.request.shown], features, drafter.on_forward)
         self._count_what_was_read(current, plan)
@@ -317,6 +325,23 @@ class Engine:
             )
 
     # ------------------------------------------------------------------ inside
+
+    def _decide_shown(self, request: Request) -> None:
+        if self.recipe.weighed and not request.own_past:
+            request.shown = not self.controller.hopeless(request, len(self.scheduler.running))
+
+    def _show_again(self, work: Work, prefixes: Prefixes) -> None:
+        """Show the drafter what requests begin with that have not read it themselves."""
+        joined, prefixes.joined = prefixes.joined, []
+        for request in joined:
+            self._decide_shown(request)
+            for begin, hidden in prefixes.shown.pieces(request.slot) if request.shown else ():
+                if not request.finished:
+                    told = Features(request, begin, NO_DRAFT, hidden, [])
+                    self._faults.tell([request], [told], self.recipe.drafter.on_forward)
+        work.failed += [request for request in joined if request.finished]
+        work.decoding = [request for request in work.decoding if not request.finished]
+        work.prefill = [(request, count) for request, count in work.prefill if not request.finished]
 
     def _kept(self, request: Request) -> int:
         return self._proposer.kept(request)

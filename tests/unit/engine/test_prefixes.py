@@ -10,7 +10,8 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.prefixes import common_prefix
 from foretoken.engine.request import Request
-from helpers.zoo_llms import with_config
+from helpers.variants import Case, cases
+from helpers.zoo_llms import target, with_config
 
 SYSTEM = list(range(100, 140))
 LONG = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -62,6 +63,15 @@ def test_a_running_request_shares_what_it_has_read() -> None:
         llm.engine.step()
     assert other.output_ids == run(plain, [*SYSTEM, 6]).output_ids
     assert busy.output_ids == run(plain, [*SYSTEM, 5], SamplingParams(max_tokens=60, ignore_eos=True)).output_ids
+
+
+@pytest.mark.parametrize("method", ["draft_model", "suffix", "none"])
+def test_a_seed_gives_the_same_tokens_whatever_was_reused(method: str) -> None:
+    llm = reusing(method)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, seed=4)
+    found = [run(llm, prompt, params) for prompt in ([*SYSTEM, 7], [*SYSTEM, 7], [*SYSTEM, 7, 8], [*SYSTEM, 7])]
+    assert [each.num_cached for each in found] == [0, len(SYSTEM), len(SYSTEM) + 1, len(SYSTEM)]
+    assert found[0].output_ids == found[1].output_ids == found[3].output_ids
 
 
 def test_another_salt_shares_nothing() -> None:
@@ -151,8 +161,6 @@ def test_random_conversations_are_the_same_text(method: str) -> None:
 
 
 def test_recipes_that_cannot_reuse_do_not() -> None:
-    llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True)
-    assert llm.engine.prefixes is None
     sparse = with_config(
         {"method": "suffix", "verification": {"attention": "per_head", "dense_below": 64}}, enable_prefix_caching=True
     )
@@ -165,3 +173,79 @@ def test_recipes_that_cannot_reuse_do_not() -> None:
 )
 def test_common_prefix(first: list[int], second: list[int], limit: int, count: int) -> None:
     assert common_prefix(first, second, limit) == count
+
+
+def variants() -> list[object]:
+    """Of all drafters; the first of each by default, all of them with the slow tests."""
+    known: set[str] = set()
+    found = []
+    for case in cases():
+        found.append(pytest.param(case, id=case.label, marks=[pytest.mark.slow] if case.entry.name in known else []))
+        known.add(case.entry.name)
+    return found
+
+
+def recipe_of(case: Case, **options: object) -> LLM:
+    return with_config(case.config(target(), None, 5), max_num_seqs=3, **options)
+
+
+@pytest.mark.parametrize("case", variants())
+def test_a_drafter_that_reads_states_is_shown_those_of_reused_rows(case: Case) -> None:
+    """The same is drafted: what it was shown again is what it would have been shown."""
+    reused, read = recipe_of(case, enable_prefix_caching=True), recipe_of(case)
+    if not read.recipe.drafter.needs.hidden_layers:
+        pytest.skip("it reads none")
+    drafts = [noted(each) for each in (reused, read)]
+    seeded = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.7, seed=4)  # drafts follow their own past
+    rng = random.Random(2)
+    tokens = [*SYSTEM, *(rng.randrange(3, 900) for _ in range(50))]
+    for turn, params in enumerate((seeded, seeded, LONG)):
+        found, wanted = run(reused, tokens, params), run(read, tokens, params)
+        assert found.output_ids == wanted.output_ids
+        assert (found.num_cached > 0) == (turn > 0)
+        assert drafts[0] == drafts[1] or params is LONG
+        tokens = [*found.tokens, *(rng.randrange(3, 900) for _ in range(1 + 30 * turn))]
+    for each in drafts:
+        each.clear()
+    short = [*SYSTEM, 9]  # shorter than what is kept
+    assert run(reused, short, seeded).output_ids == run(read, short, seeded).output_ids
+    assert drafts[0] == drafts[1] != []
+
+
+def noted(llm: LLM) -> list[tuple[int, ...]]:
+    """The tokens of all drafts, as they are made."""
+    drafts: list[tuple[int, ...]] = []
+    propose = llm.recipe.drafter.propose
+
+    def noting(*given: object) -> object:
+        made = propose(*given)  # type: ignore[arg-type]
+        drafts.extend(each.tree.tokens for each in made if len(each))
+        return made
+
+    llm.recipe.drafter.propose = noting  # type: ignore[method-assign,assignment]
+    return drafts
+
+
+def test_what_is_shown_again_is_bounded_and_let_go() -> None:
+    llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True, prefix_cache_bytes=1)
+    prefixes = llm.engine.prefixes
+    assert prefixes is not None
+    for begin in range(300, 600, 100):
+        run(llm, [*range(begin, begin + 30)])
+    assert 0 < prefixes.shown.num_bytes <= 2 * 30 * 4 * llm.target.config.hidden_size
+    prefixes.clear()
+    assert prefixes.shown.num_bytes == 0
+
+
+def test_a_drafter_that_fails_on_what_it_is_shown_again_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True)
+    run(llm, [*SYSTEM, 7])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.recipe.drafter, "on_forward", fail)
+        request = run(llm, [*SYSTEM, 8])
+    assert (request.finish_reason, request.error) == ("error", "planted")
+    assert run(llm, [*SYSTEM, 9]).finish_reason == "length"
