@@ -176,7 +176,7 @@ def rows_of(x_TK: Tensor) -> Rows:
     largest_T = x_TK.abs().amax(dim=-1)
     whole_T = largest_T.isfinite()
     counts_T = whole_T & (largest_T >= _LEAST)
-    inverse_T = torch.where(counts_T, 127.0 / largest_T, 0.0)
+    inverse_T = torch.where(counts_T, torch.full_like(largest_T, 127.0) / largest_T, 0.0)  # one rounding, not two
     codes_TK = torch.where(counts_T[:, None], x_TK * inverse_T[:, None], 0.0).round()
     step_T = torch.where(counts_T, largest_T / 127.0, 0.0)
     return Rows(codes_TK, torch.where(whole_T, step_T, torch.nan))
