@@ -67,9 +67,9 @@ def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
     assert error(ours, exact) <= 1.1 * error(theirs, exact)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3"])
-def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype | str) -> None:
     """One token at a time, as plain decoding does, is the measure; every other way must give the same bits."""
     model, _ = make(family, dtype)
     tokens = text(60)
@@ -115,9 +115,10 @@ def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: to
     assert torch.equal(session.chunk(first, [8]), alone.chunk(slot, [8]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "int8", "int4"], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_number_of_threads_changes_nothing(threads: int) -> None:
-    model, _ = make("llama", torch.bfloat16)
+def test_the_number_of_threads_changes_nothing(threads: int, dtype: torch.dtype | str) -> None:
+    model, _ = make("llama", dtype)
     before = torch.get_num_threads()
     results = []
     try:
@@ -130,8 +131,8 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
+def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dtype | str) -> None:
     """A plan that is not described goes layer by layer through the library, over the same memory."""
     model, reference = make("qwen2", dtype)
     tokens = text(30)

@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.models import attention
 from foretoken.models.fused import build, fit, trial
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.quantised.rounding import round_weights
+from foretoken.models.quantised.weight import QuantisedLinear, rounded
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 
@@ -142,6 +144,41 @@ def test_undoing_an_adoption_leaves_the_model_as_it_was() -> None:
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert torch.equal(plain(model_of_library(model), tokens), expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_undoing_an_adoption_gives_quantised_layers_back(dtype: str) -> None:
+    model = llama(tie_word_embeddings=True, attention_bias=True)
+    round_weights(model, dtype, "llama")
+    before = {name: each for name, each in model.named_modules() if isinstance(each, QuantisedLinear)}
+    fit.Adoption(model, 256).undo()
+    assert fit.misfit(model) is None
+    after = {name: each for name, each in model.named_modules() if isinstance(each, QuantisedLinear)}
+    assert before.keys() == after.keys()
+    for name, layer in before.items():
+        ours, theirs = after[name].quantised, layer.quantised
+        assert torch.equal(ours.codes_OK, theirs.codes_OK)
+        assert ours.codes_OK.dtype == theirs.codes_OK.dtype
+        assert torch.equal(ours.dense(), theirs.dense())
+        assert (layer.bias is None) == (after[name].bias is None)
+
+
+def test_projections_that_are_quantised_in_several_ways() -> None:
+    """Those that are computed as one are packed as one, which can be each of them; or are left to their modules."""
+    for q, k, fits in (((4, 32), (8, 16), True), ((8, None), (4, 32), True), ((4, 32), None, False)):
+        model = llama()
+        round_weights(model, "int4", "llama")
+        attention = model.model.layers[1].self_attn
+        dense = {name: getattr(attention, name).weight for name in ("q_proj", "k_proj")}
+        for (name, weight_OK), scheme in zip(dense.items(), (q, k), strict=True):
+            plain = nn.Linear(*reversed(weight_OK.shape), bias=False).requires_grad_(requires_grad=False)
+            plain.weight.copy_(weight_OK)
+            setattr(attention, name, plain if scheme is None else QuantisedLinear(rounded(weight_OK, *scheme)))
+        expected = {name: getattr(attention, name).weight for name in dense}
+        loaded = LanguageModel(model.eval(), None, name="mixed")
+        assert (loaded.fused is not None) == fits
+        for name, weight_OK in expected.items():
+            assert torch.equal(getattr(attention, name).weight, weight_OK)
 
 
 def model_of_library(model: Any) -> Any:

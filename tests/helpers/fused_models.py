@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.models import attention
 from foretoken.models.fused import fit
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.quantised.rounding import round_weights
 
 COMMON = {
     "vocab_size": 101,  # not a multiple of a tile
@@ -57,9 +58,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(family: str, dtype: torch.dtype) -> tuple[LanguageModel, Any]:
-    """A random model behind the fused decoder, and the library's own eager twin of it."""
+def make(family: str, kind_of_weights: torch.dtype | str) -> tuple[LanguageModel, Any]:
+    """A random model behind the fused decoder, and the library's own eager twin of it.
+
+    Args:
+        kind_of_weights: "int8" or "int4": both have rounded weights, and the rest in bfloat16.
+    """
     kind, options = FAMILIES[family]
+    dtype = torch.bfloat16 if isinstance(kind_of_weights, str) else kind_of_weights
     config = AutoConfig.for_model(kind, **{**COMMON, **options})
     torch.manual_seed(0)
     reference = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
@@ -72,6 +78,9 @@ def make(family: str, dtype: torch.dtype) -> tuple[LanguageModel, Any]:
     own = copy.deepcopy(config)  # from_config notes the attention implementation in it
     twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
     twin.load_state_dict(reference.state_dict())
+    if isinstance(kind_of_weights, str):
+        for each in (reference, twin):
+            round_weights(each, kind_of_weights, family)
     model = LanguageModel(twin, None, name=family)
     assert model.fused is not None, fit.misfit(twin)
     return model, reference

@@ -1,5 +1,5 @@
 /* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
- * blocks, open gates, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as
+ * blocks, open gates, quantised weights, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as
  * single rows on one thread. */
 
 #include "decoder.c"
@@ -44,15 +44,49 @@ typedef struct {
 
 static void *own(Decoder *d, void *memory) { return d->owned[d->num_owned++] = memory; }
 
-static void build(Decoder *d, int bf16) {
+/* How weights are kept: as elements, or in so many bits, in groups (0: whole rows), with float16 scales or with minimums. */
+typedef struct {
+    int bf16, bits;
+    long group;
+    int half, minimum;
+} Kind;
+
+static Matrix matrix(Decoder *d, Kind kind, long outputs, long inputs, float scale) {
+    const long tiles = outputs / 16;
+    if (!kind.bits) {
+        Matrix dense = {.tiles = own(d, filled(outputs * inputs, kind.bf16, scale, 0)), .stride = 16 * inputs * (kind.bf16 ? 2 : 4)};
+        return dense;
+    }
+    Matrix y = {.bits = kind.bits, .group = kind.group ? kind.group : inputs, .half = kind.half, .minimum = kind.minimum,
+                .offset = kind.minimum ? 0 : 1 << (kind.bits - 1)};
+    const Places at = places_of(&y, inputs);
+    const long count = at.groups * at.parameters / (y.half ? 2 : 4);
+    y.stride = at.codes + at.groups * at.units * LINE;
+    char *data = own(d, aligned_alloc(64, tiles * y.stride));
+    for (long t = 0; t < tiles; t++) {
+        char *tile = data + t * y.stride;
+        memset(tile, 0, at.codes);
+        for (long i = 0; i < count; i++)
+            if (y.half)
+                ((uint16_t *)tile)[i] = (uint16_t)(0x1800 + (int)(900 * (noise() + 1)) + (noise() < 0) * 0x8000);
+            else
+                ((float *)tile)[i] = scale * noise() / (1 << (kind.bits - 1));
+        for (long i = at.codes; i < y.stride; i++) tile[i] = (char)(int)(127 * noise());
+    }
+    y.tiles = data;
+    return y;
+}
+
+static void build(Decoder *d, Kind kind) {
+    const int bf16 = kind.bf16;
     const long qkv = (HEADS + 2 * GROUPS) * HEAD_DIM;
     *d = (Decoder){0};
     for (int l = 0; l < LAYERS; l++)
         d->layers[l] = (Layer){
-            .qkv = own(d, filled(qkv * WIDTH, bf16, 0.2f, 0)),
-            .out = own(d, filled((long)HEADS * HEAD_DIM * WIDTH, bf16, 0.1f, 0)),
-            .gate_up = own(d, filled(2 * MLP * WIDTH, bf16, 0.2f, 0)),
-            .down = own(d, filled(MLP * WIDTH, bf16, 0.1f, 0)),
+            .qkv = matrix(d, kind, qkv, WIDTH, 0.2f),
+            .out = matrix(d, kind, WIDTH, (long)HEADS * HEAD_DIM, 0.1f),
+            .gate_up = matrix(d, kind, 2 * MLP, WIDTH, 0.2f),
+            .down = matrix(d, kind, WIDTH, MLP, 0.1f),
             .qkv_bias = own(d, filled(qkv, 0, 0.1f, 0)),
             .attention_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
             .mlp_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
@@ -67,7 +101,7 @@ static void build(Decoder *d, int bf16) {
         .bf16 = bf16, .num_layers = LAYERS, .width = WIDTH, .heads = HEADS, .kv_heads = GROUPS, .head_dim = HEAD_DIM,
         .rot_dim = HEAD_DIM, .vocab = VOCAB - 3, .qkv_stride = qkv, .gate_up_stride = 2 * MLP,
         .ffn_units = bf16 ? MLP / 2 : MLP, .logits_stride = VOCAB, .eps = 1e-6, .scaling = 0.2, .layers = d->layers,
-        .embedding = own(d, filled(VOCAB * WIDTH, bf16, 1, 0)), .head = own(d, filled(VOCAB * WIDTH, bf16, 0.3f, 0)),
+        .embedding = own(d, filled(VOCAB * WIDTH, bf16, 1, 0)), .head = matrix(d, kind, VOCAB, WIDTH, 0.3f),
         .final_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
     };
 }
@@ -182,9 +216,11 @@ int main(int count, char **arguments) {
     int32_t tokens[ROWS];
     float *expected = malloc(ROWS * VOCAB * 4);
     for (int i = 0; i < ROWS; i++) tokens[i] = (7 + 11 * i) % VOCAB;
-    for (int bf16 = 0; bf16 < 2; bf16++) {
+    const Kind kinds[] = {{0}, {.bf16 = 1}, {.bits = 8}, {.bf16 = 1, .bits = 8, .group = 16, .half = 1},
+                          {.bf16 = 1, .bits = 4, .group = 32, .half = 1}, {.bits = 4, .group = 32, .minimum = 1}};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         Decoder decoder;
-        build(&decoder, bf16);
+        build(&decoder, kinds[k]);
         Team *team = foretoken_team_new();
         Cache cache = new_cache();
         for (int i = 0; i < ROWS; i++) forward(team, &decoder, &cache, 1, i, 1, tokens + i, 0, 0, 0, 0, expected + i * VOCAB);

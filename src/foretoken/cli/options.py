@@ -50,7 +50,7 @@ Dtype = Annotated[
     str,
     typer.Option(
         "--dtype",
-        help="auto (as stored), float32, bfloat16, float16; int8 or int4: weights rounded, on a CPU.",
+        help="auto (as stored), float32, bfloat16, float16; int8, int4 (CPU).",
         rich_help_panel=_MODEL,
     ),
 ]

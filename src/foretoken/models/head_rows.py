@@ -23,6 +23,8 @@ from foretoken.core.columns import Columns
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models import anatomy, trial
 from foretoken.models.fused.layout import Head
+from foretoken.models.fused.packing import Tiles, parts_of
+from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.plain import own_ways
 
@@ -114,27 +116,36 @@ class _Pack(Protocol):
 
 
 class _Tiles(_Pack):
-    """Tiles of the fused decoder, [tiles, units, 16, unit], filled row by row from those of the whole head."""
+    """Tiles of the fused decoder, filled row by row from those of the whole head."""
 
     def __init__(self, whole: Head) -> None:
         self._whole = whole.packed
-        self._packed = self._whole[:0].clone()
+        self._packed = _nothing_of(self._whole, 0)
 
     def put(self, first: int, ids_N: Tensor) -> None:
         columns_N = torch.arange(first, first + len(ids_N))
         needed = -(-(first + len(ids_N)) // 16)
         if needed > len(self._packed):
             spare = 0 if first == 0 else _SPARE // 16
-            grown = self._whole.new_zeros(needed + spare, *self._whole.shape[1:])
-            grown[: len(self._packed)] = self._packed
+            grown = _nothing_of(self._whole, needed + spare)
+            for to, held in zip(parts_of(grown), parts_of(self._packed), strict=True):
+                to[: len(held)] = held
             self._packed = grown
-        self._packed[columns_N // 16, :, columns_N % 16] = self._whole[ids_N // 16, :, ids_N % 16]
+        for to, whole in zip(parts_of(self._packed), parts_of(self._whole), strict=True):
+            to[columns_N // 16, :, columns_N % 16] = whole[ids_N // 16, :, ids_N % 16]
 
     def head(self, count: int) -> Head:
         return Head(self._packed[: -(-count // 16)], count)
 
     def score(self, normed_MD: Tensor, count: int) -> Tensor:
         raise NotImplementedError("a packed head is scored by the fused decoder")
+
+
+def _nothing_of(like: Tiles, tiles: int) -> Tiles:
+    """So many tiles of zeros."""
+    if isinstance(like, CodedTiles):
+        return like.like(like.data.new_zeros(tiles, like.data.shape[1]))
+    return like.new_zeros(tiles, *like.shape[1:])
 
 
 class _Plain(_Pack):

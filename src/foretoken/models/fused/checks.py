@@ -15,6 +15,8 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
+from foretoken.models.fused.packing import Tiles, form_of
+from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.fused.structs import SCORES
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
@@ -73,19 +75,17 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
         _check_blocks(sizes, batch.segments, plan.blocks)
 
 
-def check_head(own: Tensor, packed: Tensor, count: int, top: int) -> None:
+def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
     """The head that is read, which need not be the decoder's own.
 
     Args:
-        own, packed: the decoder's, and that which is read, [tiles, units, 16, unit].
+        own, packed: the decoder's, and that which is read.
         count: its rows.
         top: tokens of each row to rank.
     """
-    if packed.shape[1:] != own.shape[1:] or packed.dtype != own.dtype or not _is_plain(packed):
-        raise ValueError(
-            f"head is {list(packed.shape)} of {packed.dtype}: packed like the decoder's own, {list(own.shape)} of "
-            f"{own.dtype}"
-        )
+    values = packed.data if isinstance(packed, CodedTiles) else packed
+    if form_of(packed) != form_of(own) or not _is_plain(values):
+        raise ValueError(f"head is {form_of(packed)}: packed like the decoder's own, {form_of(own)}")
     _within("head.vocab_size", count, 1 + 16 * (len(packed) - 1), 16 * len(packed))
     _within("top", top, 0, count)
 

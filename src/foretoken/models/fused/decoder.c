@@ -4,6 +4,7 @@
  * over (checks.py). Plain C with GCC/Clang vector types; bfloat16 dot products where the processor has them.
  *
  *     types.h      what is handed over                  products.h    packed weights times rows
+ *     quantised.h  packed weights of 8 or 4 bits
  *     vectors.h    exponential, softmax, ranking        attention.h   rotary, keys and values, attention
  *     team.h       threads and their memory             tiles.h       rows over tiles of keys and values
  *     blocks.h     which columns are attended to        gates.h       an MLP that leaves channels out
@@ -27,6 +28,7 @@
 
 #include "types.h"
 #include "vectors.h"
+#include "quantised.h"
 #include "team.h"
 #include "blocks.h"
 #include "pieces.h"
@@ -126,6 +128,21 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         if (s->seen) behind = larger(behind, s->tail + s->rows);
         if (call->blocks) most_blocks = larger(most_blocks, s->prefix / call->blocks->size);
     }
+    long coded = 0, line = 0;
+    for (long l = call->first; l < call->last; l++) {
+        const Layer *y = m->layers + l;
+        const long inputs[4] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, m->gate_up_stride / 2};
+        const Matrix *matrices[4] = {&y->qkv, &y->out, &y->gate_up, &y->down};
+        for (int i = 0; i < 4; i++) {
+            if (!matrices[i]->bits) continue;
+            coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
+            line = larger(line, inputs[i]);
+        }
+    }
+    if (m->head.bits) {
+        coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
+        line = larger(line, m->width);
+    }
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
                                             folded * (16 + m->head_dim + 1) * sizeof(float),
                                             larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
@@ -133,7 +150,9 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                             2 * m->kv_heads * most_blocks * sizeof(float),
                                             larger((most_blocks + 2) * sizeof(Run), m->ffn_units * sizeof(int32_t)),
                                             12 * TILE * sizeof(float),
-                                            behind * (tokens + folded) * sizeof(float)};
+                                            behind * (tokens + folded) * sizeof(float),
+                                            coded,
+                                            line * sizeof(float)};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));
@@ -194,13 +213,20 @@ int64_t foretoken_linear(Team *team, const Linear *y) {
     Job job = {.linear = y};
     pthread_mutex_lock(&team->callers);
     const size_t entered = y->bf16 ? 2 * entered_bf16 : entered_f32; /* bytes of a unit */
-    const int ready = clear_stages(team, &job, 1) && room(team->rows + 3, y->rows * y->units * entered);
+    const long width = y->units * (y->bf16 ? 2 : 1), coded = y->w.bits ? y->rows * coded_bytes(&y->w, width) : 0;
+    const int ready = clear_stages(team, &job, 1) && room(team->rows + 3, y->rows * y->units * entered) &&
+                      room(team->rows + 4, coded) && room(team->rows + 2, width * sizeof(float));
     if (ready) {
         void *inputs = team->rows[3].data;
-        if (y->bf16)
+        float *line = team->rows[2].data;
+        job.coded = team->rows[4].data;
+        if (y->bf16) {
             job.inputs = inputs_bf16(y->x, y->units, y->rows, inputs);
-        else
+            code_rows_bf16(&y->w, job.inputs, width, y->rows, line, team->rows[4].data);
+        } else {
             job.inputs = inputs_f32(y->x, y->units, y->rows, inputs);
+            code_rows_f32(&y->w, job.inputs, width, y->rows, line, team->rows[4].data);
+        }
         together(team, &job, (int)y->threads);
     }
     pthread_mutex_unlock(&team->callers);

@@ -23,11 +23,11 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection, StateBlock
-from foretoken.models.fused.packing import UNITS, tiled
+from foretoken.models.fused.packing import UNITS, Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
 from foretoken.models.fused.shelf import Shelf
-from foretoken.models.fused.states import NativeStates, described
+from foretoken.models.fused.states import NativeStates, described_mixer
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 from foretoken.models.ssm.layout import Mixer
@@ -106,12 +106,12 @@ class FusedDecoder:
             qkv_stride=(layout.heads + 2 * layout.kv_heads) * layout.head_dim,
             gate_up_stride=2 * layout.mlp_width,
             ffn_units=layout.mlp_width // UNITS[layout.dtype],
-            logits_stride=self.head.packed.shape[0] * 16,
+            logits_stride=len(self.head.packed) * 16,
             eps=layout.norm_eps,
             scaling=layout.scaling,
             layers=layers,
             embedding=None if embedding is None else embedding.data_ptr(),
-            head=self.head.packed.data_ptr(),
+            head=described(self.head.packed),
             final_norm=self._floats(layout.final_norm_D),
         )
 
@@ -221,8 +221,8 @@ class FusedDecoder:
     def _with_head(self, head: Head) -> structs.Model:
         """A copy of the description, with another head."""
         model = structs.Model.from_buffer_copy(self._model)
-        model.vocab, model.head = head.vocab_size, head.packed.data_ptr()
-        model.logits_stride = head.packed.shape[0] * 16
+        model.vocab, model.head = head.vocab_size, described(head.packed)
+        model.logits_stride = len(head.packed) * 16
         return model
 
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
@@ -279,21 +279,21 @@ class FusedDecoder:
         )
         gate_up = down = None
         if block.gate is not None and block.up is not None and block.down is not None:
-            pair = [tiled(each.weight_OK.detach().to(self._dtype)) for each in (block.gate, block.up)]
-            gate_up = torch.stack(pair, dim=1).flatten(0, 1).contiguous()
+            gate, up = self._alike(block.gate, block.up)
+            gate_up = alternating(gate, up)
             self._keep.append(gate_up)
-            down = self._packed(block.down.weight_OK)
-            native.gate_up, native.down = gate_up.data_ptr(), down.data_ptr()
+            down = self._packed(block.down)
+            native.gate_up, native.down = described(gate_up), described(down)
             assert block.mlp_norm_D is not None
             native.mlp_norm = self._floats(block.mlp_norm_D)
         native.index = index
-        native.qkv, native.out = (each.data_ptr() for each in packed)
+        native.qkv, native.out = (described(each) for each in packed)
         return PackedBlock(*packed, gate_up, down)
 
-    def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tensor, Tensor]:
-        project, out = self._packed(block.project.weight_OK), self._packed(block.out.weight_OK)
+    def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles, Tiles]:
+        project, out = self._packed(block.project), self._packed(block.out)
         mixer = structs.Mixer()
-        described(mixer, block, len(self._mixers), 16 * len(project), self._keep)
+        described_mixer(mixer, block, len(self._mixers), 16 * len(project), self._keep)
         self._mixers[index] = block.mixer
         self._keep.append(mixer)
         native.mixer = ctypes.pointer(mixer)
@@ -306,12 +306,12 @@ class FusedDecoder:
             native.out_bias = self._floats(block.out.bias_O)
         return project, out
 
-    def _heads(self, native: structs.Layer, block: Block) -> tuple[Tensor, Tensor]:
+    def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles, Tiles]:
         heads = (block.q, block.k, block.v)
-        qkv = self._packed(torch.cat([each.weight_OK.to(self._dtype) for each in heads]))
+        qkv = self._packed(*heads)
         if any(each.bias_O is not None for each in heads):
             native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
-        out = self._packed(block.out.weight_OK)
+        out = self._packed(block.out)
         if block.out.bias_O is not None:
             native.out_bias = self._floats(block.out.bias_O)
         native.window = block.window
@@ -321,13 +321,21 @@ class FusedDecoder:
         return qkv, out
 
     def _packed_head(self, head: Projection) -> Head:
-        return Head(self._packed(head.weight_OK), len(head.weight_OK))
+        return Head(self._packed(head), head.outputs)
 
     @torch.no_grad()
-    def _packed(self, weight_OK: Tensor) -> Tensor:
-        packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()
+    def _packed(self, *projections: Projection) -> Tiles:
+        """Projections of the same inputs, packed as one."""
+        packed = packed_of([each.weight_OK for each in projections], self._dtype)
         self._keep.append(packed)
         return packed
+
+    @torch.no_grad()
+    def _alike(self, *projections: Projection) -> list[Tiles]:
+        """Projections of the same inputs and outputs, each packed alike."""
+        whole = packed_of([each.weight_OK for each in projections], self._dtype)
+        tiles = len(whole) // len(projections)
+        return [whole[begin : begin + tiles] for begin in range(0, len(whole), tiles)]
 
     def _floats(self, values: Tensor) -> int:
         kept = values.detach().to(torch.float32).contiguous()
@@ -337,5 +345,5 @@ class FusedDecoder:
 
 def _bias_of(projection: Projection) -> Tensor:
     if projection.bias_O is None:
-        return torch.zeros(len(projection.weight_OK))
+        return torch.zeros(projection.outputs)
     return projection.bias_O.detach().to(torch.float32)

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from foretoken.models.fused import build, states
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Layout, PackedBlock, Projection, StateBlock
-from foretoken.models.fused.packing import TiledLinear
+from foretoken.models.fused.packing import TiledLinear, Tiles
+from foretoken.models.fused.quantised import can_join
 from foretoken.models.plain import own_ways, why_not_plain
+from foretoken.models.quantised.weight import QuantisedLinear
 from foretoken.models.ssm.layout import Mixer
 
 _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "mamba2", "bamba"})
@@ -132,6 +134,9 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
             reason = _not_plain(getattr(part, name, None), dtype)
             if reason is not None:
                 return f"'{name}' of layer {index} {reason}"
+        for part, names in ((layer.attention, _ATTENTION[:3]), (layer.mlp, _MLP[:2])):
+            if part is not None and not _can_be_one([getattr(part, name) for name in names]):
+                return f"{', '.join(names)} of layer {index} are quantised in ways that do not go together"
     reason = _not_plain(model.lm_head, dtype)
     if reason is not None:
         return f"its head {reason}"
@@ -142,12 +147,20 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
 
 
 def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
+    if isinstance(linear, QuantisedLinear):
+        return "has its columns in another order" if linear.quantised.order_K is not None else own_ways(linear)
     reason = why_not_plain(linear, dtype)
     if reason is not None:
         return reason
     if linear.weight.shape != (linear.out_features, linear.in_features):
         return f"has a weight of shape {list(linear.weight.shape)}"
     return None
+
+
+def _can_be_one(linears: list[Any]) -> bool:
+    """Whether the weights of linear layers can be packed as one."""
+    weights = [linear.quantised for linear in linears if isinstance(linear, QuantisedLinear)]
+    return not weights or (len(weights) == len(linears) and can_join(weights))
 
 
 class Adoption:
@@ -162,7 +175,7 @@ class Adoption:
     def __init__(self, model: Any, max_length: int, mixers: Sequence[Mixer] = ()) -> None:
         self._replaced: list[tuple[Any, str]] = []
         self._parts = _parts(model)
-        self._tied = model.lm_head.weight is self._parts.embedding.weight
+        self._tied = model.lm_head._parameters.get("weight") is self._parts.embedding.weight
         self._model = model
         library = build.library()
         assert library is not None, "misfit says whether there is a compiled decoder"
@@ -176,12 +189,7 @@ class Adoption:
         """Make plain modules again, with the weights that there were, bit for bit."""
         with torch.no_grad():
             for parent, name in reversed(self._replaced):
-                packed = getattr(parent, name)
-                plain = nn.Linear(packed.in_features, packed.out_features, bias=False, device="meta")
-                plain.weight = nn.Parameter(packed.weight, requires_grad=False)
-                if packed.own_bias is not None:
-                    plain.bias = nn.Parameter(packed.own_bias, requires_grad=False)
-                setattr(parent, name, plain.eval())
+                setattr(parent, name, getattr(parent, name).unpacked().eval())
         if self._tied:
             self._model.lm_head.weight = self._parts.embedding.weight
 
@@ -207,7 +215,7 @@ class Adoption:
         self._swap(mlp, "up_proj", packed.gate_up[1::2])
         self._swap(mlp, "down_proj", packed.down)
 
-    def _swap(self, parent: Any, name: str, packed: Tensor) -> None:
+    def _swap(self, parent: Any, name: str, packed: Tiles) -> None:
         linear = getattr(parent, name)
         bias = None if linear.bias is None else linear.bias.detach()
         self._replace(parent, name, TiledLinear(packed, linear.out_features, bias, self._library))
@@ -235,7 +243,7 @@ def _layout(model: Any, parts: _Parts, max_length: int, mixers: Sequence[Mixer])
         rotary=_no_rotary if attention is None else _rotary_of(parts.rotary),
         max_length=max_length,
         final_norm_D=parts.final_norm.weight,
-        head=Projection(model.lm_head.weight),
+        head=_projection(model.lm_head),
         embedding_VD=parts.embedding.weight,
     )
 
@@ -281,8 +289,8 @@ def _blocks(model: Any, parts: _Parts, mixers: dict[int, Mixer]) -> Iterator[Blo
         )
 
 
-def _projection(linear: nn.Linear) -> Projection:
-    return Projection(linear.weight, linear.bias)
+def _projection(linear: nn.Linear | QuantisedLinear) -> Projection:
+    return Projection(linear.quantised if isinstance(linear, QuantisedLinear) else linear.weight, linear.bias)
 
 
 def _rotary_of(rotary: Any) -> Any:

@@ -77,10 +77,11 @@ static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage
 static void NAME(forward)(const Job *job, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long T = call->num_rows, W = m->width, units = W / UNIT;
-    const long q_units = m->heads * m->head_dim / UNIT;
+    const long T = call->num_rows, W = m->width, hidden = m->gate_up_stride / 2;
     const long width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
     NAME(input) *normed = scratch->part[3].data;
+    char *coded = scratch->part[8].data;
+    float *line = scratch->part[9].data;
     double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
     const float eps = (float)m->eps;
     Stage *stage = job->stages;
@@ -96,12 +97,12 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
         const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride, in_tiles = in_stride / 16;
-        const long out_units = layer->mixer ? layer->mixer->inner / UNIT : q_units;
+        const long attended = layer->mixer ? layer->mixer->inner : m->heads * m->head_dim;
         for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
                 NAME(read_row)(job->residual + r * W, layer->attention_norm, W, eps, normed + INPUTS(r * W));
-            NAME(product)(layer->qkv, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->qkv_out, in_stride,
-                          layer->qkv_bias, 0);
+            if (!prepared) NAME(code_rows)(&layer->qkv, normed, W, T, line, coded);
+            NAME(multiply)(&layer->qkv, lo, hi, normed, coded, W, T, job->qkv_out, in_stride, layer->qkv_bias, 0);
             if (call->beside && l == call->first) NAME(add_beside)(job, lo, hi);
             finish(stage);
         }
@@ -114,25 +115,25 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
             stage = NAME(attend_rows)(job, layer, stage, scratch);
         if (seconds) *seconds += now() - began;
 
-        while (next_share(job, stage, width_tiles, &lo, &hi)) {
-            NAME(product)(layer->out, 16 * out_units, lo, hi, job->attended, out_units * STEPS, out_units, T, job->residual, W,
-                          layer->out_bias, 1);
+        for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
+            if (!prepared) NAME(code_rows)(&layer->out, job->attended, attended, T, line, coded);
+            NAME(multiply)(&layer->out, lo, hi, job->attended, coded, attended, T, job->residual, W, layer->out_bias, 1);
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
 
-        if (!layer->gate_up) { /* attention alone, as in an adapter */
+        if (!layer->gate_up.tiles) { /* attention alone, as in an adapter */
             NAME(tap)(job, l + 1, stage++);
             continue;
         }
         for (int prepared = 0; next_share(job, stage, ffn_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
                 NAME(rms_norm)(job->residual + r * W, layer->mlp_norm, W, eps, normed + INPUTS(r * W));
+            if (!prepared) NAME(code_rows)(&layer->gate_up, normed, W, T, line, coded);
             if (call->thresholds) {
-                NAME(open_gates)(job, layer, lo, hi, normed);
+                NAME(open_gates)(job, layer, lo, hi, normed, coded);
             } else {
-                NAME(product)(layer->gate_up, 16 * units, lo, hi, normed, INPUTS(W), units, T, job->gate_up_out,
-                              m->gate_up_stride, 0, 0);
+                NAME(multiply)(&layer->gate_up, lo, hi, normed, coded, W, T, job->gate_up_out, m->gate_up_stride, 0, 0);
                 NAME(gate)(job, lo, hi, T);
             }
             finish(stage);
@@ -142,13 +143,13 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         const int32_t *open = 0;
         long num_open = m->ffn_units;
         for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
-            if (call->thresholds && !prepared) open = NAME(open_units)(job, T, scratch, &num_open);
+            if (!prepared && call->thresholds && !layer->down.bits) open = NAME(open_units)(job, T, scratch, &num_open);
+            if (!prepared) NAME(code_rows)(&layer->down, job->hidden, hidden, T, line, coded);
             if (open)
-                NAME(product_of)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, open, num_open, T,
-                                 job->residual, W);
+                NAME(product_of)(layer->down.tiles, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, open,
+                                 num_open, T, job->residual, W);
             else
-                NAME(product)(layer->down, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, m->ffn_units, T,
-                              job->residual, W, 0, 1);
+                NAME(multiply)(&layer->down, lo, hi, job->hidden, coded, hidden, T, job->residual, W, 0, 1);
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
@@ -161,7 +162,8 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
             const float *row = job->residual + (long)call->wanted[i] * W;
             NAME(read_row)(row, call->skip_norm ? 0 : m->final_norm, W, eps, normed + INPUTS(i * W));
         }
-        NAME(product)(m->head, 16 * units, lo, hi, normed, INPUTS(W), units, M, call->logits, m->logits_stride, 0, 0);
+        if (!prepared) NAME(code_rows)(&m->head, normed, W, M, line, coded);
+        NAME(multiply)(&m->head, lo, hi, normed, coded, W, M, call->logits, m->logits_stride, 0, 0);
         finish(stage);
     }
     wait_for(stage++, shares(job, head_tiles));
@@ -179,8 +181,7 @@ static void NAME(linear)(const Job *job) {
     const Linear *y = job->linear;
     long lo, hi;
     while (next_share(job, job->stages, y->tiles, &lo, &hi)) {
-        NAME(product)(y->w, y->tile_stride, lo, hi, job->inputs, y->units * STEPS, y->units, y->rows, y->out, y->tiles * 16,
-                      y->bias, 0);
+        NAME(multiply)(&y->w, lo, hi, job->inputs, job->coded, y->units * UNIT, y->rows, y->out, y->tiles * 16, y->bias, 0);
         finish(job->stages);
     }
     wait_for(job->stages, shares(job, y->tiles));

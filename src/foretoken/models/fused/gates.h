@@ -5,19 +5,24 @@
  *     down          summed over the units (of one or two channels) that some row keeps
  *
  * What is skipped would have added exact zeros, so a row's result does not depend on what its neighbours keep, and with
- * thresholds of 0 it is that of the dense MLP, bit for bit.
+ * thresholds of 0 it is that of the dense MLP, bit for bit. A quantised `down` sums over all units: its codes of several
+ * inputs lie in one.
  */
 
 /* Gate and up tiles lo..hi-1 (in pairs) of all rows: hidden = g * up. */
-static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long hi, const NAME(input) *normed) {
+static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long hi, const NAME(input) *normed,
+                             const char *coded) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long T = call->num_rows, units = m->width / UNIT, tile = 16 * units, pairs = (hi - lo) / 2;
-    const long stride = m->gate_up_stride;
-    const uint32_t *gate = layer->gate_up + lo * tile;
+    const long T = call->num_rows, pairs = (hi - lo) / 2, stride = m->gate_up_stride;
+    Matrix gate = layer->gate_up, up;
+    gate.tiles = (const char *)gate.tiles + lo * gate.stride;
+    gate.stride *= 2;
+    up = gate;
+    up.tiles = (const char *)gate.tiles + gate.stride / 2;
     /* of a row's place for these tiles, gates take the first half and the other projection the second */
     float *gates = job->gate_up_out + lo * 16, *ups = gates + pairs * 16;
-    NAME(product)(gate, 2 * tile, 0, pairs, normed, INPUTS(m->width), units, T, gates, stride, 0, 0);
+    NAME(multiply)(&gate, 0, pairs, normed, coded, m->width, T, gates, stride, 0, 0);
     long begin = 0;
     for (long p = 0; p <= pairs; p++) {
         int any = 0;
@@ -30,7 +35,7 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
                 for (int i = 0; i < 16; i++) any |= !shut[i];
             }
         if (any) continue;
-        if (p > begin) NAME(product)(gate + tile, 2 * tile, begin, p, normed, INPUTS(m->width), units, T, ups, stride, 0, 0);
+        if (p > begin) NAME(multiply)(&up, begin, p, normed, coded, m->width, T, ups, stride, 0, 0);
         begin = p + 1;
     }
     for (long r = 0; r < T; r++)

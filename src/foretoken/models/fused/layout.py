@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.models.fused.packing import Tiles
+from foretoken.models.quantised.weight import QuantisedWeight
 from foretoken.models.ssm.layout import Mixer
 
 
@@ -26,12 +28,17 @@ class Projection(NamedTuple):
     """A linear map.
 
     Attributes:
-        weight_OK: in any floating dtype; it is packed in the layout's.
+        weight_OK: in any floating dtype, packed in the layout's; or quantised, and packed as it is.
         bias_O: added in float32, or None.
     """
 
-    weight_OK: Tensor
+    weight_OK: Tensor | QuantisedWeight
     bias_O: Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        """O."""
+        return int(self.weight_OK.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +97,16 @@ class StateBlock:
 class PackedBlock(NamedTuple):
     """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`."""
 
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor | None
-    down: Tensor | None
+    qkv: Tiles
+    out: Tiles
+    gate_up: Tiles | None
+    down: Tiles | None
 
 
 class Head(NamedTuple):
     """A packed head, which several decoders may share."""
 
-    packed: Tensor
+    packed: Tiles
     vocab_size: int
 
 
@@ -108,7 +115,7 @@ class Layout:
     """A decoder.
 
     Attributes:
-        dtype: float32 or bfloat16, of weights, keys and values.
+        dtype: float32 or bfloat16, of weights that are not quantised, keys and values.
         width, heads, kv_heads, head_dim: sizes; ``head_dim`` a multiple of 16 of at most 512, ``width`` one of 32.
         mlp_width: of every block's MLP, a multiple of 32; 0: no block has one.
         norm_eps: of all norms.

@@ -2,20 +2,24 @@
 
     [O, K]  ──►  [O / 16, K / unit, 16, unit]       a unit is 32 bits: two bfloat16 or one float32
 
-Letters: T rows, K inner dimension, O outputs.
+Quantised weights are packed in quantised.py. Letters: T rows, K inner dimension, O outputs.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.models.fused import team
-from foretoken.models.fused.structs import Linear
+from foretoken.models.fused.quantised import CodedTiles, coded_tiles, joined
+from foretoken.models.fused.structs import Linear, Matrix
+from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
 
 UNITS = {torch.float32: 1, torch.bfloat16: 2}
+Tiles = Tensor | CodedTiles  # a packed weight, [tiles, K / unit, 16, unit] or quantised; slices are over tiles
 
 
 def tiled(weight_OK: Tensor) -> Tensor:
@@ -34,28 +38,85 @@ def untiled(packed: Tensor, outputs: int) -> Tensor:
     return packed.permute(0, 2, 1, 3).reshape(tiles * 16, units * unit)[:outputs].contiguous()
 
 
+def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype) -> Tiles:
+    """Several weights of the same inputs, one below the other, packed; all dense, or all quantised.
+
+    Args:
+        weights: the outputs of all but the last are multiples of 16.
+        dtype: of dense ones.
+    """
+    first = weights[0]
+    if isinstance(first, QuantisedWeight):
+        return coded_tiles(joined(cast("list[QuantisedWeight]", weights)))
+    dense = [each.detach().to(dtype) for each in weights if isinstance(each, Tensor)]
+    return tiled(torch.cat(dense) if len(dense) > 1 else dense[0]).contiguous()
+
+
+def alternating(first: Tiles, second: Tiles) -> Tiles:
+    """Two packed weights of one kind and size, a tile of the one and a tile of the other in turn."""
+    if isinstance(first, CodedTiles) and isinstance(second, CodedTiles):
+        return first.like(torch.stack([first.data, second.data], dim=1).flatten(0, 1))
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    return torch.stack([first, second], dim=1).flatten(0, 1).contiguous()
+
+
+def described(packed: Tiles) -> Matrix:
+    """What native code is told of a packed weight."""
+    if isinstance(packed, CodedTiles):
+        return packed.described()
+    return Matrix(tiles=packed.data_ptr(), stride=packed.stride(0) * packed.element_size())
+
+
+def form_of(packed: Tiles) -> tuple[object, ...]:
+    """What two packed weights must have in common for one to stand in the other's place."""
+    return packed.form if isinstance(packed, CodedTiles) else (*packed.shape[1:], packed.dtype)
+
+
+def parts_of(packed: Tiles) -> list[Tensor]:
+    """Views [tiles, X, 16, Y] of all that belongs to an output, which is element i of the third dimension."""
+    return packed.parts() if isinstance(packed, CodedTiles) else [packed]
+
+
 class TiledLinear(nn.Module):
     """``nn.Linear`` over weights that the fused decoder has packed: the library's layers keep working.
 
     Args:
-        packed: [tiles, K / unit, 16, unit], possibly every other tile of a larger pack.
+        packed: possibly every other tile of a larger pack.
         out_features: outputs; the last tile may be padded.
         bias: of the layer that this stands for, or None.
         library: compiled decoder.c.
     """
 
-    def __init__(self, packed: Tensor, out_features: int, bias: Tensor | None, library: ctypes.CDLL) -> None:
+    def __init__(self, packed: Tiles, out_features: int, bias: Tensor | None, library: ctypes.CDLL) -> None:
         super().__init__()
         self._library = library
         self._packed = packed
         self.own_bias = bias
-        self._bias = None if bias is None else _padded(bias, 16 * packed.shape[0])
-        self.in_features, self.out_features = packed.shape[1] * packed.shape[3], out_features
+        self._bias = None if bias is None else _padded(bias, 16 * len(packed))
+        self.out_features = out_features
+        self._dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+        if isinstance(packed, CodedTiles):
+            self.in_features = packed.inputs
+        else:
+            self.in_features, self._dtypes = packed.shape[1] * packed.shape[3], (packed.dtype,)
 
     @property
     def weight(self) -> Tensor:
         """A copy in the usual order, [O, K]."""
+        if isinstance(self._packed, CodedTiles):
+            return self._packed.weight(self.out_features).dense()
         return untiled(self._packed, self.out_features)
+
+    def unpacked(self) -> nn.Module:
+        """The layer that there was, with the same weight bit for bit."""
+        if isinstance(self._packed, CodedTiles):
+            return QuantisedLinear(self._packed.weight(self.out_features), self.own_bias)
+        plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        plain.weight = nn.Parameter(self.weight, requires_grad=False)
+        if self.own_bias is not None:
+            plain.bias = nn.Parameter(self.own_bias, requires_grad=False)
+        return plain
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., O]
@@ -64,22 +125,21 @@ class TiledLinear(nn.Module):
             ValueError: another width, or another dtype than the weights'.
         """
         packed = self._packed
-        if x.shape[-1] != self.in_features or x.dtype != packed.dtype or x.device != packed.device:
+        if x.shape[-1] != self.in_features or x.dtype not in self._dtypes or x.device != packed.device:
             raise ValueError(
-                f"a product over packed weights takes [..., {self.in_features}] of {packed.dtype} on {packed.device}, "
+                f"a product over packed weights takes [..., {self.in_features}] of {self._dtypes} on {packed.device}, "
                 f"not {list(x.shape)} of {x.dtype} on {x.device}"
             )
         flat = x.reshape(-1, x.shape[-1]).contiguous()
-        out = torch.empty(flat.shape[0], packed.shape[0] * 16)
+        out = torch.empty(flat.shape[0], len(packed) * 16)
         own = team.current()
         call = Linear(
-            bf16=int(packed.dtype == torch.bfloat16),
-            tile_stride=packed.stride(0) // packed.shape[3],
-            tiles=packed.shape[0],
-            units=packed.shape[1],
+            w=described(packed),
+            bf16=int(x.dtype == torch.bfloat16),
+            tiles=len(packed),
+            units=self.in_features // UNITS[x.dtype],
             rows=flat.shape[0],
             threads=own.threads,
-            w=packed.data_ptr(),
             x=flat.data_ptr(),
             out=out.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),

@@ -222,6 +222,36 @@ static void NAME(product)(const uint32_t *w, long w_stride, long first, long las
     NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, 0, units, rows, out, out_stride, bias, add);
 }
 
+/* Inputs as floats, LANES of them. */
+static inline __attribute__((always_inline)) part NAME(leave)(const NAME(input) *x) {
+#if STEPS == UNIT
+    return *(const part_unaligned *)x;
+#else
+    return NAME(widen)(x);
+#endif
+}
+
+/* Rows coded for a quantised matrix, each in coded_bytes(w, inputs) of `room`; nothing is done for another one.
+ * line: of `inputs` floats, for the work. */
+static void NAME(code_rows)(const Matrix *w, const NAME(input) *x, long inputs, long rows, float *line, char *room) {
+    if (!w->bits) return;
+    for (long r = 0; r < rows; r++) {
+        for (long i = 0; i < inputs; i += LANES)
+            *(part_unaligned *)(line + i) = NAME(leave)(x + INPUTS(r * inputs + i));
+        code_row(w, line, inputs, room + r * coded_bytes(w, inputs));
+    }
+}
+
+/* A product with a matrix of either kind. coded: the same rows, by NAME(code_rows), where it is quantised. */
+static void NAME(multiply)(const Matrix *w, long first, long last_tile, const NAME(input) *x, const char *coded, long inputs,
+                           long rows, float *out, long out_stride, const float *bias, int add) {
+    if (w->bits)
+        coded_product(w, first, last_tile, coded, inputs, rows, out, out_stride, bias, add);
+    else
+        NAME(product)(w->tiles, w->stride / 4, first, last_tile, x, INPUTS(inputs), inputs / UNIT, rows, out, out_stride,
+                      bias, add);
+}
+
 /* Rows of elements as a product reads them: they themselves, or in `room`, which has NAME(entered) bytes for each. */
 static const NAME(input) *NAME(inputs)(const void *x, long units, long rows, void *room) {
     if (NAME(entered) == 4 / UNIT) return x;

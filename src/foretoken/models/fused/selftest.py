@@ -2,8 +2,8 @@
 
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
 as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
-tree on its edge. All must agree bit for bit, with a window and with norms of queries and keys, too. It takes a fraction
-of a second.
+tree on its edge. All must agree bit for bit, with a window and with norms of queries and keys, too, and with quantised
+weights, of which a product must have the bits of its definition. It takes about a second.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Layout, Projection
+from foretoken.models.fused.packing import TiledLinear, packed_of
 from foretoken.models.fused.team import Team
 from foretoken.models.native import NativePlan
+from foretoken.models.quantised.weight import QuantisedLinear, rounded
 from foretoken.models.span import Span
 
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _NUM_BLOCKS = 2
+# of what is not quantised, and the bits and groups of what is
+_KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None], ...] = (
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.bfloat16, (8, None)),
+    (torch.float32, (4, 32)),
+)
 _TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(262))
 _CHUNKS = (
     (13, 13, 7, 229),
@@ -39,28 +48,41 @@ _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 
 def failure(library: ctypes.CDLL) -> str | None:
     """What is wrong with a library; None if nothing is."""
-    for dtype in (torch.float32, torch.bfloat16):
-        decoder = FusedDecoder(_layout(dtype), library)
+    for dtype, scheme in _KINDS:
+        name = f"{dtype}" if scheme is None else f"{scheme[0]} bits in {dtype}"
+        decoder = FusedDecoder(_layout(dtype, scheme), library)
         alone = _rows(decoder, [1] * len(_TOKENS), threads=1)
         if not alone.isfinite().all():
-            return f"{dtype}: logits are not finite"
+            return f"{name}: logits are not finite"
         for threads in (1, 2):
             for chunks in _CHUNKS:
                 if not torch.equal(_rows(decoder, chunks, threads=threads), alone):
                     sizes = ", ".join(map(str, chunks))
-                    return f"{dtype}: rows in chunks of {sizes} on {threads} threads differ from single ones"
+                    return f"{name}: rows in chunks of {sizes} on {threads} threads differ from single ones"
         tree = _tree(decoder)
         for node, row in enumerate(_paths(decoder), -1):
             if not torch.equal(tree[node + 1], row):
-                return f"{dtype}: a tree's row differs from its own path"
+                return f"{name}: a tree's row differs from its own path"
+        if scheme is not None and not _as_defined(*scheme, library):
+            return f"{name}: a product differs from its definition"
     return None
 
 
-def _layout(dtype: torch.dtype) -> Layout:
+def _as_defined(bits: int, group: int | None, library: ctypes.CDLL) -> bool:
+    """Whether a product has the bits of models/quantised/weight.py, its rows of very different sizes."""
+    generator = torch.Generator().manual_seed(1)
+    weight = rounded(torch.randn(80, 64, generator=generator), bits, group)
+    x_TK = torch.randn(11, 64, generator=generator) * torch.logspace(-2, 2, 11)[:, None]
+    ours = TiledLinear(packed_of([weight], torch.float32), 80, None, library)(x_TK)
+    return torch.equal(ours, QuantisedLinear(weight)(x_TK))
+
+
+def _layout(dtype: torch.dtype, scheme: tuple[int, int | None] | None) -> Layout:
     generator = torch.Generator().manual_seed(0)
 
     def weight(outputs: int, inner: int) -> Projection:
-        return Projection((torch.randn(outputs, inner, generator=generator) * 1.5 / inner**0.5).to(dtype))
+        dense_OK = (torch.randn(outputs, inner, generator=generator) * 1.5 / inner**0.5).to(dtype)
+        return Projection(dense_OK if scheme is None else rounded(dense_OK, *scheme))
 
     def gain(count: int) -> Tensor:
         return 1 + 0.2 * torch.randn(count, generator=generator)

@@ -43,7 +43,7 @@ def misfit(mixer: Mixer) -> str | None:
     return None
 
 
-def described(native: structs.Mixer, block: StateBlock, place: int, stride: int, keep: list[Any]) -> None:
+def described_mixer(native: structs.Mixer, block: StateBlock, place: int, stride: int, keep: list[Any]) -> None:
     """Fill in the description of one mixer.
 
     Args:

@@ -18,11 +18,18 @@ class Mixer(ctypes.Structure):
     ]
 
 
+class Matrix(ctypes.Structure):
+    """A packed weight."""
+
+    _fields_ = [("tiles", P), *((name, _I) for name in ("stride", "bits", "group", "half", "minimum", "offset"))]
+
+
 class Layer(ctypes.Structure):
     """One layer's packed weights; addresses may be None where the layer has no such part."""
 
     _fields_ = [
-        *((name, P) for name in ("qkv", "out", "gate_up", "down", "qkv_bias", "out_bias")),
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, P) for name in ("qkv_bias", "out_bias")),
         *((name, P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         ("window", _I),
         ("index", _I),
@@ -39,7 +46,9 @@ class Model(ctypes.Structure):
         ("eps", ctypes.c_double),
         ("scaling", ctypes.c_double),
         ("layers", ctypes.POINTER(Layer)),
-        *((name, P) for name in ("embedding", "head", "final_norm")),
+        ("embedding", P),
+        ("head", Matrix),
+        ("final_norm", P),
     ]
 
 
@@ -117,6 +126,7 @@ class Linear(ctypes.Structure):
     """One product."""
 
     _fields_ = [
-        *((name, _I) for name in ("bf16", "tile_stride", "tiles", "units", "rows", "threads")),
-        *((name, P) for name in ("w", "x", "out", "bias")),
+        ("w", Matrix),
+        *((name, _I) for name in ("bf16", "tiles", "units", "rows", "threads")),
+        *((name, P) for name in ("x", "out", "bias")),
     ]

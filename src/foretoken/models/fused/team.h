@@ -11,7 +11,7 @@
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
-#define PARTS_OF_SCRATCH 8
+#define PARTS_OF_SCRATCH 10
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first piece that nobody has claimed */
@@ -25,7 +25,7 @@ typedef struct {
 
 typedef struct {
     Buffer part[PARTS_OF_SCRATCH]; /* queries, what a panel sums, scores, normed rows, scores of blocks, runs of columns or open
-                                      units, weights of a tile, paths of a tree */
+                                      units, weights of a tile, paths of a tree, coded rows, a row of floats */
 } Scratch;
 
 typedef struct {
@@ -33,6 +33,7 @@ typedef struct {
     const Call *call;
     const Linear *linear; /* ... or one product, of these inputs */
     const void *inputs;
+    const char *coded; /* the same, for quantised weights */
     float *residual, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
     void *attended, *hidden; /* inputs of products */
     Scratch *scratch; /* one for each thread */

@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 8
+#define ABI 9
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -49,6 +49,8 @@ typedef int32_t vi __attribute__((vector_size(64)));
 typedef float part __attribute__((vector_size(4 * LANES)));
 typedef float part_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t part_of_signs __attribute__((vector_size(4 * LANES)));
+typedef int32_t part_of_signs_unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int8_t codes_unaligned __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint32_t part_of_units __attribute__((vector_size(4 * LANES)));
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
@@ -63,9 +65,18 @@ typedef struct {
     const float *gain;                        /* [inner] */
 } Mixer;
 
-/* Mirrored field by field in decoder.py. */
+/* A packed weight, in tiles of 16 outputs. */
 typedef struct {
-    const uint32_t *qkv, *out, *gate_up, *down; /* packed [tile][unit][16] */
+    const void *tiles;      /* aligned to 64 bytes if quantised; NULL: there is none */
+    int64_t stride;         /* bytes from a tile to the next; if quantised, a multiple of 64 */
+    int64_t bits;           /* 8 or 4: quantised.h says how; 0: [unit][16] of the model's elements */
+    int64_t group;          /* inputs that share a scale */
+    int64_t half, minimum;  /* whether scales are float16, and whether there are minimums */
+    int64_t offset;         /* what is to be subtracted from codes */
+} Matrix;
+
+typedef struct {
+    Matrix qkv, out, gate_up, down;
     const float *qkv_bias, *out_bias;           /* or NULL */
     const float *attention_norm, *mlp_norm;     /* the first may be NULL: attention reads the residual stream as it is */
     const float *q_norm, *k_norm; /* or NULL */
@@ -81,7 +92,7 @@ typedef struct {
     double eps, scaling;
     const Layer *layers;
     const void *embedding;
-    const uint32_t *head;
+    Matrix head;
     const float *final_norm;
 } Model;
 
@@ -167,8 +178,9 @@ typedef struct {
 
 /* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
 typedef struct {
-    int64_t bf16, tile_stride, tiles, units, rows, threads;
-    const uint32_t *w, *x;
+    Matrix w;
+    int64_t bf16, tiles, units, rows, threads;
+    const uint32_t *x;
     float *out;
     const float *bias;
 } Linear;

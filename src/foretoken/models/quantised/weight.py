@@ -176,7 +176,7 @@ def rows_of(x_TK: Tensor) -> Rows:
     largest_T = x_TK.abs().amax(dim=-1)
     whole_T = largest_T.isfinite()
     counts_T = whole_T & (largest_T >= _LEAST)
-    inverse_T = torch.where(counts_T, 127.0 / largest_T, 0.0)
+    inverse_T = torch.where(counts_T, torch.full_like(largest_T, 127.0) / largest_T, 0.0)  # one rounding, not two
     codes_TK = torch.where(counts_T[:, None], x_TK * inverse_T[:, None], 0.0).round()
     step_T = torch.where(counts_T, largest_T / 127.0, 0.0)
     return Rows(codes_TK, torch.where(whole_T, step_T, torch.nan))
@@ -187,7 +187,7 @@ def product(rows: Rows, weight: QuantisedWeight) -> Tensor:
     """float32 [T, O]: the formula at the top of this file, without the bias; the rows are in the codes' order."""
     codes_TK = rows.codes_TK
     (outputs, _), group = weight.shape, weight.group
-    a_GTk = codes_TK.view(len(codes_TK), -1, group).transpose(0, 1)
+    a_GTk = codes_TK.view(len(codes_TK), weight.scale_OG.shape[1], group).transpose(0, 1)
     w_GOk = weight.codes_OK.view(outputs, -1, group).transpose(0, 1)
     sums_GTO = torch.zeros((), device=codes_TK.device)
     for begin in range(0, group, _PIECE):  # each piece exact in float32, all of them in float64

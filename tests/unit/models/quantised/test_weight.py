@@ -174,3 +174,9 @@ def test_a_layer_stands_for_the_dense_one(bits: int, allowed: float) -> None:
     assert found.shape == (2, 5, 64)
     assert (found.float() - expected).square().mean().sqrt() < allowed * expected.std()
     assert (layer.in_features, layer.out_features) == (128, 64)
+
+
+def test_no_rows_at_all() -> None:
+    """A span of layers may be run without any."""
+    layer = QuantisedLinear(rounded(noise(40, 64), 4, 32))
+    assert layer(torch.empty(1, 0, 64)).shape == (1, 0, 40)
