@@ -145,7 +145,7 @@ class DovetailDrafter(Drafter):
             super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        head = find(Dovetail, config.head, target)
+        head = self.head_for(config, target)
         self.options, self.branches = config, config.tree
         self.laws = (PointMass,) if config.tree else (Sampled,)
         depths = head.config.depths_of(target.num_layers)
@@ -171,6 +171,10 @@ class DovetailDrafter(Drafter):
         if self.costs is not None:
             times = ", ".join(f"{rows} {seconds * 1e3:.1f}" for rows, seconds in self.costs.points)
             self._say(f"milliseconds of a verification by rows: {times}")
+
+    def head_for(self, config: Config, target: LanguageModel) -> Dovetail:
+        """The head that drafts, known to fit."""
+        return find(Dovetail, config.head, target)
 
     # ------------------------------------------------------------------ places
 

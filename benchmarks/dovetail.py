@@ -1,0 +1,196 @@
+"""Dovetail beside other drafters, by task: nodes by measured cost and fixed ones, places, bytes; two devices simulated.
+
+    python benchmarks/dovetail.py --model grown:base:100m --head HEAD [--head concat=OTHER] --json OUT.json
+
+All engines share the loaded target, take turns prompt by prompt, and are timed from the first token on; what is
+compared are ratios within a turn. A grown target holds copies of the original's stream (src/foretoken/models/grown.py),
+so a head of the original reads one copy, undone of its share, and scores with the original's rows: its drafts are those
+of the original, and its cost stays its own.
+
+Simulated clock: a GPU that drafts so many times faster, beside this CPU. A step takes its drafting over that factor,
+its bytes over a bus, and the rest as measured here. **No second device is involved.**
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from foretoken import LLM, SamplingParams
+from foretoken.drafting.feature_heads.unread import Unread
+from foretoken.drafting.learned_part import find
+from foretoken.methods.dovetail.drafter import DovetailDrafter
+from foretoken.methods.dovetail.far import Parcel
+from foretoken.methods.dovetail.lanes import DraftLane
+from foretoken.methods.dovetail.network import Dovetail
+from foretoken.models.language_model import LanguageModel
+
+PROMPTS = {
+    "arithmetic": "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
+    "code": "Write a Python function that returns the sum of a list of numbers.",
+    "story": "Tell me a short story about a dog who finds a key.",
+    "explanation": "Explain in simple words why the sky is blue.",
+}
+GPU_FACTORS = (1, 3, 10)  # of drafting, simulated
+BUS_BYTES, BUS_SECONDS = 12e9, 20e-6  # per second, and for every step
+
+
+class Grafted(DovetailDrafter):
+    """Drafts for a grown model with a head of its original.
+
+    Args:
+        original: whose head it is.
+    """
+
+    def __init__(self, config: DovetailDrafter.Config, target: LanguageModel, original: LanguageModel) -> None:
+        self._original = original
+        self._copies = target.config.hidden_size // original.config.hidden_size
+        super().__init__(config, target)
+
+    def head_for(self, config: DovetailDrafter.Config, target: LanguageModel) -> Dovetail:
+        return find(Dovetail, config.head, self._original)
+
+    def _lane_for(self, config: Any, target: Any, head: Any, device: torch.device, *, apart: bool) -> DraftLane:
+        return super()._lane_for(config, self._original, head, device, apart=True)
+
+    def _parcel(self, state: Unread, context: Any) -> Parcel:
+        parcel = super()._parcel(state, context)
+        own_TW = parcel.states_TW[:, : self._width] * (2 if self._copies > 1 else 1)  # the first copy's share is a half
+        return replace(parcel, states_TW=own_TW)
+
+
+def run(llm: LLM, prompt: str, params: SamplingParams) -> dict[str, float]:
+    """One prompt from its first token on."""
+    (request,) = llm.new_requests(prompt, params)
+    llm.engine.add(request)
+    while not request.num_output:
+        llm.engine.step()
+    before, began = replace(request.metrics), perf_counter()
+    while not request.finished:
+        llm.engine.step()
+    metrics = request.metrics
+    names = ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens", "num_moved_bytes", "draft_seconds")
+    return {
+        "seconds": perf_counter() - began,
+        **{each: getattr(metrics, each) - getattr(before, each) for each in names},
+    }
+
+
+def engines_for(base: LLM, original: LLM, heads: Sequence[tuple[str, str]], nodes: Sequence[int]) -> dict[str, LLM]:
+    """Label to engine."""
+
+    def dovetail(head: str, count: int | None, **options: Any) -> LLM:
+        config = DovetailDrafter.Config(head=head, budget="fixed" if count else "measured", **options)
+        method = Grafted(config, base.target, original.target)
+        settings = {"method": method} if count is None else {"method": method, "num_speculative_tokens": count}
+        return base.with_method(settings)
+
+    found = {
+        "none": base,
+        "ngram": base.with_method({"method": "ngram"}),
+        "suffix": base.with_method({"method": "suffix"}),
+        "draft_model": base.with_method({"method": "draft_model", "model": "zoo:draft"}),
+    }
+    for name, head in heads:
+        found[f"dovetail {name} measured"] = dovetail(head, None)
+        found |= {f"dovetail {name} n={count}": dovetail(head, count) for count in nodes}
+    found[f"dovetail {heads[0][0]} thread"] = dovetail(heads[0][1], None, place="thread")
+    return found
+
+
+def simulated(total: dict[str, float]) -> dict[str, float]:
+    """Tokens per second with a drafting device that is so many times faster."""
+    rest = total["seconds"] - total["draft_seconds"]
+    moved = total["num_moved_bytes"] / BUS_BYTES + total["num_steps"] * BUS_SECONDS
+    return {
+        f"{factor}x": total["num_tokens"] / (rest + total["draft_seconds"] / factor + moved) for factor in GPU_FACTORS
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="grown:base:100m")
+    parser.add_argument("--original", default="zoo:base")
+    parser.add_argument("--head", action="append", required=True, help="folder, or NAME=folder; several times")
+    parser.add_argument("--nodes", default="4,8,16,60", help="fixed numbers, with commas")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)
+    options = {"dtype": arguments.dtype, "device": "cpu", "threads": arguments.threads, "seed": 0}
+    base, original = LLM(arguments.model, **options), LLM(arguments.original, **options)
+    heads = [(name or "head", folder) for name, _, folder in (each.rpartition("=") for each in arguments.head)]
+    engines = engines_for(base, original, heads, [int(each) for each in arguments.nodes.split(",")])
+    runs: dict[str, list[dict[str, dict[str, float]]]] = {label: [] for label in engines}
+    for repeat in range(arguments.repeats + 1):
+        turn: dict[str, dict[str, dict[str, float]]] = {label: {} for label in engines}
+        for task, prompt in PROMPTS.items():
+            for label, llm in engines.items():
+                turn[label][task] = run(llm, prompt, params)
+        if repeat:  # in the first turn caches and controllers find their places
+            for label, each in turn.items():
+                runs[label].append(each)
+    results = []
+    for label, turns in runs.items():
+        sums = [{key: sum(task[key] for task in turn.values()) for key in turn["code"]} for turn in turns]
+        plain = [sum(task["seconds"] / task["num_tokens"] for task in turn.values()) for turn in runs["none"]]
+        own = [sum(task["seconds"] / task["num_tokens"] for task in turn.values()) for turn in turns]
+        ratios = [theirs / ours for theirs, ours in zip(plain, own, strict=True)]
+        total = sums[-1]
+        row = {
+            "recipe": label,
+            "tokens_per_second": statistics.median(each["num_tokens"] / each["seconds"] for each in sums),
+            "over_none": statistics.median(ratios),
+            "over_none_range": [min(ratios), max(ratios)],
+            "tokens_per_step": total["num_tokens"] / total["num_steps"],
+            "nodes_per_step": total["num_draft_tokens"] / total["num_steps"],
+            "bytes_per_step": total["num_moved_bytes"] / total["num_steps"],
+            "draft_share": total["draft_seconds"] / total["seconds"],
+            "by_task": {
+                task: {
+                    "tokens_per_step": turns[-1][task]["num_tokens"] / turns[-1][task]["num_steps"],
+                    "over_none": statistics.median(
+                        plain[task]["seconds"] / turn[task]["seconds"]
+                        for plain, turn in zip(runs["none"], turns, strict=True)
+                    ),
+                }
+                for task in PROMPTS
+            },
+        }
+        if total["num_moved_bytes"]:
+            row["simulated_tokens_per_second"] = simulated(total)
+        results.append(row)
+        print(json.dumps(row))
+    if arguments.json is not None:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+        tables = [llm.recipe.drafter for llm in engines.values() if isinstance(llm.recipe.drafter, DovetailDrafter)]
+        provenance = {
+            "command": " ".join([Path(sys.executable).name, *sys.argv]),
+            "commit": commit.stdout.strip(),
+            "torch": torch.__version__,
+            "threads": arguments.threads,
+            "machine": platform.processor() or platform.machine(),
+            "verification_seconds": next(each.costs.points for each in tables if each.costs is not None),
+        }
+        arguments.json.write_text(json.dumps({"provenance": provenance, "results": results}, indent=1) + "\n")
+    for llm in engines.values():
+        llm.close()
+
+
+if __name__ == "__main__":
+    main()
