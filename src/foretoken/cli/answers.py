@@ -11,14 +11,13 @@ from typing import Any
 
 from foretoken.bench.fields import metrics_fields
 from foretoken.bench.workloads import Prompt
-from foretoken.cli.console import emit, emit_json, note, stderr_console
+from foretoken.cli.console import CLEAR_LINE, emit, emit_json, note, stderr_console
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _WIDTH = 72  # of a prompt quoted in a header
 _PATIENCE = 2.0  # seconds that a prompt may be read without a word
-_CLEAR_LINE = "\r\x1b[K"
 
 
 def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: SamplingParams, *, json: bool) -> int:
@@ -96,13 +95,13 @@ class _Reading:
         if seconds < _PATIENCE or not sys.stderr.isatty():
             return
         line = f"reading the prompt: {read:,} of {total:,} tokens in {seconds:.0f} s"
-        print(f"{_CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
+        print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
         self._shown = True
 
     def clear(self) -> None:
         """Take the line away, if there is one."""
         if self._shown:
-            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
         self._shown = False
 
 

@@ -17,6 +17,8 @@ from foretoken.core.errors import ForetokenError
 if TYPE_CHECKING:
     from rich.console import Console
 
+CLEAR_LINE = "\r\x1b[K"
+
 
 class OutputClosed(ForetokenError):
     """The reader of stdout went away (``| head``): nothing is wrong, and nobody is left to tell."""
@@ -44,6 +46,19 @@ def emit_json(value: Any) -> None:
 def note(text: str) -> None:
     """One line for the person at the terminal, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def passing_note(text: str) -> Iterator[None]:
+    """A line on stderr while something lasts, if that is a terminal; nothing is left of it."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def finite(value: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foretoken import zoo
-from foretoken.cli.console import note, quiet_transformers
+from foretoken.cli.console import note, passing_note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
@@ -152,13 +151,11 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
     A path that looks like a folder but is not there is refused here, in plain words, before the import.
     """
     check_model_name(model)
-    quiet_transformers(verbose)
     from foretoken import LLM
 
-    if sys.stderr.isatty() and not model.startswith(zoo.PREFIX):
-        note(f"loading {model}")  # may take minutes, or a download
-
-    llm = LLM(model, speculative_config=config, **options)
+    with passing_note(f"loading {model}"):  # seconds of importing; a large model, or a download, takes minutes
+        quiet_transformers(verbose)
+        llm = LLM(model, speculative_config=config, **options)
     explain(llm)
     return llm
 

@@ -7,26 +7,24 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import misspelt
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine import compose, limits
-from foretoken.engine.admission import Admission
+from foretoken.engine import limits
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
-from foretoken.engine.drive import Driver
-from foretoken.engine.output import Chunk, RequestOutput
 from foretoken.engine.progress import shown
 from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
-from foretoken.engine.request import Request
-from foretoken.engine.step import Engine
-from foretoken.engine.totals import Metric, Totals
 from foretoken.engine.vllm_options import check_options
-from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load
+
+# What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
+# are checked before.
+if TYPE_CHECKING:
+    from foretoken.engine.output import Chunk, RequestOutput
+    from foretoken.engine.request import Request
+    from foretoken.engine.totals import Metric
+    from foretoken.models.language_model import LanguageModel
 
 __all__ = ["LLM", "Messages", "Prompt"]
 
@@ -93,7 +91,10 @@ class LLM:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
         limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
         if threads is not None:
-            torch.set_num_threads(limits.threads(threads))
+            threads = limits.threads(threads)
+        from foretoken.models.load import load, use_threads
+
+        use_threads(threads)
         target = load(
             model,
             dtype=dtype,
@@ -161,6 +162,12 @@ class LLM:
         default_params: SamplingParams,
         prefix_bytes: int | None,
     ) -> None:
+        from foretoken.engine import compose
+        from foretoken.engine.admission import Admission
+        from foretoken.engine.drive import Driver
+        from foretoken.engine.step import Engine
+        from foretoken.engine.totals import Totals
+
         self.target = target
         self.default_params = default_params
         self.tokenizer = target.tokenizer

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.engine.output import RequestOutput
 
-Progress = Callable[[RequestOutput], None]
+if TYPE_CHECKING:
+    from foretoken.engine.output import RequestOutput
+
+Progress = Callable[["RequestOutput"], None]
 
 
 @contextmanager

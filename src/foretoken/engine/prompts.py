@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.plain import plain
-from foretoken.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from foretoken.models.language_model import LanguageModel
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]

@@ -48,6 +48,12 @@ _NOT_READ = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "original/*")  # 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def use_threads(count: int | None) -> None:
+    """Let torch compute on so many CPU threads, in the whole process; None leaves its choice."""
+    if count is not None:
+        torch.set_num_threads(count)
+
+
 def load(
     name: str | Path,
     *,

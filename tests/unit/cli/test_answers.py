@@ -11,6 +11,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.bench.workloads import Prompt
 from foretoken.cli import answers
+from foretoken.cli.console import CLEAR_LINE
 
 PARAMS = SamplingParams(max_tokens=2, ignore_eos=True)
 IDS = list(range(10, 50))
@@ -37,7 +38,7 @@ def answered(
 
 def test_a_long_prompt_says_how_far_it_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     said = answered(llm, monkeypatch, Terminal(), patience=0.0)
-    lines = said.split(answers._CLEAR_LINE)
+    lines = said.split(CLEAR_LINE)
     assert [line.partition(" tokens in")[0] for line in lines[1:3]] == [
         "reading the prompt: 16 of 40",
         "reading the prompt: 32 of 40",
@@ -60,7 +61,7 @@ def test_otherwise_nothing_is_said(
 ) -> None:
     said = answered(llm, monkeypatch, stderr(), **options)
     assert "reading" not in said
-    assert answers._CLEAR_LINE not in said
+    assert CLEAR_LINE not in said
 
 
 def test_an_interruption_takes_the_line_away(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +78,4 @@ def test_an_interruption_takes_the_line_away(llm: LLM, monkeypatch: pytest.Monke
     monkeypatch.setattr(answers, "_PATIENCE", 0.0)
     monkeypatch.setattr(sys, "stderr", stderr)
     assert answers.answer_one(llm, Prompt("0", "x"), IDS, PARAMS, json=False) == 130
-    assert stderr.getvalue().endswith(answers._CLEAR_LINE)
+    assert stderr.getvalue().endswith(CLEAR_LINE)

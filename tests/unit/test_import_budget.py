@@ -1,0 +1,44 @@
+"""What must not be imported before it is needed: modules are counted here, not seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numpy", "scipy", "matplotlib", "pydantic", "fastapi", "rich.progress", "httpx")
+LIGHT = [
+    "import foretoken",
+    "from foretoken import LLM, SamplingParams",
+    "from foretoken import LLM; SamplingParams = __import__('foretoken').SamplingParams(max_tokens=3)",
+]
+COMMANDS = ["--version", "generate --help", "serve --help", "methods", "zoo list"]
+MISTAKES = ["generate x --method ngrm", "generate x --temperature -1"]
+
+
+def imported(code: str) -> set[str]:
+    """The heavy modules that are there afterwards."""
+    look = f"{code}\nimport sys\nprint('|', *(name for name in {HEAVY!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("|")[2].split())
+
+
+@pytest.mark.parametrize("code", LIGHT)
+def test_the_library_imports_what_computes_when_a_model_is_loaded(code):
+    assert imported(code) == set()
+
+
+def test_an_option_that_is_wrong_is_said_before_anything_is_imported():
+    assert imported("from foretoken import LLM\ntry: LLM('zoo:base', max_seqs=2)\nexcept ValueError: pass") == set()
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *MISTAKES])
+def test_commands_that_compute_nothing_import_nothing_that_computes(command):
+    code = f"from foretoken.cli.main import main\nmain({command.split()!r})"
+    assert imported(code) & {"torch", "transformers", "scipy", "matplotlib", "fastapi"} == set()
+
+
+def test_a_model_is_loaded_without_what_serves_draws_or_trains():
+    code = "from foretoken import LLM\nLLM('zoo:draft', device='cpu', threads=1)"
+    assert imported(code) & {"matplotlib", "fastapi", "pydantic", "rich.progress"} == set()
