@@ -3,9 +3,7 @@
     python benchmarks/dovetail.py --model grown:base:100m --head HEAD [--head concat=OTHER] --json OUT.json
 
 All engines share the loaded target, take turns prompt by prompt, and are timed from the first token on; what is
-compared are ratios within a turn. A grown target holds copies of the original's stream (src/foretoken/models/grown.py),
-so a head of the original reads one copy, undone of its share, and scores with the original's rows: its drafts are those
-of the original, and its cost stays its own.
+compared are ratios within a turn. A head of ``zoo:base`` serves what is grown from it: its drafts and its cost stay.
 
 Simulated clock: a GPU that drafts so many times faster, beside this CPU. A step takes its drafting over that factor,
 its bytes over a bus, and the rest as measured here. **No second device is involved.**
@@ -29,13 +27,7 @@ from typing import Any
 import torch
 
 from foretoken import LLM, SamplingParams
-from foretoken.drafting.feature_heads.unread import Unread
-from foretoken.drafting.learned_part import find
 from foretoken.methods.dovetail.drafter import DovetailDrafter
-from foretoken.methods.dovetail.far import Parcel
-from foretoken.methods.dovetail.lanes import DraftLane
-from foretoken.methods.dovetail.network import Dovetail
-from foretoken.models.language_model import LanguageModel
 
 PROMPTS = {
     "arithmetic": "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
@@ -45,30 +37,6 @@ PROMPTS = {
 }
 GPU_FACTORS = (1, 3, 10)  # of drafting, simulated
 BUS_BYTES, BUS_SECONDS = 12e9, 20e-6  # per second, and for every step
-
-
-class Grafted(DovetailDrafter):
-    """Drafts for a grown model with a head of its original.
-
-    Args:
-        original: whose head it is.
-    """
-
-    def __init__(self, config: DovetailDrafter.Config, target: LanguageModel, original: LanguageModel) -> None:
-        self._original = original
-        self._copies = target.config.hidden_size // original.config.hidden_size
-        super().__init__(config, target)
-
-    def head_for(self, config: DovetailDrafter.Config, target: LanguageModel) -> Dovetail:
-        return find(Dovetail, config.head, self._original)
-
-    def _lane_for(self, config: Any, target: Any, head: Any, device: torch.device, *, apart: bool) -> DraftLane:
-        return super()._lane_for(config, self._original, head, device, apart=True)
-
-    def _parcel(self, state: Unread, context: Any) -> Parcel:
-        parcel = super()._parcel(state, context)
-        own_TW = parcel.states_TW[:, : self._width] * (2 if self._copies > 1 else 1)  # the first copy's share is a half
-        return replace(parcel, states_TW=own_TW)
 
 
 def run(llm: LLM, prompt: str, params: SamplingParams) -> dict[str, float]:
@@ -88,25 +56,24 @@ def run(llm: LLM, prompt: str, params: SamplingParams) -> dict[str, float]:
     }
 
 
-def engines_for(base: LLM, original: LLM, heads: Sequence[tuple[str, str]], nodes: Sequence[int]) -> dict[str, LLM]:
+def engines_for(base: LLM, heads: Sequence[tuple[str, str]], nodes: Sequence[int]) -> dict[str, LLM]:
     """Label to engine."""
 
-    def dovetail(head: str, count: int | None, **options: Any) -> LLM:
-        config = DovetailDrafter.Config(head=head, budget="fixed" if count else "measured", **options)
-        method = Grafted(config, base.target, original.target)
-        settings = {"method": method} if count is None else {"method": method, "num_speculative_tokens": count}
-        return base.with_method(settings)
+    def dovetail(head: str, count: int | None = None, **options: Any) -> LLM:
+        fixed = {} if count is None else {"budget": "fixed", "num_speculative_tokens": count}
+        return base.with_method({"method": "dovetail", "head": head, **fixed, **options})
 
     found = {
         "none": base,
         "ngram": base.with_method({"method": "ngram"}),
         "suffix": base.with_method({"method": "suffix"}),
         "draft_model": base.with_method({"method": "draft_model", "model": "zoo:draft"}),
+        "eagle": base.with_method({"method": "eagle"}),
     }
     for name, head in heads:
-        found[f"dovetail {name} measured"] = dovetail(head, None)
+        found[f"dovetail {name} measured"] = dovetail(head)
         found |= {f"dovetail {name} n={count}": dovetail(head, count) for count in nodes}
-    found[f"dovetail {heads[0][0]} thread"] = dovetail(heads[0][1], None, place="thread")
+    found[f"dovetail {heads[0][0]} thread"] = dovetail(heads[0][1], place="thread")
     return found
 
 
@@ -122,7 +89,6 @@ def simulated(total: dict[str, float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="grown:base:100m")
-    parser.add_argument("--original", default="zoo:base")
     parser.add_argument("--head", action="append", required=True, help="folder, or NAME=folder; several times")
     parser.add_argument("--nodes", default="4,8,16,60", help="fixed numbers, with commas")
     parser.add_argument("--dtype", default="bfloat16")
@@ -132,10 +98,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)
-    options = {"dtype": arguments.dtype, "device": "cpu", "threads": arguments.threads, "seed": 0}
-    base, original = LLM(arguments.model, **options), LLM(arguments.original, **options)
+    base = LLM(arguments.model, dtype=arguments.dtype, device="cpu", threads=arguments.threads, seed=0)
     heads = [(name or "head", folder) for name, _, folder in (each.rpartition("=") for each in arguments.head)]
-    engines = engines_for(base, original, heads, [int(each) for each in arguments.nodes.split(",")])
+    engines = engines_for(base, heads, [int(each) for each in arguments.nodes.split(",")])
     runs: dict[str, list[dict[str, dict[str, float]]]] = {label: [] for label in engines}
     for repeat in range(arguments.repeats + 1):
         turn: dict[str, dict[str, dict[str, float]]] = {label: {} for label in engines}

@@ -181,7 +181,7 @@ class _Native:
 
     def fuse(self, states_TF: Tensor) -> Tensor:
         """[T, W] float32."""
-        return states_TF.float() if self._entry is not None else self._fc(self._net.prepare(states_TF))
+        return self._net.fuse(states_TF.float()) if self._entry is not None else self._fc(self._net.prepare(states_TF))
 
     def forward(
         self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, head: DraftHead, top: int, rows: HeadRows | None

@@ -6,16 +6,19 @@ Letters: K draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import BlockConfig, fields_for
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
 LAYERS = 2
@@ -57,8 +60,36 @@ class StackHead(FeatureHead):
         ids_K, own_head, own_embedding: see :class:`FeatureHead`.
     """
 
+    grows = True
     config: StackConfig
     paired = False
+
+    def fuse(self, states_TF: Tensor) -> Tensor:
+        """Features [..., W]; of a grown target, whose final norm carries shares, the first copy in full."""
+        width = self.config.width
+        return states_TF if self.config.target_width == width else 2 * states_TF[..., :width]
+
+    def grown(self: _Head, target: LanguageModel, origin: Origin) -> _Head:
+        """The same drafts for a model that was grown from its target, at the same cost.
+
+        It reads the first copy in the stream, which is the original's; tables of the original's width come with it.
+        """
+        parts, width = anatomy.find(target.model), self.config.width
+        wide, mark = target.config.get_text_config(decoder=True).hidden_size, fingerprint_of(target.source)
+        config = replace(self.config, target=target.name, target_fingerprint=mark, target_width=wide)
+        head = type(self)(config, ids_K=self.ids_K, own_head=True, own_embedding=True)
+        rows_VW, table_VW = (cast(Any, part).weight.detach()[:, :width].cpu() for part in (parts.head, parts.embedding))
+        kept_KW = rows_VW if self.ids_K is None else rows_VW[self.ids_K]
+        head.take({**self.state_dict(), "lm_head.weight": kept_KW, "embed_tokens.weight": table_VW})
+        return head.eval()
+
+    def check_shape(self, model: LanguageModel) -> None:
+        super().check_shape(model)
+        if self.config.width != self.config.target_width and self.lm_head is None:
+            raise MismatchError(
+                f"the {self.title} is {self.config.width} wide and reads {self.config.target_width} columns: without "
+                "tables of its own it must be as wide as its target"
+            )
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights, bf16, and the ids of the tokens that it scores."""

@@ -145,7 +145,7 @@ class DovetailDrafter(Drafter):
             super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        head = self.head_for(config, target)
+        head = find(Dovetail, config.head, target)
         self.options, self.branches = config, config.tree
         self.laws = (PointMass,) if config.tree else (Sampled,)
         depths = head.config.depths_of(target.num_layers)
@@ -162,7 +162,7 @@ class DovetailDrafter(Drafter):
         self._handed = _HandedOver()
         self._unread = UnreadStates(target, self._handed, depths, final=head.config.reads_final)
         self._unsettled: dict[int, int] = {}  # bytes of rows that were read ahead of a draft
-        self._dtype, self._width = dtype, head.config.width
+        self._dtype, self._width = dtype, head.config.target_width
         self._confidence, self._rate = Confidence(), Rate()
         self._last: tuple[int, float] | None = None  # of the last step with drafts: its requests, when it began
         self._tokens = 0
@@ -171,10 +171,6 @@ class DovetailDrafter(Drafter):
         if self.costs is not None:
             times = ", ".join(f"{rows} {seconds * 1e3:.1f}" for rows, seconds in self.costs.points)
             self._say(f"milliseconds of a verification by rows: {times}")
-
-    def head_for(self, config: Config, target: LanguageModel) -> Dovetail:
-        """The head that drafts, known to fit."""
-        return find(Dovetail, config.head, target)
 
     # ------------------------------------------------------------------ places
 

@@ -225,7 +225,7 @@ class Answerer:
         tensors = load(weights)
         head = Dovetail(config, ids_K=tensors.pop(IDS, None), own_head=True, own_embedding=True)
         head.take(tensors)
-        return cls(Far(options, target, head, eager=True), target, config.width)
+        return cls(Far(options, target, head, eager=True), target, config.target_width)
 
     def answer(self, order: Order) -> Any:
         """(tokens, parents, confidences) of each question's draft, or the error that it ended with."""
