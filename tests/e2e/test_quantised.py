@@ -38,14 +38,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_file_is_a_target_and_a_draft(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = run(*generate("--model", str(file), "--draft-model", str(file)))
+    drafted = ["--draft-model", str(file), "--set", "num_speculative_tokens=3"]
+    done = run(*generate("--model", str(file), *drafted))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["num_accepted_tokens"] > 0
     assert main(generate("--model", str(file), "--method", "none")) == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == found["token_ids"]
     texts = []
-    for method in (["--method", "none"], ["--draft-model", str(file)]):
+    for method in (["--method", "none"], drafted):
         assert main(generate("--model", "zoo:base", "--dtype", "float32", *method)) == 0
         texts.append(json.loads(capsys.readouterr().out)["token_ids"])
     assert texts[0] == texts[1]

@@ -26,6 +26,7 @@ TEXTS = (
     "ünïcödé 你好, мир! ﷺ ½ ² e\u0301 \u200b🤖🏽 don't DON'T",
     "\t\tif (a[i] != b) {\r\n  return 007;\r\n}   ",
     " leading, trailing ",
+    "the Qzx is here",
     "fooWorld(12345);\n345/12 a\u0301 123345;\r\n",
     "<|user|>\nWhat is 2+2?<|end|>\n<|assistant|>\n",
     "",
@@ -47,7 +48,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Fields:
 
 @pytest.fixture(scope="module")
 def richer(base: Fields) -> Fields:
-    """With tokens that only some splits allow: digits together, a newline behind a sign, a capital within a word."""
+    """With tokens that only some splits allow: digits together, a newline behind a sign, a capital within a word.
+
+    And with one that no merges lead to, which some take nevertheless.
+    """
     pairs = [
         ("1", "2"),
         ("12", "3"),
@@ -61,10 +65,10 @@ def richer(base: Fields) -> Fields:
     ]
     return {
         **base,
-        "tokenizer.ggml.tokens": [*base["tokenizer.ggml.tokens"], *map("".join, pairs)],
-        "tokenizer.ggml.token_type": [*base["tokenizer.ggml.token_type"], *[1] * len(pairs)],
+        "tokenizer.ggml.tokens": [*base["tokenizer.ggml.tokens"], *map("".join, pairs), "ĠQzx"],
+        "tokenizer.ggml.token_type": [*base["tokenizer.ggml.token_type"], *[1] * len(pairs), 1],
         "tokenizer.ggml.merges": [*base["tokenizer.ggml.merges"], *map(" ".join, pairs)],
-        "llama.vocab_size": len(base["tokenizer.ggml.tokens"]) + len(pairs),
+        "llama.vocab_size": len(base["tokenizer.ggml.tokens"]) + len(pairs) + 1,
     }
 
 
