@@ -42,7 +42,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="foretoken",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

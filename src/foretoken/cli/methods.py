@@ -14,7 +14,7 @@ import typer
 from foretoken import catalog
 from foretoken.cli.console import emit, emit_json
 from foretoken.cli.options import Verbose
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError
 
 _HEADINGS = {
     "drafter": "drafters (--method NAME): they propose tokens",
@@ -102,7 +102,7 @@ def _find(name: str) -> list[catalog.Entry]:
     if found:
         return found
     known = [entry.name for entry in catalog.entries()]
-    raise ConfigError(f"unknown method '{name}': {nearest(name, known)}")
+    raise ConfigError(f"unknown method '{name}': {catalog.remedy(name, known)}")
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:

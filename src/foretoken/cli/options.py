@@ -55,6 +55,22 @@ TrustRemoteCode = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        min=2,
+        metavar="N",
+        help="Longest sequence, prompt included; default: the model's own limit.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="NAME", help="Of a hub id: a branch, a tag or a commit.", rich_help_panel=_MODEL
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads; default: torch's own choice.", rich_help_panel=_MODEL),
@@ -171,5 +187,7 @@ def check_model_name(model: str) -> None:
         raise ConfigError("--model is empty: name a folder, a hub id or zoo:base")
     if model.startswith(zoo.PREFIX):
         zoo.path(model)
+    elif Path(model).expanduser().is_file():
+        raise ConfigError(f"--model {model} is a file: name the folder of a saved Hugging Face checkpoint")
     elif model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise ConfigError(f"--model {model}: there is no such folder")

@@ -209,6 +209,8 @@ def _check_length(max_length: Any) -> None:
 def _dtype(dtype: Any, config: Any) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
+    if not isinstance(dtype, str):
+        raise ConfigError(f"unknown dtype '{dtype}': give a name, for example 'auto'")
     if dtype == "auto":
         for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
             found = getattr(part, "dtype", None)
@@ -272,9 +274,12 @@ def _check_there(source: str) -> None:
     Raises:
         ModelError: there is no such model, or no hub.
     """
-    if Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str):
-        return
     nowhere = f"model '{source}' is neither a folder nor on this machine"
+    try:
+        if Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str):
+            return
+    except (HFValidationError, ValueError):
+        raise ModelError(f"{nowhere}, and is no hub id: check the name") from None
     if constants.HF_HUB_OFFLINE:
         raise ModelError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it: check the name")
     try:
