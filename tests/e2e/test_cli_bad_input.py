@@ -167,11 +167,14 @@ def test_every_command_teaches(command, capsys, monkeypatch):
     if command not in ("zoo list", "train", "analyze"):
         assert "Example" in out
     assert not re.search(r"--[a-z-]+\u2026", out), "an option's name is cut at 80 columns"
+    flags = [line for line in out.splitlines() if "<bool>" in line and "--help" not in line]
+    assert not flags, "a switch looks as if it took a value"
 
 
 def test_methods_as_text_and_json(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
+    assert re.findall(r"^\* (\w+)", text, flags=re.MULTILINE) == ["draft_model", "ngram", "suffix", "needs"]
     assert main(["methods", "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for entry in entries:
