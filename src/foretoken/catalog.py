@@ -8,6 +8,7 @@ Nothing is imported until it is used. Third parties may add entries through the 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -435,10 +436,34 @@ def _plugins() -> tuple[Entry, ...]:
     return tuple(point.load() for point in entry_points(group="foretoken.methods"))
 
 
+_DRAFT = "not here; 'draft_model' drafts with a second checkpoint"
+_HEADS = "not here; 'eagle' comes nearest: a head over the target's hidden states"
+_TEXT = "not here; 'ngram' and 'suffix' come nearest: they draft from the text itself"
+_LAYERS = "not here; 'kangaroo' and 'del' come nearest: they draft with the target's own first layers"
+_OF_THE_FIELD = {  # methods that people know by name
+    **dict.fromkeys(("medusa", "hydra", "mlp_speculator", "clover", "amphista"), _HEADS),
+    **dict.fromkeys(("eagle2", "eagle3", "eagle_2", "eagle_3"), "'eagle' reads heads of all three versions"),
+    **dict.fromkeys(("lookahead", "lookahead_decoding", "jacobi"), _TEXT),
+    **dict.fromkeys(("prompt_lookup", "pld", "lookup"), "it is called 'ngram'"),
+    **dict.fromkeys(("layerskip", "draft_and_verify", "self_speculative", "swift", "early_exit"), _LAYERS),
+    **dict.fromkeys(("arctic", "suffix_decoding"), "it is called 'suffix'"),
+    **dict.fromkeys(("deepseek_mtp", "multi_token_prediction", "nextn"), "it is called 'mtp'"),
+    **dict.fromkeys(("assisted", "speculative", "speculative_sampling", "sps", "draft"), "it is called 'draft_model'"),
+    **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),
+    **dict.fromkeys(("pearl",), "it is an executor beside a method: executor='pearl'"),
+}
+
+
 def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
     """The entry of that name; an unknown name is a ConfigError that offers the nearest one."""
     table = {entry.name: entry for entry in entries(kind)}
     if name not in table:
         label = "method" if kind == "drafter" else kind
-        raise ConfigError(f"unknown {label} '{name}': {nearest(name, table)}")
+        raise ConfigError(f"unknown {label} '{name}': {remedy(name, table)}")
     return table[name]
+
+
+def remedy(name: str, known: Iterable[str]) -> str:
+    """What to write in place of a name that is not in the catalogue: what comes nearest to a method of the field, else
+    the nearest name."""
+    return _OF_THE_FIELD.get(name.lower().replace("-", "_")) or nearest(name, known)

@@ -32,6 +32,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "good.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n')
     (tmp_path / "half.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"\n')
     (tmp_path / "field.jsonl").write_text('{"prompt": "one"}\n{"prompt": 3}\n')
+    (tmp_path / "keys.jsonl").write_text('{"prompt": "one", "max_tokns": 3}\n')
+    (tmp_path / "own.jsonl").write_text('{"prompt": "one", "max_tokens": 3}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
     return tmp_path
@@ -71,6 +73,12 @@ BAD = [
     ("generate x --repetition-penalty 0", "repetition_penalty=0.0"),
     ("generate x --stop-token-id -3", "stop_token_ids"),
     ("generate x --logit-bias 5", "ID=VALUE"),
+    ("generate x --logit-bias 5=1 --logit-bias 5=2", "token 5 twice"),
+    ("generate x --n 1000000000", "n=1000000000"),
+    ("generate x --model good.jsonl", "is a file"),
+    ("generate x --max-model-len 1", "--max-model-len"),
+    ("generate --prompts keys.jsonl", "keys.jsonl:1: unknown field 'max_tokns': did you mean 'max_tokens'"),
+    ("bench --suite own.jsonl", "own.jsonl:1: field 'max_tokens' is for 'foretoken generate --prompts'"),
     ("generate x --logprobs 3", "add --json"),
     ("generate x --set novalue", "key=value"),
     ("generate x --set a=1 --set a=2", "twice"),
@@ -119,6 +127,11 @@ def test_one_line_and_exit_code_2(command, message, files, capsys):
     assert len(err.strip().splitlines()) <= 2
 
 
+def test_an_empty_method_is_no_method(capsys):
+    assert main(["generate", "x", "--method", ""]) == 2
+    assert "--method is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("prompt", ["", " \n", "\udcff"])
 def test_a_prompt_that_is_none(prompt, capsys):
     assert main(["generate", prompt]) == 2
@@ -154,11 +167,14 @@ def test_every_command_teaches(command, capsys, monkeypatch):
     if command not in ("zoo list", "train", "analyze"):
         assert "Example" in out
     assert not re.search(r"--[a-z-]+\u2026", out), "an option's name is cut at 80 columns"
+    flags = [line for line in out.splitlines() if "<bool>" in line and "--help" not in line]
+    assert not flags, "a switch looks as if it took a value"
 
 
 def test_methods_as_text_and_json(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
+    assert re.findall(r"^\* (\w+)", text, flags=re.MULTILINE) == ["draft_model", "ngram", "suffix", "needs"]
     assert main(["methods", "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for entry in entries:
@@ -184,3 +200,19 @@ def test_zoo(capsys):
     assert capsys.readouterr().out.strip().endswith("draft")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("foretoken ")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("medusa", "'eagle' comes nearest"), ("lookahead", "'ngram' and 'suffix'"), ("prompt-lookup", "called 'ngram'")],
+)
+def test_a_name_of_the_field_is_answered_with_what_comes_nearest(name, nearest, capsys):
+    for command in (["methods", name], ["generate", "x", "--method", name]):
+        assert main(command) == 2
+        assert nearest in capsys.readouterr().err
+
+
+def test_closed_output_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["methods", "--json"]) == 1
+    assert "cannot write to stdout: it is closed" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/quickstart.md", "docs/serve.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/coming_from.md", "docs/serve.md")
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -8,20 +8,29 @@ One record a line::
 The first turn is the prompt: later turns would need the model's own answers, which differ between models, so a
 benchmark of several methods on several models would no longer compare like with like. Files that end in ``.gz`` or
 ``.xz`` are read as such.
+
+Files of requests (``foretoken generate --prompts``) may also say ``messages``, a conversation that is to be answered,
+and sampling params of their own (``max_tokens``, ``temperature``, ...). What a measurement cannot honour it refuses.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from foretoken.core.errors import InputError
+from foretoken.core.errors import ConfigError, InputError, nearest
+from foretoken.core.sampling import SamplingParams
 from foretoken.data.readers import open_bytes
 
 BUNDLED_SUITE = Path(__file__).resolve().parent / "prompts.jsonl"
 NO_CATEGORY = "uncategorised"
+
+_SAID = ("prompt", "turns", "messages")
+_ABOUT = ("id", "question_id", "category", "reference", "answer", "source", "metadata")  # of a record; asks for nothing
+_PARAMS = tuple(each.name for each in fields(SamplingParams))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +39,19 @@ class Prompt:
 
     Attributes:
         id: the record's ``id`` or ``question_id``, else its number in the file.
-        text: what the user says; the first of the record's turns.
+        text: what the user says; the first of the record's turns, the last message of a conversation.
         category: the record's category, or "uncategorised".
         place: where it was found, for messages.
+        messages: a conversation that is to be answered; empty: the text is all of it.
+        params: sampling params that the record asks for.
     """
 
     id: str
     text: str
     category: str = NO_CATEGORY
     place: str = "the prompt"
+    messages: tuple[dict[str, Any], ...] = ()
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 def check_text(text: object, place: str) -> str:
@@ -61,9 +74,11 @@ def check_text(text: object, place: str) -> str:
     return text
 
 
-def read_prompts(path: str | Path) -> list[Prompt]:
+def read_prompts(path: str | Path, *, requests: bool = False) -> list[Prompt]:
     """Read a whole prompt file, or refuse it with the number of its first bad line.
 
+    Args:
+        requests: records may be conversations, and have sampling params of their own.
     Raises:
         InputError: missing or unreadable file, invalid UTF-8 or JSON, a record without a usable prompt, no records.
     """
@@ -76,7 +91,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         except UnicodeDecodeError as error:
             raise InputError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line)") from None
         if text:
-            prompts.append(_parse_record(text, place, len(prompts)))
+            prompts.append(_parse_record(text, place, len(prompts), requests))
     if not prompts:
         raise InputError(f"{path}: no prompts in this file: write one JSON object a line, with 'prompt' or 'turns'")
     return prompts
@@ -98,7 +113,7 @@ def _read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def _parse_record(line: str, place: str, index: int) -> Prompt:
+def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -107,26 +122,64 @@ def _parse_record(line: str, place: str, index: int) -> Prompt:
         raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
     if not isinstance(record, dict):
         raise InputError(f"{place}: expected a JSON object, found {_json_type(record)}")
-    if "prompt" in record and "turns" in record:
-        raise InputError(f"{place}: has both 'prompt' and 'turns': keep one")
-    if "turns" in record:
+    said = [key for key in _SAID if key in record]
+    if not said:
+        found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
+        raise InputError(f"{place}: needs 'prompt' or 'turns' (found {found})")
+    if len(said) > 1:
+        raise InputError(f"{place}: has both '{said[0]}' and '{said[1]}': keep one")
+    asked = _asked(record, place, requests)
+    messages: tuple[dict[str, Any], ...] = ()
+    if "messages" in record:
+        messages = _conversation(record["messages"], place)
+        text = str(messages[-1]["content"])
+    elif "turns" in record:
         turns = record["turns"]
         if not isinstance(turns, list) or not turns:
             raise InputError(f"{place}: field 'turns' must be a non-empty list of strings")
         texts = [check_text(turn, f"{place}: field 'turns[{i}]'") for i, turn in enumerate(turns)]
         text = texts[0]
-    elif "prompt" in record:
-        text = check_text(record["prompt"], f"{place}: field 'prompt'")
     else:
-        found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
-        raise InputError(f"{place}: needs 'prompt' or 'turns' (found {found})")
+        text = check_text(record["prompt"], f"{place}: field 'prompt'")
     category = record.get("category", NO_CATEGORY)
     if category is None:
         category = NO_CATEGORY
     if not isinstance(category, str):
         raise InputError(f"{place}: field 'category' must be a string, not {_json_type(category)}")
     identity = record.get("id", record.get("question_id", index))
-    return Prompt(id=str(identity), text=text, category=category or NO_CATEGORY, place=place)
+    return Prompt(str(identity), text, category or NO_CATEGORY, place, messages, asked)
+
+
+def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]:
+    """The sampling params of a record; anything that is not understood is refused."""
+    known = (*_SAID, *_ABOUT, *(_PARAMS if requests else ()))
+    for key in record:
+        if key in known and (requests or key != "messages"):
+            continue
+        if key in _PARAMS or key == "messages":
+            raise InputError(
+                f"{place}: field '{key}' is for 'foretoken generate --prompts'; here all prompts run alike: "
+                "leave it out"
+            )
+        raise InputError(f"{place}: unknown field '{key}': {nearest(key, known)}")
+    asked = {key: record[key] for key in record if key in _PARAMS}
+    try:
+        SamplingParams.from_dict(asked)
+    except ConfigError as error:
+        raise InputError(f"{place}: {error}") from None
+    return asked
+
+
+def _conversation(messages: Any, place: str) -> tuple[dict[str, Any], ...]:
+    """The messages of a record; what a chat template makes of them is seen when there is a model."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"{place}: field 'messages' must be a non-empty list of messages")
+    for index, message in enumerate(messages):
+        where = f"{place}: field 'messages[{index}]'"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InputError(f"{where} must be an object with 'role' and 'content'")
+        check_text(message.get("content"), f"{where}: 'content'")
+    return tuple(messages)
 
 
 def _json_type(value: object) -> str:

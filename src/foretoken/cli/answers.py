@@ -49,22 +49,22 @@ def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: Samp
 
 
 def answer_all(
-    llm: Any, records: Sequence[Prompt], inputs: Sequence[Sequence[int]], params: SamplingParams, *, json: bool
+    llm: Any,
+    records: Sequence[Prompt],
+    inputs: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    json: bool,
 ) -> int:
     """Run many prompts together and write each answer, in the order of the prompts, as soon as it is its turn."""
     writer = _InOrder(records, json=json)
-    # outputs arrive as they finish; equal prompts may be taken for one another, since nothing tells them apart
-    places: dict[tuple[int, ...], list[int]] = {}
-    for index, ids in reversed(list(enumerate(inputs))):
-        places.setdefault(tuple(ids), []).append(index)
     interrupted = False
     started = time.perf_counter()
     with _Bar(len(records)) as bar:
 
         def progress(output: Any) -> None:
-            index = places[tuple(output.prompt_token_ids)].pop()
-            with bar.paused() if index == writer.turn else contextlib.nullcontext():
-                writer.add(index, output)
+            with bar.paused() if output.place == writer.turn else contextlib.nullcontext():
+                writer.add(output.place, output)
             bar.advance()
 
         try:

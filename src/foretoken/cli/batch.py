@@ -13,9 +13,11 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    MaxModelLen,
     MaxNumSeqs,
     Method,
     Model,
+    Revision,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -52,7 +54,9 @@ def batch(
         int, typer.Option("--workers", min=1, metavar="N", help="With --ray: how many.", rich_help_panel=_CLUSTER)
     ] = 1,
     dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
@@ -88,7 +92,9 @@ def batch(
         "device": device,
         "threads": threads,
         "max_num_seqs": max_num_seqs,
+        "revision": revision,
         "trust_remote_code": trust_remote_code,
+        "max_model_len": max_model_len,
         "enable_prefix_caching": True,
     }
     called, failed = name or model, 0

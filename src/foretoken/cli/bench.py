@@ -226,7 +226,11 @@ def bench(
         engine.close()
     if records.interrupted:
         return _INTERRUPTED
-    return int(any(result["failures"] for result in results))
+    failed = [result for result in results if result["failures"]]
+    for result in failed:
+        why = result["errors"][0]["error"] if result["errors"] else "unknown"
+        note(f"error: {result['failures']} answers of {result['method']} failed: {why}")
+    return int(bool(failed))
 
 
 def _is_file(suite: str) -> bool:

@@ -14,8 +14,10 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    MaxModelLen,
     Method,
     Model,
+    Revision,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -50,7 +52,9 @@ def chat(
     temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     seed: Annotated[int | None, seed_option(_SAMPLING)] = None,
     dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     verbose: Verbose = False,
@@ -79,7 +83,9 @@ def chat(
         threads=threads,
         max_num_seqs=1,
         enable_prefix_caching=True,
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     if not llm.is_chat_model:
         raise ConfigError(f"{model} has no chat template: use foretoken generate")

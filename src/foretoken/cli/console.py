@@ -28,6 +28,8 @@ class OutputClosed(ForetokenError):
 
 def emit(text: str, *, end: str = "\n") -> None:
     """Write to stdout and flush, so that a reader sees every step as it happens."""
+    if sys.stdout is None:  # the shell closed it before the command began: >&-
+        raise ForetokenError("cannot write to stdout: it is closed")
     try:
         sys.stdout.write(text + end)
         sys.stdout.flush()

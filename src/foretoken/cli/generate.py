@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +15,11 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    MaxModelLen,
     MaxNumSeqs,
     Method,
     Model,
+    Revision,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -107,7 +110,7 @@ def generate(
         typer.Option(
             "--prompts",
             metavar="FILE.jsonl",
-            help="One JSON object a line, with 'prompt' or Spec-Bench 'turns' (the first turn).",
+            help="One JSON object a line: 'prompt', 'messages' or 'turns' (the first), and params.",
             rich_help_panel=_FACE,
         ),
     ] = None,
@@ -126,7 +129,9 @@ def generate(
         typer.Option("--json", help="One JSON object a prompt on stdout, and nothing else.", rich_help_panel=_FACE),
     ] = False,
     dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
@@ -186,7 +191,9 @@ def generate(
         device=device,
         threads=threads,
         max_num_seqs=max_num_seqs,
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     try:
         if system is not None and not llm.is_chat_model:
@@ -195,7 +202,7 @@ def generate(
         inputs = [_token_ids(llm, record, system, chat=chat) for record in records]
         if prompts is None and n == 1:
             return answer_one(llm, records[0], inputs[0], params, json=json)
-        return answer_all(llm, records, inputs, params, json=json)
+        return answer_all(llm, records, inputs, [_params_of(record, params) for record in records], json=json)
     finally:
         llm.close()
 
@@ -204,7 +211,7 @@ def _gather_prompts(argument: str | None, path: Path | None) -> list[Prompt]:
     if path is not None:
         if argument is not None:
             raise ConfigError("both a prompt and --prompts were given: keep one")
-        return read_prompts(path)
+        return read_prompts(path, requests=True)
     if argument is not None and argument != "-":
         return [Prompt("0", check_text(argument, "the prompt"))]
     if argument is None and sys.stdin.isatty():
@@ -218,11 +225,24 @@ def _gather_prompts(argument: str | None, path: Path | None) -> list[Prompt]:
     return [Prompt("0", check_text(text.removesuffix("\n").removesuffix("\r"), place), place=place)]
 
 
+def _params_of(record: Prompt, params: SamplingParams) -> SamplingParams:
+    """The command's params, but for what a record asks for itself."""
+    try:
+        return dataclasses.replace(params, **record.params)
+    except ConfigError as error:
+        raise InputError(f"{record.place}: {error}") from None
+
+
 def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> list[int]:
     """What the model will see of a prompt; one that does not fit is refused under the name of its place."""
+    if record.messages and not chat:
+        raise InputError(f"{record.place} is a conversation, which needs the chat template that is left out here")
+    if record.messages and system is not None and record.messages[0]["role"] == "system":
+        raise InputError(f"{record.place} has a system message, and --system gives another: keep one")
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
-        ids = llm.chat_prompt([*first, {"role": "user", "content": record.text}])["prompt_token_ids"]
+        said = record.messages or ({"role": "user", "content": record.text},)
+        ids = llm.chat_prompt([*first, *said])["prompt_token_ids"]
     else:
         ids = list(llm.tokenizer(record.text)["input_ids"])
     room = llm.target.max_length
@@ -238,7 +258,10 @@ def _parse_bias(texts: list[str]) -> dict[int, float] | None:
     for text in texts:
         token, _, value = text.partition("=")
         try:
-            bias[int(token)] = float(value)
+            key, added = int(token), float(value)
         except ValueError:
             raise ConfigError(f"--logit-bias '{text}': write ID=VALUE, for example 42=-5") from None
+        if key in bias:
+            raise ConfigError(f"--logit-bias gives token {key} twice: keep one")
+        bias[key] = added
     return bias or None

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="foretoken",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -98,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output()
     try:
         command = typer.main.get_command(app)
+        _name_flags(command)
         code = command.main(arguments, prog_name="foretoken", standalone_mode=False, obj=arguments)
     except OutputClosed:
         _forget_stdout()
@@ -121,6 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         note("interrupted")
     return code if isinstance(code, int) else 0
+
+
+def _name_flags(command: Any) -> None:
+    """Take the type off switches in the help, where ``<bool>`` would look as if they took a value."""
+    for param in command.params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _name_flags(inner)
 
 
 def _usage_error(error: Exception) -> int:

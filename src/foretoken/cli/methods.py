@@ -14,13 +14,14 @@ import typer
 from foretoken import catalog
 from foretoken.cli.console import emit, emit_json
 from foretoken.cli.options import Verbose
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError
 
 _HEADINGS = {
     "drafter": "drafters (--method NAME): they propose tokens",
     "verifier": "verifiers (--set verifier=NAME): they decide which tokens stand",
     "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
+_FIRST = ("draft_model", "ngram", "suffix")  # what most people need
 # of every drafter, beside those of its Config
 _COMMON_OPTIONS = (
     {
@@ -89,11 +90,14 @@ def _list_all(json: bool) -> None:
     for kind, heading in _HEADINGS.items():
         emit(heading)
         for entry in catalog.entries(kind):
+            mark = "*" if entry.name in _FIRST and kind == "drafter" else " "
             details = f"{entry.promise}; needs {entry.needs}; weights: {entry.weights}; {entry.paper}"
-            emit(f"  {entry.name:12} {entry.summary}")
+            emit(f"{mark} {entry.name:12} {entry.summary}")
             emit(textwrap.fill(details, width, initial_indent=" " * 15, subsequent_indent=" " * 15))
         emit("")
-    emit("'foretoken methods NAME' shows the options of one.")
+    emit(
+        "* needs no training of yours and no data: begin with these. 'foretoken methods NAME' shows the options of one."
+    )
 
 
 def _find(name: str) -> list[catalog.Entry]:
@@ -102,7 +106,7 @@ def _find(name: str) -> list[catalog.Entry]:
     if found:
         return found
     known = [entry.name for entry in catalog.entries()]
-    raise ConfigError(f"unknown method '{name}': {nearest(name, known)}")
+    raise ConfigError(f"unknown method '{name}': {catalog.remedy(name, known)}")
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from foretoken import zoo
 from foretoken.cli.console import note, passing_note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.models.gguf.magic import is_gguf
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
@@ -60,6 +61,22 @@ TrustRemoteCode = Annotated[
         "--trust-remote-code",
         help="Run Python code that comes with a checkpoint; it is refused otherwise.",
         rich_help_panel=_MODEL,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        min=2,
+        metavar="N",
+        help="Longest sequence, prompt included; default: the model's own limit.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="NAME", help="Of a hub id: a branch, a tag or a commit.", rich_help_panel=_MODEL
     ),
 ]
 Threads = Annotated[
@@ -180,5 +197,10 @@ def check_model_name(model: str) -> None:
         raise ConfigError("--model is empty: name a folder, a GGUF file, a hub id or zoo:base")
     if model.startswith(zoo.PREFIX):
         zoo.path(model)
+    elif Path(model).expanduser().is_file():
+        if not is_gguf(Path(model).expanduser()):
+            raise ConfigError(
+                f"--model {model} is a file: name the folder of a saved Hugging Face checkpoint, or a GGUF file"
+            )
     elif (model.startswith((".", "/", "~")) or model.endswith(".gguf")) and not Path(model).expanduser().exists():
         raise ConfigError(f"--model {model}: there is no such folder or file")

@@ -13,6 +13,7 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     Method,
+    Revision,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -136,6 +137,7 @@ def serve(
         ),
     ] = "1",
     dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -175,6 +177,7 @@ def serve(
         "max_num_seqs": max_num_seqs,
         "max_model_len": max_model_len,
         "enable_prefix_caching": not no_prefix_caching,
+        "revision": revision,
         "trust_remote_code": trust_remote_code,
     }
 

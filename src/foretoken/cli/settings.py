@@ -88,6 +88,8 @@ def chosen_recipe(
 
     Without a method, a draft model drafts if there is one, else the text's own suffixes do.
     """
+    if method is not None and not method.strip():
+        raise ConfigError("--method is empty: name one of 'foretoken methods', or leave it out")
     name = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
     return speculative_config(name, parse_settings(sets or []), target=target, draft_model=draft_model)
 

@@ -47,6 +47,8 @@ class StructuredOutputs:
     reasoning: str | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
         kinds = [each.name for each in fields(self) if each.name != "reasoning"]
         given = [name for name in kinds if getattr(self, name) not in (None, False)]
         if self.reasoning not in (None, "open", "optional"):
@@ -232,9 +234,12 @@ class SamplingParams:
     def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
         """Build from a mapping; an unknown key is an error that offers the nearest name."""
         known = {f.name for f in fields(cls)}
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"sampling params must be a mapping of names to values, not {type(values).__name__}")
         for key in values:
             if key not in known:
-                raise ConfigError(f"unknown sampling parameter '{key}': {_ELSEWHERE.get(key) or nearest(key, known)}")
+                remedy = _ELSEWHERE.get(key) or nearest(str(key), known)
+                raise ConfigError(f"unknown sampling parameter '{key}': {remedy}")
         return cls(**values)  # type: ignore[arg-type]
 
     def _check_number(self, name: str, low: float, high: float, remedy: str, *, open_low: bool = False) -> None:
@@ -249,14 +254,15 @@ class SamplingParams:
         if not fits:
             bracket = "(" if open_low else "["
             end = f"{high:g}]" if math.isfinite(high) else "inf)"
-            raise ConfigError(f"{name}={value!r} must be a number in {bracket}{low:g}, {end}: {remedy}")
+            raise ConfigError(f"{name}={value!r:.60} must be a number in {bracket}{low:g}, {end}: {remedy}")
+        super().__setattr__(name, float(value))
 
     def _check_integer(self, name: str, low: int, remedy: str, *, high: int | None = None) -> None:
         value = getattr(self, name)
         good = isinstance(value, int) and not isinstance(value, bool) and value >= low
         if not good or (high is not None and value > high):
             limit = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"{name}={value!r} must be an integer, {limit}: {remedy}")
+            raise ConfigError(f"{name}={value!r:.60} must be an integer, {limit}: {remedy}")
 
     def _check_structured(self) -> None:
         wanted = self.structured_outputs
@@ -299,6 +305,8 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     for text in texts:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"{name}={text!r:.60} must be a non-empty string")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ConfigError(f"{name}={text!r:.60} is not valid Unicode: it has half of a pair of surrogates")
     return texts
 
 

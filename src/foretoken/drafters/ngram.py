@@ -20,6 +20,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.drafters.agreement import AgreementRates
 
 _LONGEST_AGREEMENT = 32  # looking further back would not tell more
+_LONGEST = 256  # tokens of an n-gram
 
 
 @dataclass(slots=True)
@@ -75,6 +76,11 @@ class NgramDrafter(Drafter):
                 value = getattr(self, name)
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     raise ConfigError(f"{name}={value!r} must be an integer, at least 1: give a length in tokens")
+            if self.prompt_lookup_max > _LONGEST:
+                raise ConfigError(
+                    f"prompt_lookup_max={self.prompt_lookup_max} is more than {_LONGEST}, and every length has an "
+                    "index of its own: method='suffix' looks up any length"
+                )
             if self.prompt_lookup_min > self.prompt_lookup_max:
                 raise ConfigError(
                     f"prompt_lookup_min={self.prompt_lookup_min} is greater than "

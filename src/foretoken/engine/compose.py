@@ -16,6 +16,7 @@ from typing import Any
 
 from foretoken import catalog
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.plain import plain
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import learned_part
 from foretoken.engine import executors
@@ -42,8 +43,16 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"speculative_config must be a mapping, not {type(settings).__name__}")
-    settings = dict(settings or {})
+    settings = {key: plain(value) for key, value in (settings or {}).items()}
+    for key in settings:
+        if not isinstance(key, str):
+            raise ConfigError(f"speculative_config has the key {key!r:.60}: keys are names of options")
+    for key in ("executor", "lane", "plan"):
+        if not isinstance(settings.get(key, ""), str):
+            raise ConfigError(f"{key}={settings[key]!r:.60} must be a name")
     plan = plan_of(settings, target)
+    if settings.get("num_speculative_tokens") is not None and not settings.keys() & {"method", "model"}:
+        raise ConfigError("num_speculative_tokens is given without a method: add 'method', for example 'suffix'")
     method = settings.pop("method", None)
     if method is None:
         method = "draft_model" if "model" in settings else "none"

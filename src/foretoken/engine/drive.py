@@ -39,30 +39,30 @@ class Driver:
                 self._engine.add(request)
         # Requests start in order, so those that run are of the first groups that have not ended. Groups are looked at
         # instead of what a step returns: a step of another thread may have ended them, or this one a stream's.
-        waiting, started = deque(groups), deque[list[Request]]()
+        waiting, started = deque(enumerate(groups)), deque[tuple[int, list[Request]]]()
         try:
             while waiting or started:
                 while waiting and len(started) < self._max_num_seqs:
                     started.append(waiting.popleft())
                 with self._engine.lock:  # a request is finished a moment before it has its last tokens
-                    ended = [group for group in started if all(request.finished for request in group)]
+                    ended = [each for each in started if all(request.finished for request in each[1])]
                 if not ended:
                     self._engine.step()
-                for group in ended:
-                    started.remove(group)
+                for place, group in ended:
+                    started.remove((place, group))
                     self._totals.count(group)
                     if progress is not None:
-                        progress(self.output_of(group))
+                        progress(self.output_of(group, place=place))
         except BaseException as stop:
             for group in groups:
                 for request in group:
                     self._engine.cancel(request)
             if isinstance(stop, KeyboardInterrupt) and progress is not None:
-                for group in (*started, *waiting):  # what was generated is not lost: hand it over as it stands
+                for place, group in (*started, *waiting):  # what was generated is not lost: handed over as it stands
                     if any(each.num_output for each in group):
-                        progress(self.output_of(group))
+                        progress(self.output_of(group, place=place))
             raise
-        return [self.output_of(group) for group in groups]
+        return [self.output_of(group, place=place) for place, group in enumerate(groups)]
 
     def stream(self, request: Request, reading: Callable[[int, int], None] | None) -> Iterator[Chunk]:
         """Run one request and yield a chunk per step. Closing the iterator early cancels it.
@@ -75,12 +75,13 @@ class Driver:
             request.text = TextStream.of(self._tokenizer, request.params, request.tokens)
         return self._chunks(request, request.text, reading)
 
-    def output_of(self, group: Sequence[Request], prompt: str | None = None) -> RequestOutput:
+    def output_of(self, group: Sequence[Request], prompt: str | None = None, place: int = 0) -> RequestOutput:
         """The completions of one prompt as they stand.
 
         Args:
             group: all of them.
             prompt: its text if that is known; None: decoded again.
+            place: of the prompt among those of the call.
         """
         first = group[0]
         prompt_ids = first.tokens[: first.num_prompt]
@@ -93,6 +94,7 @@ class Driver:
             first.prompt_logprobs,
             str(first.request_id),
             first.num_cached,
+            place,
         )
 
     # ------------------------------------------------------------------ inside

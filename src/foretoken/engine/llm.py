@@ -87,7 +87,7 @@ class LLM:
     ) -> None:
         check_options(others, inspect.signature(LLM).parameters)
         limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
-        if generation_config not in CHOICES:
+        if not isinstance(generation_config, str) or generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
         limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
         if threads is not None:
@@ -133,6 +133,9 @@ class LLM:
             ModelError: a draft model or a learned part cannot be had, or does not fit the target.
         """
         limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
+        limits.check_flags(enable_prefix_caching=enable_prefix_caching)
+        if default_params is not None and not isinstance(default_params, SamplingParams):
+            raise ConfigError(f"default_params must be SamplingParams, not {type(default_params).__name__}")
         llm = cls.__new__(cls)
         defaults = default_params or SamplingParams()
         prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None

@@ -52,6 +52,7 @@ class RequestOutput:
         prompt_logprobs: one entry per token of the prompt but the first, if asked for.
         request_id: of the first completion, unique within an ``LLM``.
         num_cached_tokens: tokens of the prompt that were read before (``enable_prefix_caching``).
+        place: of the prompt among those of the call.
     """
 
     prompt: str
@@ -60,6 +61,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob] | None = None
     request_id: str = ""
     num_cached_tokens: int = 0
+    place: int = 0
 
     @property
     def finished(self) -> bool:

@@ -26,6 +26,8 @@ def shown(wanted: bool | Callable[..., Any], total: int, progress: Progress | No
     Raises:
         ConfigError: what is wanted is no bar.
     """
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress={progress!r:.60} must be a function that takes an output")
     if wanted is False or wanted is None:
         yield progress
         return

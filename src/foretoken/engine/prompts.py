@@ -80,6 +80,12 @@ class PromptReader:
     ) -> dict[str, list[int]]:
         """The prompt that the chat template makes of a conversation; see ``LLM.chat_prompt``."""
         name = self._target.name
+        if chat_template is not None and not isinstance(chat_template, str):
+            raise InputError(f"chat_template must be a text in Jinja, not {type(chat_template).__name__}")
+        if tools is not None:
+            listed = isinstance(tools, Sequence) and not isinstance(tools, (str, bytes))
+            if not listed or not all(isinstance(tool, Mapping) for tool in tools):
+                raise InputError(f"tools must be a list of mappings, JSON schemas of functions: {tools!r:.60}")
         template = chat_template or self._tokenizer.chat_template
         if not template:
             raise InputError(f"model '{name}' has no chat template: use generate with a plain prompt")

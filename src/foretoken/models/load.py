@@ -34,7 +34,8 @@ from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.models import attention, grown, lora, shapes
 from foretoken.models.fingerprint import fingerprint, folder_of
-from foretoken.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
+from foretoken.models.gguf.checkpoint import GGUFCheckpoint
+from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
 from foretoken.models.quantised import folder as quantised_folder
 from foretoken.models.quantised.rounding import SCHEMES, round_weights
@@ -221,6 +222,8 @@ def _dtype(dtype: Any, config: Any) -> torch.dtype:
     """What is not quantised is loaded in; beside quantised weights, float16 becomes bfloat16."""
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
+    if not isinstance(dtype, str):
+        raise ConfigError(f"unknown dtype '{dtype}': give a name, for example 'auto'")
     if dtype in SCHEMES:
         own = _dtype("auto", config)
         return own if own == torch.float32 else torch.bfloat16
@@ -293,9 +296,12 @@ def _check_there(source: str) -> None:
     Raises:
         ModelError: there is no such model, or no hub.
     """
-    if Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str):
-        return
     nowhere = f"model '{source}' is neither a folder nor on this machine"
+    try:
+        if Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str):
+            return
+    except (HFValidationError, ValueError):
+        raise ModelError(f"{nowhere}, and is no hub id: check the name") from None
     if constants.HF_HUB_OFFLINE:
         raise ModelError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it: check the name")
     try:

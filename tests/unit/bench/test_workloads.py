@@ -96,3 +96,36 @@ def test_the_bundled_suite():
         ("arithmetic", "dialogue", "code", "passage", "chat"), 6
     )
     assert len({prompt.id for prompt in prompts}) == len({prompt.text for prompt in prompts}) == len(prompts)
+
+
+def test_a_request_has_a_conversation_and_params_of_its_own(tmp_path):
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    lines = [{"messages": talk, "max_tokens": 3, "stop": ["x"]}, {"prompt": "d", "reference": "what it should say"}]
+    path = write(tmp_path, *map(json.dumps, lines))
+    first, second = read_prompts(path, requests=True)
+    assert (first.text, list(first.messages), first.params) == ("c", talk, {"max_tokens": 3, "stop": ["x"]})
+    assert (second.text, second.messages, second.params) == ("d", (), {})
+    with pytest.raises(InputError, match="'messages' is for 'foretoken generate --prompts'"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "x", "max_tokns": 3}, "unknown field 'max_tokns': did you mean 'max_tokens'"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens=0 must be an integer"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "has both 'prompt' and 'messages'"),
+        ({"messages": []}, "'messages' must be a non-empty list"),
+        ({"messages": ["hello"]}, r"'messages\[0\]' must be an object"),
+        ({"messages": [{"role": "user"}]}, r"'messages\[0\]': 'content' must be a string"),
+    ],
+)
+def test_what_a_request_may_not_say(tmp_path, record, message):
+    with pytest.raises(InputError, match=message):
+        read_prompts(write(tmp_path, json.dumps(record)), requests=True)
+
+
+def test_a_measurement_runs_all_prompts_alike(tmp_path):
+    path = write(tmp_path, '{"prompt": "x", "max_tokens": 3}')
+    with pytest.raises(InputError, match="here all prompts run alike"):
+        read_prompts(path)

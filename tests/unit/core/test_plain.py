@@ -40,7 +40,7 @@ def test_params_take_what_numpy_holds():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"temperature_": 1.0}, "SamplingParams has no 'temperature_': did you mean 'temperature'"),
+        ({"temperatures": 1.0}, "SamplingParams has no 'temperatures': did you mean 'temperature'"),
         ({"guided_decoding": {}}, "SamplingParams has no 'guided_decoding': it is called structured_outputs"),
         ({"max_new_tokens": 5}, "it is called max_tokens"),
         ({"n": 10**9}, "n=1000000000 must be an integer, between 1 and 16384"),

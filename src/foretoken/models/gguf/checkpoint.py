@@ -12,20 +12,10 @@ from torch import Tensor
 
 from foretoken.models.gguf.architecture import Architecture, in_order
 from foretoken.models.gguf.blocks import PLAIN, dense, quantised
-from foretoken.models.gguf.container import MAGIC, GGUFFile
+from foretoken.models.gguf.container import GGUFFile
 from foretoken.models.gguf.tokenizer import tokenizer_of
 from foretoken.models.quantised.assemble import fill, skeleton
 from foretoken.models.quantised.weight import QuantisedWeight
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path names a GGUF file, by its ending or its first bytes; there may be no such file."""
-    if path.suffix == ".gguf":
-        return not path.is_dir()
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 class GGUFCheckpoint:

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.models.gguf.magic import MAGIC
 
-MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # version 1 counts in 32 bits and is no longer written
 _ALIGNMENT = 32  # where the file names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
