@@ -183,12 +183,33 @@ def import_llama_cpp() -> Any | None:
     return llama_cpp
 
 
+QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}  # of llama.cpp: its files of about as many bits
+
+
+def dense(dtype: str) -> str:
+    """What engines compute in that have no weights of this kind."""
+    return "bfloat16" if dtype in QUANTISED else dtype
+
+
 def export_gguf(model: str, dtype: str, path: Path) -> Path:
-    """The checkpoint as GGUF in that dtype."""
+    """The checkpoint as GGUF in that dtype; int8 and int4 as llama.cpp rounds the bfloat16 file by its own rules."""
     from foretoken.bench.gguf import export
 
     tokenizer = AutoTokenizer.from_pretrained(folder_of(model))
-    return export(load_transformers(model, dtype), tokenizer, path)
+    found = export(load_transformers(model, dense(dtype)), tokenizer, path)
+    if dtype not in QUANTISED:
+        return found
+    import llama_cpp
+
+    kind = QUANTISED[dtype]
+    rounded = path.with_name(f"{path.stem}-{kind}.gguf")
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    with _quiet_stderr():
+        code = llama_cpp.llama_model_quantize(str(found).encode(), str(rounded).encode(), params)
+    if code != 0:
+        raise RuntimeError(f"llama_model_quantize returned {code}")
+    return rounded
 
 
 def open_llama(llama_cpp: Any, path: Path, *, context: int, threads: int, flash: bool, **options: Any) -> Any:

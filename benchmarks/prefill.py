@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="zoo:long", help="a name of the zoo, grown:…, a folder, or shape:NAME")
     parser.add_argument("--lengths", default="2048,8192,16000", help="tokens of the prompts")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "int4"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--chunk", type=int, default=512, help="our rows of one forward")
     parser.add_argument("--repeats", type=int, default=3)
@@ -117,7 +117,7 @@ def _ours(name: str, options: argparse.Namespace) -> Read:
 
 
 def _transformers(name: str, options: argparse.Namespace) -> Read:
-    model = adapters.load_transformers(name, options.dtype)
+    model = adapters.load_transformers(name, adapters.dense(options.dtype))
 
     def read(tokens: Sequence[int]) -> int:
         with torch.inference_mode():

@@ -5,7 +5,8 @@
 Weights are random, so texts mean nothing; times are those of any model of that shape. Two tables a shape:
 
 * a forward of 1 to 32 rows behind 256 cached rows: ours, transformers with its own cache, llama.cpp (BF16), with all
-  rows' logits; interleaved, order rotating.
+  rows' logits; interleaved, order rotating. ``--dtype int8`` and ``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and
+  bfloat16 of transformers.
 * speculation through the real engine with a scripted drafter: it proposes the recorded plain continuation with every
   token spoilt with probability 1 - a, for nothing. So the speed-up is what verification leaves of the acceptance; the
   last columns say what remains if drafting a token costs 5, 10 or 20 % of a plain step.
@@ -73,7 +74,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="100m,500m", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "int4"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=256, help="cached rows before the forward, or prompt length")
     parser.add_argument("--forwards", type=int, default=30, help="of each row count and engine, interleaved")
@@ -94,7 +95,7 @@ def _options() -> argparse.Namespace:
 
 def _shape(name: str, folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
-    parameters = write_random_model(name, folder, options.dtype)
+    parameters = write_random_model(name, folder, adapters.dense(options.dtype))
     found: dict[str, Any] = {"parameters": parameters, "shape": SHAPES[name]}
     parts = options.parts.split(",")
     if "forward" in parts:
@@ -139,7 +140,7 @@ def _our_forward(folder: Path, prompt: list[int], options: argparse.Namespace) -
 def _transformers_forward(
     folder: Path, prompt: list[int], options: argparse.Namespace
 ) -> Callable[[Sequence[int]], Any]:
-    model = adapters.load_transformers(str(folder), options.dtype)
+    model = adapters.load_transformers(str(folder), adapters.dense(options.dtype))
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
         model(torch.tensor([prompt]), past_key_values=cache, use_cache=True, logits_to_keep=1)

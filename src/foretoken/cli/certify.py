@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from foretoken.cli.console import emit, emit_json, note
-from foretoken.cli.options import DraftModel, Model, Threads, Verbose, check_model_name
+from foretoken.cli.options import DraftModel, Dtype, Model, Threads, Verbose, check_model_name, check_placement
 from foretoken.cli.settings import DEFAULT_MODEL, parse_settings, speculative_config
 
 
@@ -19,6 +19,7 @@ def certify(
     ] = None,
     draft_model: DraftModel = None,
     model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "float32",
     threads: Threads = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and samples: sooner, with less power.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object on stdout.")] = False,
@@ -35,9 +36,12 @@ def certify(
       foretoken certify --method ngram --quick
 
       foretoken certify --method draft_model --set verifier=block --json
+
+      foretoken certify --method ngram --dtype int4 --quick
     """
     config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
     check_model_name(model)
+    check_placement(dtype, "auto")
     from foretoken.cli.console import quiet_transformers
 
     quiet_transformers(verbose)
@@ -48,7 +52,7 @@ def certify(
     if threads is not None:
         torch.set_num_threads(threads)
     settings = {key: value for key, value in config.items() if key != "method"}
-    certificate = prove(method, settings, model=model, quick=quick, progress=note)
+    certificate = prove(method, settings, model=model, dtype=dtype, quick=quick, progress=note)
     if json:
         emit_json(certificate.to_dict())
     else:

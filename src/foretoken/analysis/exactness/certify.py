@@ -4,7 +4,8 @@
 * ``teeth``: rules with a known bias go through the same enumeration and must be caught.
 * ``draft_law``: where drafts are drawn, drafter and rule on the real models, every draw and every decision enumerated,
   under stop rules that follow a script; the same recipe, choosing among what it drew, must be caught.
-* ``greedy_text``: on the real model in float32, the text at temperature 0 equals plain decoding's, token by token.
+* ``greedy_text``: on the real model, in float32 unless told otherwise, the text at temperature 0 equals plain
+  decoding's, token by token.
 * ``sampled_law``: on the real model, recipe against plain sampling, a group-sequential two-sample test on the first
   tokens, between two brackets: plain against plain with other seeds must pass, plain against another temperature must
   fail.
@@ -136,6 +137,7 @@ def certify(
     settings: Mapping[str, Any] | None = None,
     *,
     model: str = "zoo:base",
+    dtype: str = "float32",
     quick: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
@@ -144,7 +146,8 @@ def certify(
     Args:
         method: name of the drafter.
         settings: the other keys of ``speculative_config``.
-        model: the real model, loaded in float32.
+        model: the real model.
+        dtype: it is loaded in; of "int8" and "int4" the promise is about the rounded model.
         quick: fewer models, prompts and samples: the same parts with less power.
         progress: called with a line before each part.
     Raises:
@@ -156,8 +159,8 @@ def certify(
     say = progress or (lambda line: None)
     settings = dict(settings or {})
     _check_lossless(method, settings)
-    say(f"loading {model} in float32")
-    plain_llm = LLM(model, dtype="float32", max_num_seqs=64, max_rows_per_step=1024)
+    say(f"loading {model} in {dtype}")
+    plain_llm = LLM(model, dtype=dtype, max_num_seqs=64, max_rows_per_step=1024)
     # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
@@ -197,7 +200,13 @@ def certify(
     if method != "none":
         sections.append(drafts(drafted))
     return Certificate(
-        method, settings, str(model), recipe.promise, quick, tuple(sections), time.perf_counter() - began
+        method,
+        settings,
+        str(model) if dtype == "float32" else f"{model} in {dtype}",
+        recipe.promise,
+        quick,
+        tuple(sections),
+        time.perf_counter() - began,
     )
 
 
