@@ -69,6 +69,7 @@ def test_a_layer_is_what_its_format_says(layout: str, plain: Path, tmp_path: Pat
     assert len(found) == 3 * 7
     for name, module in found.items():
         assert torch.equal(module.quantised.dense(), expected[name]), name
+        assert not list(module.parameters())  # it moves its tensors by itself
     assert {each.quantised.bits for each in found.values()} == {8 if layout in EIGHT else 4}
     stored = load_file(plain / "model.safetensors")
     for name, parameter in model.named_parameters():
