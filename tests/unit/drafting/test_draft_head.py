@@ -46,8 +46,7 @@ def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[]
     head = make()
     logits_MK = head.score(states(0))
     assert logits_MK.dtype == torch.float32
-    columns = torch.arange(logits_MK.shape[1])
-    tokens = head.tokens_of(columns).tolist()
+    tokens = list(head.tokens_of(range(logits_MK.shape[1])))
     assert tokens == sorted(set(tokens))
     assert 0 <= tokens[0] <= tokens[-1] < head.vocab_size
     assert torch.equal(head.on_vocabulary(logits_MK)[:, tokens], logits_MK)
