@@ -25,7 +25,7 @@ from foretoken.models.language_model import LanguageModel
 
 ROWS = (1, 2, 4, 8, 16, 32)  # that are timed
 _PREFIX = 64  # rows before them
-_REPEATS = 5
+_REPEATS = 12  # on a busy machine most forwards are interrupted
 _SECONDS = 3.0  # for all of it, about: a slow target is timed once per number
 _KEEPS = 0.95  # of the rate, per step
 
