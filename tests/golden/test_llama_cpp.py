@@ -20,8 +20,9 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python (ext
 
 from foretoken import zoo  # noqa: E402
 from foretoken.bench.gguf import export  # noqa: E402
+from foretoken.models.fused import build
 from foretoken.models.gguf.architecture import Architecture  # noqa: E402
-from foretoken.models.load import load_as_is  # noqa: E402
+from foretoken.models.load import load, load_as_is  # noqa: E402
 
 TEXT = (
     "The old man walked down to the river in the morning and looked at the water. He had lived in the village for many "
@@ -85,3 +86,10 @@ def test_a_quantised_file_is_read_as_llama_cpp_reads_it(
     # the negative control: rows of queries and keys left as they stand
     monkeypatch.setattr(Architecture, "order_of", lambda self, name: None)
     assert distance(expected, ours(path, ids)) > 0.3
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
+def test_the_native_decoder_takes_it(kind: str, base: Path, tmp_path: Path) -> None:
+    if build.library() is None:
+        pytest.skip("there is no compiled decoder on this machine")
+    assert load(quantise(base, tmp_path / "x.gguf", kind), device="cpu").fused is not None
