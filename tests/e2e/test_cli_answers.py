@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -55,11 +56,11 @@ class ScriptedLLM:
 
     def generate(self, prompts, params=None, *, progress=None):
         n = params[0].n if isinstance(params, list) else params.n
-        outputs = [self.answer(prompt, n) for prompt in prompts]
+        outputs = [replace(self.answer(prompt, n), place=place) for place, prompt in enumerate(prompts)]
         if progress is not None:
             for output in reversed(outputs):
                 if "interrupt" in output.prompt:
-                    progress(RequestOutput(output.prompt, output.prompt_token_ids, [completion("INT", "cancelled")]))
+                    progress(replace(output, outputs=[completion("INT", "cancelled")]))
                     raise KeyboardInterrupt
                 progress(output)
         return outputs
