@@ -16,11 +16,16 @@
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: beside every sum of integers a sum of
  * floats is kept. */
 #if REGISTERS > 16
-#define MOST_CODED 8
 #define CODED_PARTS(MR) ((MR) <= 3 ? 4 : (MR) <= 6 ? 2 : 1)
 #else
-#define MOST_CODED 4
 #define CODED_PARTS(MR) ((MR) <= 2 ? 2 : 1)
+#endif
+#ifndef MOST_CODED /* a test may take fewer: each of them is compiled by itself */
+#if REGISTERS > 16
+#define MOST_CODED 8
+#else
+#define MOST_CODED 4
+#endif
 #endif
 
 typedef part_of_signs sums_of_codes; /* LANES of them */
