@@ -20,7 +20,7 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python (ext
 
 from foretoken import zoo  # noqa: E402
 from foretoken.bench.gguf import export  # noqa: E402
-from foretoken.models.fused import build
+from foretoken.models.fused import build  # noqa: E402
 from foretoken.models.gguf.architecture import Architecture  # noqa: E402
 from foretoken.models.load import load, load_as_is  # noqa: E402
 
