@@ -296,7 +296,7 @@ def _check_there(source: str) -> None:
     Raises:
         ModelError: there is no such model, or no hub.
     """
-    nowhere = f"model '{source}' is neither a folder nor on this machine"
+    nowhere = f"model '{source}': its config cannot be read: it is neither a folder nor on this machine"
     try:
         if Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str):
             return
