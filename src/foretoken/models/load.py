@@ -80,7 +80,7 @@ def load(
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
-    if dtype in SCHEMES and place.type != "cpu":
+    if isinstance(dtype, str) and dtype in SCHEMES and place.type != "cpu":
         raise ConfigError(
             f"dtype='{dtype}' is computed on CPUs only, and device='{device}' is a GPU here: "
             "use device='cpu', or dtype='bfloat16'"
