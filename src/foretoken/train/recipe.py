@@ -26,8 +26,9 @@ from foretoken.core.errors import ConfigError, ForetokenError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.models import anatomy
+from foretoken.models.checkpoint_files import auto_class
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.load import auto_class, load_network, load_tokenizer, source_of
+from foretoken.models.load import load_network, load_tokenizer, source_of
 from foretoken.train import attention, checkpoint, trainer
 from foretoken.train.mixture import Encode, Mixture, Source
 from foretoken.train.objectives import NextToken, Objective
