@@ -25,7 +25,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from foretoken import LLM, SamplingParams, zoo
+from foretoken import LLM, SamplingParams
+from foretoken.models.load import source_of
 
 LLAMA_CPP_INSTALL = "pip install cmake ninja && pip install 'llama-cpp-python>=0.3.16' 'gguf>=0.17'"
 
@@ -40,8 +41,8 @@ class Adapter(Protocol):
 
 
 def folder_of(model: str) -> str:
-    """What transformers is given for ``zoo:NAME``; anything else is passed on."""
-    return str(zoo.path(model)) if model.startswith(zoo.PREFIX) else model
+    """What transformers is given for ``zoo:NAME`` or ``grown:NAME:SIZE``; a folder is one."""
+    return source_of(model)
 
 
 # ---------------------------------------------------------------------------------------------------------- ours
