@@ -29,7 +29,7 @@ class ScriptedLLM:
     """Tokens are characters; the answer to a prompt is the prompt in capitals. What goes wrong is in the prompt."""
 
     is_chat_model = False
-    target = SimpleNamespace(max_length=100, dtype="torch.float32", device="cpu")
+    target = SimpleNamespace(max_length=100, dtype="torch.float32", precision="float32", device="cpu")
     quiet = SimpleNamespace(explanation="", settings_key="")
     recipe = SimpleNamespace(
         method="none", drafter=quiet, plan=quiet, explanation="", promise_for=lambda params: "same text"

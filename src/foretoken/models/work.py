@@ -61,7 +61,8 @@ def sizes(model: Any) -> Sizes:
 def num_parameters(model: Any) -> int:
     """How many numbers a model has learned; a head that is the embedding, too, counts once."""
     quantised = _quantised(model)
-    if model.config.get_text_config(decoder=True).tie_word_embeddings:
+    text = model.config.get_text_config(decoder=True)
+    if getattr(text, "tie_word_embeddings", False):  # the text parts of a few wrappers do not say
         quantised.pop(model.get_output_embeddings(), None)
     return sum(each.numel() for each in model.parameters()) + sum(count for _, count in quantised.values())
 

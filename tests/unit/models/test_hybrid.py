@@ -147,7 +147,7 @@ def test_the_fused_decoder_gives_both_plans_the_same_bits() -> None:
     ("settings", "message"),
     [
         ({"plan": "hibryd"}, "unknown plan 'hibryd': did you mean 'hybrid'"),
-        ({"plan": 3}, "unknown plan '3'"),
+        ({"plan": 3}, "plan=3 must be a name"),
         ({"plan": "sparse_verification"}, "switched on by its settings, verification"),
         ({"method": "ngram", "hybrid.size": 3}, "unknown option 'hybrid.size'"),
     ],
