@@ -10,7 +10,8 @@ benchmark of several methods on several models would no longer compare like with
 ``.xz`` are read as such.
 
 Files of requests (``foretoken generate --prompts``) may also say ``messages``, a conversation that is to be answered,
-and sampling params of their own (``max_tokens``, ``temperature``, ...). What a measurement cannot honour it refuses.
+and sampling params of their own (``max_tokens``, ``temperature``, ...); a field that is neither is refused. A suite
+is data: what else its records say of themselves is left alone, but what would ask for something is refused.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     if not isinstance(record, dict):
         raise InputError(f"{place}: expected a JSON object, found {_json_type(record)}")
     said = [key for key in _SAID if key in record]
+    if not requests and len(said) > 1 and "messages" in said:
+        said.remove("messages")  # a dialogue's record may hold all of it beside the turns
     if not said:
         found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
         raise InputError(f"{place}: needs 'prompt' or 'turns' (found {found})")
@@ -130,7 +133,7 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
         raise InputError(f"{place}: has both '{said[0]}' and '{said[1]}': keep one")
     asked = _asked(record, place, requests)
     messages: tuple[dict[str, Any], ...] = ()
-    if "messages" in record:
+    if "messages" in said:
         messages = _conversation(record["messages"], place)
         text = str(messages[-1]["content"])
     elif "turns" in record:
@@ -151,18 +154,18 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
 
 
 def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]:
-    """The sampling params of a record; anything that is not understood is refused."""
-    known = (*_SAID, *_ABOUT, *(_PARAMS if requests else ()))
+    """The sampling params of a record; what is asked for and not understood is refused."""
+    known = (*_SAID, *_ABOUT, *_PARAMS)
     for key in record:
-        if key in known and (requests or key != "messages"):
-            continue
-        if key in _PARAMS or key == "messages":
+        if requests and key not in known:
+            remedy = f"{nearest(key, known)}; what is yours goes into 'metadata'"
+            raise InputError(f"{place}: unknown field '{key}': {remedy}")
+        if not requests and (key in _PARAMS or (key == "messages" and "turns" not in record)):
             raise InputError(
                 f"{place}: field '{key}' is for 'foretoken generate --prompts'; here all prompts run alike: "
                 "leave it out"
             )
-        raise InputError(f"{place}: unknown field '{key}': {nearest(key, known)}")
-    asked = {key: record[key] for key in record if key in _PARAMS}
+    asked = {key: record[key] for key in record if key in _PARAMS} if requests else {}
     try:
         SamplingParams.from_dict(asked)
     except ConfigError as error:

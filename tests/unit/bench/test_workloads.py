@@ -129,3 +129,12 @@ def test_a_measurement_runs_all_prompts_alike(tmp_path):
     path = write(tmp_path, '{"prompt": "x", "max_tokens": 3}')
     with pytest.raises(InputError, match="here all prompts run alike"):
         read_prompts(path)
+
+
+def test_a_suite_may_say_more_of_its_records(tmp_path):
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path = write(tmp_path, json.dumps({"set": "spec_bench", "subcategory": "qa", "turns": ["a"], "messages": talk}))
+    (prompt,) = read_prompts(path)
+    assert (prompt.text, prompt.messages, prompt.params) == ("a", (), {})
+    with pytest.raises(InputError, match="unknown field 'set': .*'metadata'"):
+        read_prompts(write(tmp_path, '{"prompt": "x", "set": "a"}'), requests=True)
