@@ -136,5 +136,5 @@ def test_a_suite_may_say_more_of_its_records(tmp_path):
     path = write(tmp_path, json.dumps({"set": "spec_bench", "subcategory": "qa", "turns": ["a"], "messages": talk}))
     (prompt,) = read_prompts(path)
     assert (prompt.text, prompt.messages, prompt.params) == ("a", (), {})
-    with pytest.raises(InputError, match="unknown field 'set': .*'metadata'"):
+    with pytest.raises(InputError, match=r"unknown field 'set': .*'metadata'"):
         read_prompts(write(tmp_path, '{"prompt": "x", "set": "a"}'), requests=True)
