@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 help:
 	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
-	@echo "make test    every check and every test (about ten minutes on two cores)"
+	@echo "make test    every check and every test (a quarter of an hour on two cores)"
 	@echo "make check   lint, format, types, imports, spelling"
 	@echo "make fix     let ruff repair what it can"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
