@@ -214,6 +214,28 @@ def test_every_recipe_makes_a_model_that_transformers_loads(name, tmp_path, corp
     assert not getattr(model.config, "output_router_logits", False)
 
 
+def test_a_mixer_begins_as_the_attention_that_it_replaces():
+    recipe = recipes.find("hybrid-tasks")
+    model, start = build(recipe, load_tokenizer("zoo:base")), load_network("zoo:base-tasks-2", dtype="float32")
+    ids = torch.arange(20, 52)[None]
+    layer, source = model.model.layers[2], start.model.layers[2]
+    mixer, attention = layer.mamba, source.self_attn
+    hidden = torch.randn(1, 5, 384)
+    gate, x, B, C, step = mixer.in_proj(hidden).split([384, 384, 384, 384, 6], dim=-1)
+    keys, queries = attention.k_proj(hidden), attention.q_proj(hidden)
+    for head in range(6):
+        mine, shared = slice(64 * head, 64 * head + 64), slice(64 * (head // 3), 64 * (head // 3) + 64)
+        scores = queries[0, :, mine] @ keys[0, :, shared].T * 64**-0.5
+        torch.testing.assert_close(C[0, :, mine] @ B[0, :, mine].T, scores)
+        torch.testing.assert_close(x[..., mine], attention.v_proj(hidden)[..., shared])
+    assert not step.any()
+    assert gate.any()
+    for number in range(0, 8, 2):  # without what the mixers and their originals add both compute the same
+        torch.nn.init.zeros_(model.model.layers[number].mamba.out_proj.weight)
+        torch.nn.init.zeros_(start.model.layers[number].self_attn.o_proj.weight)
+    torch.testing.assert_close(model(input_ids=ids).logits, start(input_ids=ids).logits, atol=1e-3, rtol=1e-4)
+
+
 def test_an_unknown_recipe():
     with pytest.raises(ConfigError, match="--recipe hybri: did you mean 'hybrid'"):
         recipes.find("hybri")

@@ -18,6 +18,7 @@ NAMES = (
     "draft",
     "moe",
     "hybrid",
+    "hybrid-tasks",
     "mamba",
     "diffusion",
     "long",
