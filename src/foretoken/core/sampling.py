@@ -176,8 +176,7 @@ class SamplingParams:
         self._check_integer("top_k", -1, "use 0 to keep every token")
         self._check_integer("max_tokens", 1, "ask for at least one token")
         self._check_integer("min_tokens", 0, "use 0 for none")
-        self._check_integer("n", 1, "ask for at least one completion")
-        self._check_integer("n", 1, "ask for more in several calls", high=_MOST)
+        self._check_integer("n", 1, "ask for at least one completion, for more in several calls", high=_MOST)
         if self.seed is not None:
             self._check_integer("seed", 0, "use a non-negative integer below 2**63", high=2**63 - 1)
         if self.truncate_prompt_tokens is not None:

@@ -57,7 +57,7 @@ def test_the_limits_themselves_are_allowed(name: str, good: tuple[Any, ...]) -> 
         ("top_k", (-2, 1.0, True), "must be an integer, at least -1: use 0 to keep every token"),
         ("max_tokens", (0, 2.0, None), "must be an integer, at least 1: ask for at least one token"),
         ("min_tokens", (-1, False), "must be an integer, at least 0: use 0 for none"),
-        ("n", (0, "2"), "must be an integer, at least 1: ask for at least one completion"),
+        ("n", (0, "2", 10**9), "must be an integer, between 1 and 16384: ask for at least one completion, for more in"),
         ("seed", (-1, 2**63, 0.5), "must be an integer, between 0 and 9223372036854775807: use a non-negative integer"),
         ("logprobs", (-1, 1001, True), "must be an integer, between 0 and 1000: use None for none"),
     ],
