@@ -7,6 +7,7 @@ import itertools
 import json
 import pkgutil
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from foretoken.bench import accuracy, suites
 from foretoken.bench.harness import Method, Plan, measure
 from foretoken.bench.suite import SUITES, Column, Section, find_suite
 from foretoken.bench.suites import entropy_adaptive as turns
+from foretoken.bench.suites import rules
 from foretoken.bench.suites.judge import WrongFact, digits
 from foretoken.bench.suites.rules import SCHEMES
 from foretoken.bench.suites.self_speculation import LONGEST, PASSED_OVER, SETS, held_out
@@ -59,6 +61,20 @@ def test_an_unknown_suite_is_named_with_the_nearest():
 def test_the_rules_are_all_lossless_ones_that_can_sample():
     lossless = {entry.name for entry in catalog.entries("verifier") if entry.promise != "approximate"}
     assert set(SCHEMES) == lossless - {"greedy"}
+
+
+def test_transport_is_timed_where_its_programs_decide_and_solves_them_every_time(monkeypatch):
+    solved = []
+    monkeypatch.setattr(rules, "_REPEATS", 2)
+    setting = rules.Setting(vocab=2048, nodes=6, drafts=3, requests=(1,))
+    for filters in ({}, {"top_p": 0.95}):
+        assert rules._measure("transport", filters, 1, setting) is None
+    solve = rules.transport.solve.__wrapped__
+    counted = lru_cache(maxsize=64)(lambda *args: (solved.append(args), solve(*args))[1])
+    monkeypatch.setattr(rules.transport, "solve", counted)
+    assert rules._measure("transport", {"top_k": 8}, 1, setting)["accepted"] > 0
+    assert len(solved) >= 6  # a warm call and two timed ones, one by one and abreast
+    assert rules._measure("kseq", {}, 1, setting) is not None
 
 
 def test_held_out_prompts_are_short_and_not_the_first_ones(tmp_path):

@@ -1,9 +1,10 @@
 """What the arithmetic of each lossless rule costs, beside the target's forward, at a small and at a large vocabulary.
 
 A tree of so many nodes with so many children each is drawn by the rule's own scheme from a draft law that resembles the
-target's, and verified from raw logits: processing (temperature, and in a second row top-p), the rule, the draws.
-The forward that it is compared with is that of a small model (0.5 billion parameters at the large vocabulary, of which
-the vocabulary's table has a quarter): its matrix products alone, timed here on random weights in bfloat16. Times are
+target's, and verified from raw logits: processing (temperature, and in further rows top-p or top-k), the rule, its
+draws. ``transport`` has a row where its linear programs decide every node, and nowhere else, where it is ``kseq``. The
+forward that it is compared with is that of a small model (0.5 billion parameters at the large vocabulary, of which the
+vocabulary's table has a quarter): its matrix products alone, timed here on random weights in bfloat16. Times are
 medians; requests abreast are verified by ``verify_batch``, and one after the other for comparison.
 
 On the bundled pair the same rules stand in the common table: there a rule is worth what it accepts.
@@ -12,6 +13,7 @@ On the bundled pair the same rules stand in the common table: there a rule is wo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,7 @@ from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import TokenTree
+from foretoken.verifiers import transport
 
 WIDTH, INNER, LAYERS = 896, 4864, 24  # the forward's shape
 SCHEMES: dict[str, Any] = {
@@ -43,6 +46,7 @@ SCHEMES: dict[str, Any] = {
     "transport": Sampled,
 }
 CHAINS = ("ratio", "block")
+FILTERS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.95}, {"top_k": 8})
 _REPEATS = 9
 
 
@@ -67,16 +71,11 @@ def study(run: Run) -> list[Section]:
 def _table(options: Setting) -> Section:
     forward = _forward_seconds(options.vocab, options.nodes + 1, _REPEATS)
     rows = [
-        {
-            "rule": rule,
-            "top_p": top_p,
-            "requests": requests,
-            "forward_seconds": forward,
-            **_measure(rule, top_p, requests, options),
-        }
+        {"rule": rule, "filter": _named(filters), "requests": requests, "forward_seconds": forward, **figures}
         for rule in SCHEMES
-        for top_p in (1.0, 0.95)
+        for filters in FILTERS
         for requests in options.requests
+        if (figures := _measure(rule, filters, requests, options)) is not None
     ]
     title = (
         f"arithmetic alone, V = {options.vocab}, {options.nodes} nodes, {options.drafts} children: "
@@ -101,14 +100,20 @@ def _forward_seconds(vocab: int, rows: int, repeats: int) -> float:
     return _median(forward, max(3, repeats // 3))
 
 
-def _measure(rule: str, top_p: float, requests: int, options: Setting) -> dict[str, Any]:
-    verifier = catalog.find(rule, "verifier").load()()
-    params = SamplingParams(temperature=1.0, top_p=top_p, seed=0)
-    maker = LawMaker(params, [], options.vocab)
-    cases = [_case(rule, seed, maker, options) for seed in range(requests)]
+def _named(filters: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in filters.items()) or "–"
 
-    def process(tree: TokenTree, logits_MV: Tensor, rows: range) -> Tensor:
-        return maker.process(logits_MV[rows.start : rows.stop], tree, range(rows.start - 1, rows.stop - 1))
+
+def _measure(rule: str, filters: Mapping[str, Any], requests: int, options: Setting) -> dict[str, Any] | None:
+    """Seconds a request; None where another rule would decide in place of this one."""
+    verifier = catalog.find(rule, "verifier").load()()
+    maker = LawMaker(SamplingParams(temperature=1.0, seed=0, **filters), [], options.vocab)
+    cases = [_case(rule, seed, maker, options) for seed in range(requests)]
+    if rule == "transport" and not all(_solvable(draft) for draft, _ in cases):
+        return None
+
+    def process(tree: TokenTree, raw_MV: Tensor, rows: range) -> Tensor:
+        return maker.process(raw_MV, tree, range(rows.start - 1, rows.stop - 1))
 
     def laws() -> list[Laws]:
         return [
@@ -116,7 +121,7 @@ def _measure(rule: str, top_p: float, requests: int, options: Setting) -> dict[s
                 logits_MV,
                 greedy=False,
                 positions=(9, *(9 + depth for depth in draft.tree.depths)),
-                process=partial(process, draft.tree, logits_MV),
+                process=partial(process, draft.tree),
             )
             for draft, logits_MV in cases
         ]
@@ -125,10 +130,12 @@ def _measure(rule: str, top_p: float, requests: int, options: Setting) -> dict[s
     accepted: list[int] = []
 
     def one_by_one() -> None:
+        transport.solve.cache_clear()  # in decoding no program comes twice
         for number, (draft, target) in enumerate(zip(drafts, laws(), strict=True)):
             accepted.append(len(verifier.verify(draft, target, Streams(next(seeds) + number)).path))
 
     def abreast() -> None:
+        transport.solve.cache_clear()
         verifier.verify_batch(drafts, laws(), [Streams(next(seeds) + number) for number in range(requests)])
 
     seeds = iter(range(0, 10**9, 1000))
@@ -139,6 +146,18 @@ def _measure(rule: str, top_p: float, requests: int, options: Setting) -> dict[s
         "abreast_seconds_per_request": None if batched is None else batched / requests,
         "accepted": sum(accepted) / len(accepted),
     }
+
+
+def _solvable(draft: Draft) -> bool:
+    """Whether a linear program decides every node that has children."""
+    law = draft.law
+    assert isinstance(law, Sampled)
+    children = Counter(draft.tree.parents)
+    return all(
+        transport.num_variables(Sampled, int(torch.count_nonzero(law.q_KV[row])), children[parent])
+        <= transport.MAX_VARIABLES
+        for row, parent in zip(law.row_of, draft.tree.parents, strict=True)
+    )
 
 
 def _case(rule: str, seed: int, maker: LawMaker, options: Setting) -> tuple[Draft, Tensor]:
@@ -200,7 +219,7 @@ def _abreast(row: Mapping[str, Any]) -> float | None:
 
 COLUMNS = (
     Column("rule", lambda row: row["rule"]),
-    Column("top-p", lambda row: row["top_p"], "{:g}"),
+    Column("filter", lambda row: row["filter"]),
     Column("requests", lambda row: row["requests"], "{}"),
     Column("accepted", lambda row: row["accepted"], "{:.1f}"),
     Column("ms a\nrequest", lambda row: 1e3 * row["seconds_per_request"]),
