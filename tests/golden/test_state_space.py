@@ -6,6 +6,7 @@ not limit dt where those of a prompt do.
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -20,6 +21,7 @@ from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.stree.plan import TreeScan, TreeScanPlans
+from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers import golden
@@ -34,6 +36,7 @@ SCENARIOS = [name for name in golden.SCENARIOS if name != "after_rollback"]  # s
 CLOSE = 6e-5
 # products over the stream and the embedding side by side, with weights as wide as these, lose two digits more
 CLOSE_BY_LAYOUT = {"zamba2": 2e-3}
+NATIVE = {"mamba2", "bamba"}  # model types
 LIMITED = [name for name, family in STATE_SPACE.items() if "time_step_limit" in family.options]
 
 
@@ -65,6 +68,8 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
     """Logits in every scenario, walked and scanned; then greedy texts behind prompts of one token and more."""
     name, model, folder = layout
     reference = load_eager(folder)
+    if build.library() is not None:
+        assert (model.fused is not None) == (STATE_SPACE[name].model_type in NATIVE)
     close = CLOSE_BY_LAYOUT.get(name, CLOSE)
     if name not in LIMITED:  # a forward over the whole text limits every dt
         for scenario in SCENARIOS:
@@ -81,6 +86,15 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
     ):
         llm = LLM.from_target(model, speculative_config=config, max_num_seqs=3, max_rows_per_step=9)
         assert ids(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)) == expected
+
+
+@pytest.mark.skipif(build.library() is None, reason="there is no compiled decoder on this machine")
+def test_layers_that_run_in_the_library_s_modules_say_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(place("bamba", root), device="cpu")
+        assert not caplog.text
+        load(place("nemotron_h", root), device="cpu")
+    assert "the slower general path is: its type 'nemotron_h' is not one of bamba, llama" in caplog.text
 
 
 @cache

@@ -196,6 +196,16 @@ _STATES = {  # of Bamba and its kin
     "mamba_chunk_size": 8,
 }
 _LIMITED = {"time_step_limit": (0.3, 0.9)}
+_IN_PLACE = {  # mixers that began as attentions: a group for every head, rotary over whole heads
+    **_STATES,
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [1, 3],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 4,
+    "mamba_expand": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    "tie_word_embeddings": True,
+}
 _MAMBA2 = {
     **{name: value for name, value in _COMMON.items() if name != "max_position_embeddings"},
     "state_size": 16,
@@ -251,6 +261,7 @@ STATE_SPACE: dict[str, Family] = {
     "mamba2_limits": Family("mamba2", {**_MAMBA2, **_LIMITED}),
     "bamba": Family("bamba", {**_STATES, "attn_layer_indices": [1]}),
     "bamba_groups": Family("bamba", {**_STATES, **_LIMITED, "attn_layer_indices": [0], "mamba_n_groups": 2}),
+    "bamba_for_attention": Family("bamba", _IN_PLACE),
     "granitemoehybrid": Family(
         "granitemoehybrid",
         {

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from foretoken.engine.executors.timeline import Timeline
 from foretoken.models.fused.team import Team
 
 _Result = TypeVar("_Result")
@@ -21,11 +22,11 @@ class Ticket(Generic[_Result]):
     """Something that a lane is doing.
 
     Args:
-        future: gives what was done, and when it began and ended.
+        future: gives what was done.
         stopped: asks it to come to an end; it looks when it can.
     """
 
-    def __init__(self, future: Future[tuple[_Result, float, float]], stopped: threading.Event) -> None:
+    def __init__(self, future: Future[_Result], stopped: threading.Event) -> None:
         self._future = future
         self._stopped = stopped
 
@@ -35,17 +36,12 @@ class Ticket(Generic[_Result]):
 
     def take(self) -> _Result:
         """Wait until the lane rests; what it gives, or the error that it ended with."""
-        return self._future.result()[0]
+        return self._future.result()
 
     def rest(self) -> None:
         """Stop it, and wait until the lane rests, whatever becomes of it; an interrupt waits with it."""
         self.stop()
         self._future.exception()
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """When it began and ended, by ``time.perf_counter``."""
-        return self._future.result()[1:]
 
 
 class Lane:
@@ -55,10 +51,14 @@ class Lane:
 
     Args:
         threads: of its team.
+
+    Attributes:
+        timeline: told when it was busy; None: nobody wants to know.
     """
 
     def __init__(self, threads: int) -> None:
         self.team = Team(threads)
+        self.timeline: Timeline | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -76,13 +76,14 @@ class Lane:
         self._pool = None
         self.team.close()
 
-    def _run(
-        self, work: Callable[[Callable[[], bool]], _Result], stopped: Callable[[], bool]
-    ) -> tuple[_Result, float, float]:
+    def _run(self, work: Callable[[Callable[[], bool]], _Result], stopped: Callable[[], bool]) -> _Result:
         began = perf_counter()
-        with self.team:
-            done = work(stopped)
-        return done, began, perf_counter()
+        try:
+            with self.team:
+                return work(stopped)
+        finally:
+            if self.timeline is not None:
+                self.timeline.add("drafter", began, perf_counter())
 
 
 def split(threads: int | None = None) -> tuple[int, int]:

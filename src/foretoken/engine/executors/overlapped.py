@@ -71,6 +71,7 @@ class OverlappedExecutor:
             return current
         shadows = [Shadow(job.request, job.draft) for job in current.jobs if not job.prompt]
         lane, team = self._places()
+        lane.timeline = self.timeline
         packed = perf_counter()
         ticket = lane.begin(partial(engine.ahead, shadows, [rooms[each.request_id] for each in shadows]))
         try:
@@ -89,9 +90,8 @@ class OverlappedExecutor:
         ended = perf_counter()
         engine.account(current, draft=waited - computed, verify=computed - packed, total=ended - began)
         if self.timeline is not None:
-            self.timeline.add("drafter", *ticket.times)
             self.timeline.add("target", packed, computed)
-            self.timeline.add("engine", waited, ended)
+            self.timeline.add("engine", waited, ended, current.num_tokens)
         return current
 
     def close(self) -> None:

@@ -5,15 +5,23 @@ from __future__ import annotations
 from time import perf_counter
 
 from foretoken.engine.executors.executor import Verbs
+from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
 
 
 class SerialExecutor:
-    """Runs a step's verbs in their order, and says how long each took."""
+    """Runs a step's verbs in their order, and says how long each took.
+
+    Attributes:
+        timeline: told who was busy when; None: nobody wants to know.
+    """
 
     name = "serial"
+
+    def __init__(self) -> None:
+        self.timeline: Timeline | None = None
 
     def step(self, engine: Verbs) -> list[Request]:
         began = perf_counter()
@@ -32,7 +40,12 @@ class SerialExecutor:
         computed = perf_counter()
         engine.verify(current)
         current.touched = engine.commit(current)
-        engine.account(current, draft=drafted - scheduled, verify=computed - packed, total=perf_counter() - began)
+        ended = perf_counter()
+        engine.account(current, draft=drafted - scheduled, verify=computed - packed, total=ended - began)
+        if self.timeline is not None:
+            self.timeline.add("propose", scheduled, drafted)
+            self.timeline.add("target", packed, computed)
+            self.timeline.add("engine", computed, ended, current.num_tokens)
         return current
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine.executors import process
 from foretoken.engine.executors.lane import Lane, Ticket
 from foretoken.engine.executors.process import HelperProcess
+from foretoken.engine.executors.timeline import Timeline
 from foretoken.methods.dovetail.far import Far, Newcomer, Order, Parcel, bytes_back, draft_of, packed
 from foretoken.methods.dovetail.staging import Staging
 
@@ -109,7 +110,11 @@ class InPlace:
 
 
 class OnThread:
-    """The drafting side on a thread beside the engine's, with native threads of its own."""
+    """The drafting side on a thread beside the engine's, with native threads of its own.
+
+    Attributes:
+        timeline: told when the thread was busy; None: nobody wants to know.
+    """
 
     beside = True
 
@@ -118,6 +123,7 @@ class OnThread:
         self._threads = threads
         self._lane: Lane | None = None
         self._reading: list[Ticket[None]] = []
+        self.timeline: Timeline | None = None
         self.bytes_moved = 0
 
     def ready(self) -> bool:
@@ -155,6 +161,7 @@ class OnThread:
     def _begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Ticket[_Result]:
         if self._lane is None:
             self._lane = Lane(self._threads)
+        self._lane.timeline = self.timeline
         return self._lane.begin(work)
 
     def _work(self, parcels: Sequence[Parcel]) -> Callable[[Callable[[], bool]], None]:

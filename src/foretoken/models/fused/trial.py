@@ -47,7 +47,8 @@ def adopt(
 ) -> FusedDecoder | None:
     """The native twin of a model, its linear layers packed; None where the general path has to do.
 
-    A family that could have been fused but is not says so in a warning.
+    A family that could have been fused but is not says so in a warning; so does any with state-space layers, which the
+    general path computes many times more slowly.
 
     Args:
         model: a causal LM of transformers.
@@ -57,7 +58,7 @@ def adopt(
     """
     reason = fit.misfit(model, mixers)
     if reason is not None:
-        if fit.fits_by_name(model):
+        if mixers or fit.fits_by_name(model):
             log.warning("the fused CPU decoder is not used for this model, the slower general path is: %s", reason)
         return None
     dtype, config = next(model.parameters()).dtype, model.config

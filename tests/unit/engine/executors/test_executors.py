@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine import executors
 from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.executors.executor import Executor, Verbs
+from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
+from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
@@ -208,6 +211,25 @@ def test_an_executor_commits_what_the_serial_one_commits(make: Callable[[], Exec
     if make is not SerialExecutor and scene.kind == "tree":  # refused when the recipe is made: what is cut is a chain
         scene = replace(scene, kind="chain")
     assert play(scene, Paced(make(), seed)) == play(scene, None)
+
+
+@pytest.mark.parametrize("make", [SerialExecutor, OverlappedExecutor])
+def test_a_time_line_tells_every_part_of_every_step(make: type[SerialExecutor] | type[OverlappedExecutor]) -> None:
+    prompt, params = [5, 9, 11], SamplingParams(max_tokens=9, ignore_eos=True)
+    executor = make()
+    executor.timeline = timeline = Timeline()
+    config = {"method": stubs.Random(VOCAB_SIZE, tree=False), "num_speculative_tokens": 3}
+    llm = LLM.from_target(model(), speculative_config=config)
+    llm.engine.executor = executor
+    (out,) = llm.generate([{"prompt_token_ids": prompt}], params)
+    llm.close()
+    told = {who: [each for each in timeline.intervals if each.who == who] for who in ("target", "engine")}
+    assert len(told["target"]) == len(told["engine"]) == out.metrics.num_steps
+    assert sum(each.tokens for each in timeline.intervals) == len(out.token_ids) - 1  # the first comes with the prompt
+    asked = [each for each in timeline.intervals if each.who in ("propose", "drafter")]
+    assert {each.who for each in asked} == {"propose" if make is SerialExecutor else "drafter"}
+    engine = sorted((each for each in timeline.intervals if each.who != "drafter"), key=lambda each: each.begin)
+    assert all(one.begin <= one.end <= other.begin for one, other in pairwise(engine))
 
 
 class Hasty(SerialExecutor):
