@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import itertools
 import os
 import sys
@@ -26,6 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from foretoken import LLM, SamplingParams
+from foretoken.core.files import folder_made_once
+from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import source_of
 
 LLAMA_CPP_INSTALL = "pip install cmake ninja && pip install 'llama-cpp-python>=0.3.16' 'gguf>=0.17'"
@@ -210,7 +213,22 @@ def export_gguf(model: str, dtype: str, path: Path) -> Path:
         code = llama_cpp.llama_model_quantize(str(found).encode(), str(rounded).encode(), params)
     if code != 0:
         raise RuntimeError(f"llama_model_quantize returned {code}")
+    found.unlink()
     return rounded
+
+
+def kept_gguf(model: str, dtype: str) -> Path:
+    """The same, made once and kept in the user's cache folder until model, exporter or llama.cpp change."""
+    import llama_cpp
+
+    from foretoken.bench import gguf
+
+    source = Path(folder_of(model))
+    key = hashlib.sha256(Path(gguf.__file__).read_bytes())
+    key.update(f"{fingerprint(source)} {llama_cpp.__version__}".encode())
+    name = f"gguf/{source.name}-{dtype}-{key.hexdigest()[:16]}"
+    (found,) = folder_made_once(name, lambda place: export_gguf(model, dtype, place / "model.gguf")).glob("*.gguf")
+    return found
 
 
 def open_llama(llama_cpp: Any, path: Path, *, context: int, threads: int, flash: bool, **options: Any) -> Any:

@@ -156,13 +156,21 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
+def so_far(calls: Sequence[Call]) -> str:
+    """Tokens per second of each engine over all calls, in a line."""
+    good: dict[str, list[Call]] = {}
+    for call in calls:
+        good.setdefault(call.engine, []).extend([] if call.error else [call])
+    return ", ".join(f"{name} {_throughput(each):.0f}" if each else f"{name} –" for name, each in good.items())
+
+
 def best(results: Sequence[dict[str, Any]], names: Iterable[str]) -> str | None:
-    """The fastest of some engines: by their median ratio to transformers, else by tokens/s."""
+    """The fastest of some engines: by their ratio to transformers, else to our plain decoding, else by tokens/s."""
     names = set(names)
     able = [result for result in results if result["engine"] in names and result.get("tokens_per_second")]
 
     def key(result: dict[str, Any]) -> float:
-        figure = result["ratio_to_transformers"] or result["tokens_per_second"]
+        figure = result["ratio_to_transformers"] or result["ratio_to_none"] or result["tokens_per_second"]
         return float(figure["median"])
 
     return max(able, key=key)["engine"] if able else None
@@ -192,11 +200,12 @@ def tables(results: Sequence[dict[str, Any]], headlines: Sequence[dict[str, Any]
 def _overall(results: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("engine", no_wrap=True)
-    names = ("tokens/s", "throughput", "vs transformers", "quartiles", "ms/token", "1st ms", "tok/step", "same")
+    against, field = _against(results)
+    names = ("tokens/s", "throughput", f"vs {against}", "quartiles", "ms/token", "1st ms", "tok/step", "same")
     for name in (*names, "diff at", "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
-        ratios = result.get("ratio_to_transformers")
+        ratios = result.get(field)
         equal = result.get("equality")
         where = equal and equal["first_difference"]
         table.add_row(
@@ -216,7 +225,8 @@ def _overall(results: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def _by_category(results: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="tokens/s vs transformers, by category (median)", title_justify="left", header_style="bold")
+    against, field = _against(results)
+    table = Table(title=f"tokens/s vs {against}, by category (median)", title_justify="left", header_style="bold")
     table.add_column("engine", no_wrap=True)
     categories = list(results[0]["by_category"])
     for category in categories:
@@ -224,10 +234,16 @@ def _by_category(results: Sequence[dict[str, Any]]) -> Table:
     for result in results:
         cells = []
         for category in categories:
-            ratios = result["by_category"][category].get("ratio_to_transformers")
+            ratios = result["by_category"][category].get(field)
             cells.append(_ratio_text(ratios and ratios["median"]))
         table.add_row(result["engine"], *cells)
     return table
+
+
+def _against(results: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """What the tables compare with, and the figure that does: transformers where it was measured, else our plain."""
+    fields = {BASELINE: "ratio_to_transformers", REFERENCE: "ratio_to_none"}
+    return next((each for each in fields.items() if any(result.get(each[1]) for result in results)), (BASELINE, ""))
 
 
 def _ratio_text(value: float | None) -> Text:

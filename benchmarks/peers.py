@@ -2,12 +2,17 @@
 
     python benchmarks/peers.py --limit 2 --repeats 1
     python benchmarks/peers.py --suite spec_bench.jsonl.gz --limit 10 --json peers.json
+    python benchmarks/peers.py --model grown:base:100m --dtype int8 --engines none,draft_model,llama.cpp* --minutes 4
 
 Greedy, one prompt at a time, until the model ends its turn. For every prompt and repeat all engines run one after the
 other, and the order rotates, so that a slow minute of the machine slows all of them alike. The prompt is the same
 token ids for all (chat template applied once); tokens are counted from the ids that come back, by the same code.
 Where a peer has settings, several are measured and its best one counts, which favours the peer. ``--dtype int8`` and
 ``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and bfloat16 of transformers; drafts are bfloat16 in all of them.
+
+After each round of all engines a line says how fast each was so far. ``--minutes`` ends a run after a whole round; the
+order of the prompts is shuffled, so that every category has been measured by then. Files of llama.cpp are made once and
+kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -16,10 +21,10 @@ import argparse
 import fnmatch
 import gc
 import json
+import math
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,9 +46,11 @@ from foretoken.core.files import check_writable, write_whole
 from foretoken.core.provenance import provenance
 
 _WARM_UP_PROMPTS = 2
+WHOLE, TIME_UP, INTERRUPTED = "whole", "time up", "interrupted"  # how a measurement ended
 
 
 def main() -> int:
+    began = time.perf_counter()
     options = _options()
     torch.set_num_threads(options.threads)
     if options.json:
@@ -52,13 +59,13 @@ def main() -> int:
     draft = None if options.draft in ("", "none") else options.draft
     target = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1)
     ids_of = [_prompt_ids(target, prompt) for prompt in prompts]
-    with tempfile.TemporaryDirectory(prefix="foretoken-peers-") as folder:
-        context = max(map(len, ids_of)) + options.max_tokens + 64  # room for a draft behind the last token
-        engines = _engines(options, target, draft, context, Path(folder))
-        if not engines:
-            raise ConfigError(f"--methods {options.methods}: no engine of that name")
-        quiet = Quiet()
-        calls, complete = measure(engines, prompts, ids_of, options.max_tokens, options.repeats)
+    context = max(map(len, ids_of)) + options.max_tokens + 64  # room for a draft behind the last token
+    engines = _engines(options, target, draft, context)
+    if not engines:
+        raise ConfigError(f"--engines {options.engines}: no engine of that name")
+    quiet = Quiet()
+    minutes = math.inf if options.minutes is None else options.minutes - (time.perf_counter() - began) / 60
+    calls, ended = measure(engines, prompts, ids_of, options.max_tokens, options.repeats, minutes)
     others = quiet.report()
     names = [engine.name for engine in engines]
     results = comparison.summarise(calls, names)
@@ -66,7 +73,8 @@ def main() -> int:
     for result in results:
         result["group"] = groups[result["engine"]]
     headlines = _headlines(results, calls)
-    margins = _margins(options, calls, ids_of)
+    # weights that each engine has rounded in its own way are other models: their differences are not of rounding sums
+    margins = {} if options.dtype in adapters.QUANTISED else _margins(options, calls, ids_of)
     title = f"{options.model}, {options.dtype}, {options.threads} threads, {len(prompts)} prompts x {options.repeats}"
     Console(width=None if sys.stdout.isatty() else 160).print(comparison.tables(results, headlines, title))
     for name, margin in margins.items():
@@ -82,7 +90,7 @@ def main() -> int:
             max_tokens=options.max_tokens,
             repeats=options.repeats,
             limit=options.limit,
-            complete=complete,
+            complete=ended == WHOLE,
             suite="bundled" if Path(options.suite) == BUNDLED_SUITE else Path(options.suite).name,
             num_prompts=len(prompts),
             llama_flash_attention=options.llama_flash,
@@ -98,7 +106,7 @@ def main() -> int:
             "calls": [_record(call, prompts) for call in calls],
         }
         write_whole(Path(options.json), json.dumps(document, indent=1) + "\n")
-    return int(any(result["failures"] for result in results) or not complete)
+    return int(any(result["failures"] for result in results) or ended == INTERRUPTED)
 
 
 def _options() -> argparse.Namespace:
@@ -111,7 +119,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32", *adapters.QUANTISED])
     parser.add_argument("--threads", type=int, default=2, help="of torch and of llama.cpp")
-    parser.add_argument("--methods", default="*", help="engines by name, commas, * allowed: none,suffix,llama.cpp*")
+    parser.add_argument("--engines", default="*", help="by name, commas, * allowed: none,suffix,llama.cpp*")
+    parser.add_argument("--minutes", type=float, help="of the whole run, loading included")
     parser.add_argument(
         "--llama-flash",
         action=argparse.BooleanOptionalAction,
@@ -128,9 +137,9 @@ def _prompt_ids(llm: LLM, prompt: Prompt) -> list[int]:
     return list(llm.tokenizer(prompt.text)["input_ids"])
 
 
-def _engines(options: argparse.Namespace, target: LLM, draft: str | None, context: int, folder: Path) -> list[Any]:
+def _engines(options: argparse.Namespace, target: LLM, draft: str | None, context: int) -> list[Any]:
     """Every engine that was asked for; nothing is loaded for those that were not."""
-    wanted = [pattern.strip() for pattern in options.methods.split(",")]
+    wanted = [pattern.strip() for pattern in options.engines.split(",")]
 
     def asked(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
@@ -148,8 +157,8 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
         if llama_cpp is not None:
             family = adapters.llama_cpp_family(
                 llama_cpp,
-                adapters.export_gguf(options.model, options.dtype, folder / "target.gguf"),
-                adapters.export_gguf(draft, adapters.dense(options.dtype), folder / "draft.gguf") if draft else None,
+                adapters.kept_gguf(options.model, options.dtype),
+                adapters.kept_gguf(draft, adapters.dense(options.dtype)) if draft else None,
                 context=context,
                 threads=options.threads,
                 end_ids=target.target.end_ids,
@@ -165,8 +174,10 @@ def measure(
     ids_of: Sequence[list[int]],
     max_tokens: int,
     repeats: int,
-) -> tuple[list[Call], bool]:
-    """All calls, and whether the run was complete; after Ctrl-C those of whole rounds are kept."""
+    minutes: float,
+) -> tuple[list[Call], str]:
+    """All calls, and how the run ended: after Ctrl-C, or when the time is up, those of whole rounds are kept."""
+    began = time.perf_counter()
     for engine in engines:
         for ids in ids_of[:_WARM_UP_PROMPTS]:
             _call(engine, ids, min(max_tokens, 32))
@@ -176,7 +187,6 @@ def measure(
     # a fixed shuffle: when a run is cut short, every category has been measured
     order = list(range(len(prompts)))
     random.Random(0).shuffle(order)
-    began = time.perf_counter()
     gc.collect()
     gc.freeze()  # loaded models are not garbage: a collection in the middle of a call should not walk them
     try:
@@ -194,14 +204,17 @@ def measure(
                         Call(engine.name, index, category, repeat, seconds, first, tuple(tokens), steps, error)
                     )
                 calls += round_calls
-                if sys.stderr.isatty():
-                    done = repeat * len(prompts) + number + 1
-                    left = (time.perf_counter() - began) / done * (total - done)
-                    print(f"\r{done}/{total} rounds, {left / 60:.0f} minutes left ", end="", file=sys.stderr)
+                done, taken = repeat * len(prompts) + number + 1, (time.perf_counter() - began) / 60
+                print(
+                    f"{done}/{total} rounds, {taken:.1f} min: {comparison.so_far(calls)}", file=sys.stderr, flush=True
+                )
+                if taken > minutes and done < total:
+                    print("the time is up: reporting whole rounds", file=sys.stderr)
+                    return calls, TIME_UP
     except KeyboardInterrupt:
         print("\ninterrupted: reporting whole rounds", file=sys.stderr)
-        return calls, False
-    return calls, True
+        return calls, INTERRUPTED
+    return calls, WHOLE
 
 
 def _call(engine: adapters.Adapter, ids: list[int], max_tokens: int) -> tuple[list[int], float, int, str | None]:
