@@ -434,6 +434,7 @@ class Cache(Protocol):
         can_branch: whether a tail may be a tree; if not, drafts must be chains.
         can_roll_back: whether a committed prefix can be shortened to any length; if not, see :meth:`reachable`.
         keeps_keys: whether it keeps every committed row's keys and values, so that a drafter may read them.
+        reads_as_written: whether a row of an answer leaves what it would leave as a row of a prompt.
     """
 
     lengths: list[int]
@@ -442,6 +443,7 @@ class Cache(Protocol):
     can_branch: bool
     can_roll_back: bool
     keeps_keys: bool
+    reads_as_written: bool
 
     @property
     def free_slots(self) -> int: ...
@@ -477,6 +479,14 @@ class Cache(Protocol):
 
     def reachable(self, slot: int, length: int) -> int:
         """The longest length up to ``length`` that the slot can be rolled back to; 0 always can be reached."""
+        ...
+
+    def mark(self, slot: int, max_bytes: int) -> None:
+        """See to it that the slot, and forks of it, can be rolled back to where it is now.
+
+        Args:
+            max_bytes: that all marks may take; those that were used least recently are forgotten first.
+        """
         ...
 
     def fork(self, slot: int) -> int:

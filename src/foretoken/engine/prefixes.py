@@ -7,6 +7,10 @@
 A row's keys and values follow from its own past, so that a reused row is the one that would have been computed. A
 drafter that reads hidden states is shown those of the reused rows again (shown.py), and no more is reused than is known
 of them: prompts are, answers are not.
+
+States of state-space layers cannot be shortened, only gone back to where they were marked. They are behind the last
+token of what a slot has read, in front of a prompt's last token, and where a prompt turns out to leave another: whoever
+comes third with the same beginning has it. A chunk of the prompt ends there, which costs one forward more.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ class Prefixes:
 
     Args:
         cache: the target's; kept slots are not free in it.
-        max_bytes: the cache is not made larger than this so that slots can be kept; nor is what drafters are shown.
+        max_bytes: the cache is not made larger than this so that slots can be kept; nor is what drafters are shown, nor
+            are marked states.
         drafter: whose needs say how much can be reused.
     Attributes:
         shown: hidden states of the rows that slots begin with; empty where no drafter asks for any.
@@ -52,6 +57,9 @@ class Prefixes:
     def keep(self, request: Request) -> bool:
         """Keep what a request has read; whether it was worth it. Its slot must not be used by it any more."""
         count = min(self._cache.lengths[request.slot], len(request.tokens))
+        if not self._cache.reads_as_written:
+            count = min(count, request.num_prompt)
+        count = self._cache.reachable(request.slot, count)
         if count < _LEAST or request.finish_reason not in ("stop", "length", "cancelled"):
             self.shown.drop(request.slot)
             return False
@@ -68,7 +76,7 @@ class Prefixes:
         prompt's log-probabilities are asked for.
         """
         cache, slot = self._cache, -1
-        best, owner = self._longest(request, running) if request.prompt_logprobs is None else (0, -1)
+        best, owner, common = self._longest(request, running) if request.prompt_logprobs is None else (0, -1, 0)
         if best >= _LEAST:
             kept = self._kept.get(owner)
             if kept is not None and (2 * best >= len(kept[0]) or self.free_slots == 1):
@@ -88,26 +96,39 @@ class Prefixes:
             slot = cache.acquire()
             self.shown.drop(slot)
         request.num_cached = best
+        if not cache.can_roll_back:
+            request.borders = _borders(best, common, self._limit(request))
         return slot
+
+    def read(self, request: Request) -> None:
+        """A chunk of a prompt was read, but not its end."""
+        if self._cache.lengths[request.slot] in request.borders:
+            self._cache.mark(request.slot, self._max_bytes)
 
     def clear(self) -> None:
         """Give all kept slots back."""
         for slot in [*self._kept]:
             self._give_up(slot)
 
-    def _longest(self, request: Request, running: Sequence[Request]) -> tuple[int, int]:
-        """The longest common prefix with anybody, and whose slot has it; kept ones first."""
-        best, owner = 0, -1
-        limit = request.num_prompt - max(1, self._last or 0)
-        lengths = self._cache.lengths
+    def _longest(self, request: Request, running: Sequence[Request]) -> tuple[int, int, int]:
+        """The longest common prefix with anybody that can be reused, whose slot has it (kept ones first), and the
+        longest that there is."""
+        best, owner, longest = 0, -1, 0
+        limit, lengths = self._limit(request), self._cache.lengths
         known = [(slot, tokens, salt) for slot, (tokens, salt) in self._kept.items()]
         known += [(other.slot, other.tokens[: lengths[other.slot]], other.cache_salt) for other in running]
         for slot, tokens, salt in known:
             if salt == request.cache_salt:
-                common = min(common_prefix(tokens, request.tokens, limit), self._usable(slot))
-                if common > best:
-                    best, owner = common, slot
-        return best, owner
+                common = common_prefix(tokens, request.tokens, limit)
+                longest = max(longest, common)
+                usable = self._cache.reachable(slot, min(common, self._usable(slot)))
+                if usable > best:
+                    best, owner = usable, slot
+        return best, owner, longest
+
+    def _limit(self, request: Request) -> int:
+        """How much of a prompt can be reused at most: of the rest logits are needed, or what a drafter is shown."""
+        return request.num_prompt - max(1, self._last or 0)
 
     def _usable(self, slot: int) -> int:
         """Rows of a slot of which the drafter can be shown what it asks for."""
@@ -137,6 +158,12 @@ class Prefixes:
             if oldest is not None:
                 self._give_up(oldest)
         return bool(cache.free_slots)
+
+
+def _borders(begin: int, common: int, end: int) -> tuple[int, ...]:
+    """Where a prompt that is read from ``begin`` is marked: where it leaves another, and at its end."""
+    found = (common,) if common - begin >= _LEAST else ()
+    return (*found, end) if end - max((begin, *found)) >= _LEAST else found
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:

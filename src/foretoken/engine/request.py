@@ -63,6 +63,7 @@ class Request:
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
         cache_salt: only requests with the same one reuse what it has read.
         num_cached: tokens of its prompt that were reused, not read.
+        borders: lengths of its prompt, increasing, at which a chunk ends, so that others can go on from there.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         ahead_rule: weighs what is drafted ahead for it; None where nothing is.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
@@ -93,6 +94,7 @@ class Request:
     own_rule: OwnPastRule | None = None
     cache_salt: str | None = None
     num_cached: int = 0
+    borders: tuple[int, ...] = ()
     max_draft: int | None = None
     ahead_rule: OwnPastRule | None = None
     standing: Standing = field(default_factory=Standing)

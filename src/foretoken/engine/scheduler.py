@@ -85,8 +85,8 @@ class Scheduler:
         filling: list[Request] = []
         lengths = self.cache.lengths
         for request in self.running:
-            # a prompt that was reused but for one token is read like any other: a seed gives the same first token
-            reads = bool(request.num_cached) and not request.num_output and not self.drafted_first
+            # a prompt that was reused or cut but for one token is read like any other: a seed gives the same first one
+            reads = bool(request.num_cached or request.borders) and not request.num_output and not self.drafted_first
             last = lengths[request.slot] == len(request.tokens) - 1
             (decoding if last and not reads else filling).append(request)
         # a request with one token left to process needs one row either way: the last prompt token is its first root
@@ -96,7 +96,9 @@ class Scheduler:
         for request in filling:
             if spare <= 0:
                 break
-            count = min(spare, len(request.tokens) - self.drafted_first - lengths[request.slot])
+            begin = lengths[request.slot]
+            end = next((border for border in request.borders if border > begin), len(request.tokens))
+            count = min(spare, end - begin, len(request.tokens) - self.drafted_first - begin)
             prefill.append((request, count))
             spare -= count
         return Work(decoding, prefill, spare + kept)

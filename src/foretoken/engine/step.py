@@ -55,7 +55,7 @@ class Engine:
         max_slots: requests that run at once, at most.
         max_rows: rows of one forward, at most.
         prefix_bytes: how large the cache may be made so that prefixes can be reused; None: nothing is reused. Nor is
-            it by a recipe whose plan is not exact, or of a target with states, which cannot be rolled back.
+            it by a recipe whose plan is not exact.
     """
 
     def __init__(
@@ -75,10 +75,9 @@ class Engine:
                 f"method '{recipe.method}' proposes trees, and the cache of model '{target.name}' cannot branch: "
                 "let the method propose chains"
             )
-        reuses = recipe.reuses_prefixes and self.cache.can_roll_back
-        self.prefixes = (
-            Prefixes(self.cache, prefix_bytes, recipe.drafter) if reuses and prefix_bytes is not None else None
-        )
+        self.prefixes: Prefixes | None = None
+        if prefix_bytes is not None and recipe.reuses_prefixes:
+            self.prefixes = Prefixes(self.cache, prefix_bytes, recipe.drafter)
         self.scheduler = Scheduler(
             self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns, prefixes=self.prefixes
         )
@@ -266,6 +265,8 @@ class Engine:
                 continue
             if job.wanted == 0:  # a chunk in the middle of a prompt
                 self.cache.commit(job.request.slot, range(job.num_rows))
+                if self.prefixes is not None:
+                    self.prefixes.read(job.request)
                 continue
             verdict, draft = job.verdict, job.draft
             assert verdict is not None

@@ -67,6 +67,7 @@ class KVCache:
         self.can_branch = True
         self.can_roll_back = True
         self.keeps_keys = True
+        self.reads_as_written = True
         self.mover: Mover | None = None  # set by whoever knows all buffers' addresses
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
 
@@ -169,6 +170,9 @@ class KVCache:
     def reachable(self, slot: int, length: int) -> int:
         """The longest length up to ``length`` that the slot can be rolled back to: any."""
         return min(length, self.lengths[slot])
+
+    def mark(self, slot: int, max_bytes: int) -> None:
+        """See to it that the slot can be rolled back to where it is now: it can, in any case."""
 
     def fork(self, slot: int) -> int:
         """A new slot with a copy of this slot's committed prefix."""

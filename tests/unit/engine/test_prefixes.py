@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,10 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.prefixes import common_prefix
 from foretoken.engine.request import Request
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+from foretoken.models.ssm.state import HybridCache
+from helpers.tiny_models import save_model
 from helpers.variants import Case, cases
 from helpers.zoo_llms import target, with_config
 
@@ -20,6 +26,12 @@ LONG = SamplingParams(max_tokens=8, ignore_eos=True)
 def reusing(method: str = "suffix", **options: object) -> LLM:
     config = {"method": method, "model": "zoo:draft"} if method == "draft_model" else {"method": method}
     return with_config(config, enable_prefix_caching=True, **{"max_num_seqs": 3, **options})
+
+
+@cache
+def with_states(name: str) -> LanguageModel:
+    """A target with state-space layers: of the zoo."""
+    return load(f"zoo:{name}", dtype="float32", device="cpu")
 
 
 def run(llm: LLM, prompt: list[int], params: SamplingParams = LONG, salt: str | None = None) -> Request:
@@ -128,11 +140,12 @@ def test_the_cache_is_not_made_larger_than_is_said() -> None:
     assert roomy.engine.cache.num_slots > 1
 
 
-@pytest.mark.parametrize("method", ["suffix", "draft_model"])
-def test_random_conversations_are_the_same_text(method: str) -> None:
+@pytest.mark.parametrize(("name", "method"), [("base", "suffix"), ("base", "draft_model"), ("hybrid", "suffix")])
+def test_random_conversations_are_the_same_text(name: str, method: str) -> None:
     rng = random.Random(1)
-    llm = reusing(method)
-    plain = with_config({"method": "none"})
+    model = target() if name == "base" else with_states(name)
+    llm = reusing(method, target=model)
+    plain = with_config({"method": "none"}, target=model)
     histories = [[*SYSTEM, rng.randrange(3, 900)] for _ in range(4)]
     cached = 0
     for _ in range(3):
@@ -158,6 +171,80 @@ def test_random_conversations_are_the_same_text(method: str) -> None:
             cached += request.num_cached
             histories[place] = [*request.tokens, *(rng.randrange(3, 900) for _ in range(rng.randrange(1, 30)))]
     assert cached > 300
+
+
+@pytest.mark.parametrize("name", ["mamba", "hybrid"])
+def test_states_are_gone_back_to(name: str) -> None:
+    """Behind an answer, in front of a prompt's end, and where a third prompt leaves two others; no neighbour's."""
+    llm = reusing(target=with_states(name), max_num_seqs=8)
+    plain = with_config({"method": "none"}, target=with_states(name))
+
+    def reused(prompt: list[int], params: SamplingParams = LONG, salt: str | None = None) -> int:
+        found = run(llm, prompt, params, salt)
+        assert found.output_ids == run(plain, prompt, params).output_ids
+        return found.num_cached
+
+    long = [*SYSTEM, *range(200, 280)]
+    first = run(llm, long)
+    assert first.num_cached == 0
+    assert reused([*first.tokens, 9, 10, 11]) == len(first.tokens) - 1
+    assert reused(long) == len(long) - 1  # once more
+    assert reused([*long, 3, 4]) == len(long) - 1  # another answer than was given
+    seeded = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, seed=4)
+    assert reused(long, seeded) == len(long) - 1
+    assert reused([*SYSTEM, *range(300, 350)]) == 0  # nothing was marked where it leaves the others
+    assert reused([*SYSTEM, *range(400, 450)]) == len(SYSTEM)
+    assert reused([*SYSTEM, *range(300, 350), 7]) == len(SYSTEM) + 49
+    assert reused([*SYSTEM, 7, 8]) == len(SYSTEM)
+    assert reused([*SYSTEM, 7, 8], salt="a") == 0
+
+
+def test_a_running_request_s_marks_are_shared() -> None:
+    """By a fork, which leaves the one that runs as it is."""
+    model = with_states("mamba")
+    llm, plain = reusing(target=model), with_config({"method": "none"}, target=model)
+    prompt, params = [*SYSTEM, *range(200, 230)], SamplingParams(max_tokens=30, ignore_eos=True)
+    (busy,) = llm.new_requests(prompt, params)
+    llm.engine.add(busy)
+    for _ in range(5):
+        llm.engine.step()
+    other = run(llm, [*prompt, 6])
+    while not busy.finished:
+        llm.engine.step()
+    assert other.num_cached == len(prompt) - 1
+    assert other.output_ids == run(plain, [*prompt, 6]).output_ids
+    assert busy.output_ids == run(plain, prompt, params).output_ids
+
+
+def test_marks_are_bounded() -> None:
+    model = with_states("mamba")
+    llm = reusing(target=model, prefix_cache_bytes=1)
+    run(llm, [*SYSTEM, *range(200, 230)])
+    assert llm.engine.cache.num_bytes == bytes_of_slots(llm)
+    assert run(llm, [*SYSTEM, *range(200, 230)]).num_cached == 0
+    roomy = reusing(target=model)
+    run(roomy, [*SYSTEM, *range(200, 230)])
+    assert roomy.engine.cache.num_bytes > bytes_of_slots(roomy)
+
+
+def bytes_of_slots(llm: LLM) -> int:
+    """All that a cache of states holds beside marks, when nothing runs."""
+    cache = llm.engine.cache
+    assert isinstance(cache, HybridCache)
+    states = cache.states
+    held = [states.base_LSHNP, states.conv_LSWC, states.raw_LSRC, states.gates_LSR2H, *cache.keys, *cache.values]
+    return sum(each.nbytes for each in held if each is not None)
+
+
+def test_an_answer_that_would_be_read_otherwise_is_not_reused(tmp_path: Path) -> None:
+    """The library limits dt of a prompt's rows, and of an answer's it does not."""
+    model = load(save_model("mamba2_limits", tmp_path / "limited"), device="cpu")
+    llm, plain = reusing(target=model), with_config({"method": "none"}, target=model)
+    first = run(llm, list(range(3, 43)))
+    turn = [*first.tokens, 9, 10, 11]
+    second = run(llm, turn)
+    assert second.num_cached == 39
+    assert second.output_ids == run(plain, turn).output_ids
 
 
 def test_recipes_that_cannot_reuse_do_not() -> None:

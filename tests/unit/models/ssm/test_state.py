@@ -107,14 +107,14 @@ def tree_of(seed: int, count: int) -> TokenTree:
 @pytest.mark.parametrize("delta", [False, True], ids=["mamba2", "delta"])
 @pytest.mark.parametrize("seed", range(2))
 def test_any_history_is_the_text(seed: int, delta: bool, scanned: bool) -> None:
-    """Chunks, trees, commits of any path, forks, rollbacks into what is pending, slots given back and used again."""
+    """Chunks, trees, commits of any path, forks, rollbacks into what is pending and to marks, slots used again."""
     rng = random.Random(seed)
     model = Model(delta=delta, scanned=scanned)
     cache = model.cache
     texts: dict[int, list[int]] = {}
-    compared = 0
-    for step in range(40):
-        action = rng.choice(["open", "read", "draft", "draft", "draft", "fork", "back", "close"])
+    compared = marked = 0
+    for step in range(150):
+        action = rng.choice(["open", "read", *["draft"] * 3, "fork", *["mark"] * 2, *["back"] * 2, "close"])
         if action == "open" and cache.free_slots:
             texts[cache.acquire()] = []
         if not texts:
@@ -141,8 +141,11 @@ def test_any_history_is_the_text(seed: int, delta: bool, scanned: bool) -> None:
             compared += 1
         elif action == "fork" and cache.free_slots:
             texts[cache.fork(slot)] = list(text)
+        elif action == "mark":
+            cache.mark(slot, 2**30)
         elif action == "back":
             length = cache.reachable(slot, rng.randrange(len(text) + 1))
+            marked += 0 < length < cache.states.floor(slot)
             cache.rollback(slot, length)
             del text[length:]
         elif action == "close":
@@ -150,6 +153,7 @@ def test_any_history_is_the_text(seed: int, delta: bool, scanned: bool) -> None:
             del texts[slot]
         assert all(cache.lengths[each] == len(texts[each]) for each in texts)
     assert compared > 7
+    assert marked
 
 
 def test_a_refused_draft_leaves_nothing() -> None:
@@ -238,6 +242,60 @@ def test_a_state_is_not_shortened() -> None:
         model.cache.rollback(0, 3)
     model.cache.rollback(0, 4)
     assert (model.read(0, [9])[:, 0] - model.expected([1, 2, 3, 4, 9])).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["mamba2", "delta"])
+@pytest.mark.parametrize("count", [3, LONG + 3])
+def test_a_mark_can_be_gone_back_to(count: int, delta: bool) -> None:
+    """From the slot that was marked, and from a fork of it, whatever either has read since; into what was pending."""
+    model = Model(delta=delta)
+    slot, text = model.cache.acquire(), [(3 * each) % VOCAB for each in range(count)]
+    model.read(slot, text)
+    model.draft(slot, 4, TokenTree([5, 6]))
+    model.cache.commit(slot, [0, 1])
+    text += [4, 5]
+    model.cache.mark(slot, 2**30)
+    twin = model.cache.fork(slot)
+    for each, token in ((slot, 7), (twin, 8)):
+        for _ in range(5):
+            model.read(each, [token])
+    reached = [model.cache.reachable(twin, count + more) for more in (7, 5, 2, 0, -1)]
+    assert reached == [count + 7, count + 2, count + 2, count, 0]
+    for each in (twin, slot):
+        model.cache.rollback(each, count + 2)
+        assert (model.read(each, [9])[:, 0] - model.expected([*text, 9])).abs().max() < CLOSE
+    assert model.cache.reachable(slot, count + 2) == count + 2  # it stays
+    with pytest.raises(ValueError, match="mark or fork"):
+        model.cache.rollback(slot, 1)
+    model.cache.rollback(slot, count + 1)
+    assert (model.read(slot, [9])[:, 0] - model.expected([*text[:-1], 9])).abs().max() < CLOSE
+
+
+def test_marks_are_bounded_and_go_with_their_slots() -> None:
+    """The one that was used least recently goes first, and forks share theirs."""
+    model = Model()
+    cache, slot = model.cache, model.cache.acquire()
+    twin = cache.acquire()
+    bare = cache.num_bytes
+    model.read(slot, [1] * (LONG + 1))
+    cache.mark(slot, 2**30)
+    cache.mark(slot, 2**30)  # once is enough
+    size = cache.num_bytes - bare
+    cache.release(twin)
+    twin = cache.fork(slot)
+    assert cache.num_bytes - bare == size
+    for _ in range(3):
+        model.read(slot, [2] * (LONG + 1))
+        cache.mark(slot, 3 * size)
+        model.read(twin, [5] * (LONG + 1))
+        cache.rollback(twin, LONG + 1)
+        assert cache.num_bytes - bare <= 3 * size
+    ends = [(LONG + 1) * each for each in range(5)]
+    assert [cache.reachable(slot, end) for end in ends] == [0, ends[1], ends[1], ends[3], ends[4]]
+    cache.release(slot)
+    assert cache.num_bytes - bare == size
+    cache.rollback(twin, 0)
+    assert cache.num_bytes == bare
 
 
 def test_a_slot_begins_empty() -> None:
