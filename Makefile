@@ -47,7 +47,7 @@ demo: setup
 
 bench: setup
 	mkdir -p bench-report
-	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --json bench-report/bench.json --report bench-report/bench.html
+	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --out bench-report/bench.json --report bench-report/bench.html
 
 fix: setup
 	$(BIN)/ruff check --fix .

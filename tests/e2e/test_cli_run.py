@@ -10,6 +10,7 @@ import sys
 import pytest
 
 FORETOKEN = [sys.executable, "-m", "foretoken"]
+ENDINGS = {"--out": "json", "--csv": "csv", "--markdown": "md", "--report": "html"}
 GENERATE = [*FORETOKEN, "generate", "--threads", "1"]
 
 
@@ -95,7 +96,8 @@ def test_bench_writes_results_and_report(tmp_path):
     drafting = "draft_model+num_speculative_tokens=3"  # an adaptive one may draft nothing in so short a run
     methods = ["--methods", f"ngram,{drafting}"]
     options = ["--suite", suite, "--max-tokens", 12, "--repeats", 2, "--threads", 1, *methods]
-    done = run(*FORETOKEN, "bench", *options, "--json", tmp_path / "out.json", "--report", tmp_path / "out.html")
+    files = {name: tmp_path / f"out.{ending}" for name, ending in ENDINGS.items()}
+    done = run(*FORETOKEN, "bench", *options, *[part for pair in files.items() for part in pair])
     assert "speed-up by category" in done.stdout
     written = json.loads((tmp_path / "out.json").read_text())
     assert [result["method"] for result in written["results"]] == ["none", "ngram", drafting]
@@ -105,8 +107,31 @@ def test_bench_writes_results_and_report(tmp_path):
         assert set(result["by_category"]) == {"maths", "chat"}
         assert result["failures"] == 0
         assert result["equal_outputs"] == 1.0
+        waits = result["latency"]
+        assert 0 < waits["first_token_seconds"]["p50"] <= waits["first_token_seconds"]["p99"]
+        assert waits["answer_seconds"]["p99"] <= result["spread"]["seconds"][1]
+        assert result["memory"]["cache_bytes"] > 0
     facts = written["provenance"]
     assert facts["command"].startswith("foretoken bench --suite")
     assert (facts["threads"], facts["dtype"]) == (1, "bfloat16")
-    assert (tmp_path / "out.html").read_text().count("<svg") == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "p.jsonl"]
+    written_by = {answer["method"]: answer["pieces"] for answer in written["samples"][0]["answers"]}
+    assert not any(piece["drafted"] for piece in written_by["none"])
+    assert any(piece["drafted"] for piece in written_by[drafting])
+    assert {"".join(piece["text"] for piece in pieces) for pieces in written_by.values()} == {
+        "".join(piece["text"] for piece in written_by["none"])
+    }
+    assert (tmp_path / "out.html").read_text().count("<svg") == 2 * 5
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 3 * 3
+    assert "| ngram |" in (tmp_path / "out.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.html", "out.json", "out.md", "p.jsonl"]
+
+
+def test_bench_over_a_grid_of_batches_and_lengths():
+    options = ["--limit", 1, "--repeats", 1, "--threads", 1, "--max-tokens", 4, "--methods", "ngram", "--json"]
+    done = run(*FORETOKEN, "bench", *options, "--batch-size", "1,2", "--prompt-tokens", "64,160")
+    results = json.loads(done.stdout)["results"]
+    assert [(each["prompt_tokens"], each["batch_size"], each["method"]) for each in results] == [
+        (length, size, name) for length in (64, 160) for size in (1, 2) for name in ("none", "ngram")
+    ]
+    assert all(each["failures"] == 0 for each in results)
+    assert results[0]["first_token_seconds"] < results[4]["first_token_seconds"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
 from foretoken.core.metrics import Metrics
@@ -11,6 +13,14 @@ from foretoken.core.metrics import Metrics
 def finite(value: float) -> float | None:
     """The number, or None (JSON's null) where it is infinite or not known (NaN): JSON has neither."""
     return value if math.isfinite(value) else None
+
+
+def quantiles(values: Iterable[float]) -> dict[str, float] | None:
+    """Median and 99th percentile (nearest rank); None where there are no values."""
+    ranked = sorted(values)
+    if not ranked:
+        return None
+    return {"p50": median(ranked), "p99": ranked[min(len(ranked) - 1, int(0.99 * len(ranked)))]}
 
 
 def metrics_fields(metrics: Metrics) -> dict[str, Any]:

@@ -6,8 +6,8 @@ group. A slow minute of the machine then slows all methods alike, and none is al
 The clock is the wall time of one ``generate`` or ``chat`` call, so tokenization, prompt and bookkeeping count. The
 counter is the length of ``token_ids``. A request that failed is a failure and never a data point.
 
-Where a plan asks for it, the same call for a single token follows each timed one: what it takes is the time to the
-first token, and what is left of the whole is decoding.
+The engine notes when each step's tokens came. Decoding begins where every prompt of a call has its first token, so that
+reading prompts and decoding are told apart within the same call.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Sample:
         seconds: wall time of the call, divided evenly among the prompts of the group.
         tokens: what was generated; empty if it failed.
         error: why it failed, or None.
-        first_token_seconds: wall time of the same call for a single token, divided likewise; None: it was not made.
+        first_token_seconds: until every prompt of the call had its first token, divided likewise; None: not known.
+        decode_seconds: from there to the last token of the call, divided likewise.
+        decode_tokens: of this prompt's answer, those that came in that time.
         counts: what the plan's counters rose by during the call, divided likewise.
     """
 
@@ -73,6 +75,8 @@ class Sample:
     metrics: Metrics
     error: str | None = None
     first_token_seconds: float | None = None
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
     counts: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -102,7 +106,6 @@ class Plan:
         repeats: how often everything runs.
         batch_size: prompts per call; groups never mix categories, so that times by category add up.
         chat: apply the chat template.
-        first_token: time the first token, too.
         counters: name -> a number that only rises, read before and after every timed call.
     """
 
@@ -111,7 +114,6 @@ class Plan:
     repeats: int = 3
     batch_size: int = 1
     chat: bool = False
-    first_token: bool = False
     counters: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
     def groups(self) -> list[list[Prompt]]:
@@ -167,20 +169,11 @@ def _warm_up(engine: Engine, plan: Plan) -> None:
 def _measure_group(
     engine: Engine, label: str, group: Sequence[Prompt], params: list[SamplingParams], repeat: int, plan: Plan
 ) -> list[Sample]:
-    """The timed call with what its counters say, and the call for a single token."""
+    """The timed call with what its counters say."""
     before = {name: read() for name, read in plan.counters.items()}
     samples = _run_group(engine, label, group, params, repeat, plan.chat)
     counts = {name: (read() - before[name]) / len(group) for name, read in plan.counters.items()}
-    if counts:
-        samples = [replace(sample, counts=counts) for sample in samples]
-    if not plan.first_token:
-        return samples
-    single = [replace(each, max_tokens=1, min_tokens=0) for each in params]
-    firsts = _run_group(engine, label, group, single, repeat, plan.chat)
-    return [
-        sample if first.error else replace(sample, first_token_seconds=first.seconds)
-        for sample, first in zip(samples, firsts, strict=True)
-    ]
+    return [replace(sample, counts=counts) for sample in samples]
 
 
 def _seeded(params: SamplingParams, offset: int) -> SamplingParams:
@@ -200,9 +193,19 @@ def _run_group(
         message = f"{type(error).__name__}: {error}"
         return [Sample(label, prompt, repeat, 0.0, (), Metrics(), message) for prompt in group]
     seconds = (time.perf_counter() - started) / len(group)
+    came = [output.metrics.emitted for output in outputs if output.metrics.emitted]
+    read = max((steps[0].seconds for steps in came), default=None)
+    ended = max((steps[-1].seconds for steps in came), default=0.0)
     samples = []
     for prompt, output in zip(group, outputs, strict=True):
         failed = output.error or (None if output.finish_reason in _DONE else f"finished as {output.finish_reason}")
         tokens = () if failed else tuple(output.token_ids)
-        samples.append(Sample(label, prompt, repeat, seconds, tokens, output.metrics, failed))
+        sample = Sample(label, prompt, repeat, seconds, tokens, output.metrics, failed)
+        if read is not None and not failed:
+            behind = sum(step.tokens for step in output.metrics.emitted if step.seconds > read)
+            share = 1 / len(group)
+            sample = replace(
+                sample, first_token_seconds=read * share, decode_seconds=(ended - read) * share, decode_tokens=behind
+            )
+        samples.append(sample)
     return samples

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
+from foretoken.bench.fields import quantiles
 from foretoken.core.errors import ConfigError
 
 
@@ -174,8 +175,8 @@ def _figures(rounds: Sequence[tuple[list[Answer], float]]) -> dict[str, Any]:
     every = [answer for answers, _ in rounds for answer in answers]
     good = [answer for answer in every if answer.error is None]
     rates = sorted(sum(each.tokens for each in answers if each.error is None) / took for answers, took in rounds)
-    firsts = sorted(each.first for each in good)
-    between = sorted((each.last - each.first) / (each.tokens - 1) for each in good if each.tokens > 1)
+    firsts = [each.first for each in good]
+    between = [(each.last - each.first) / (each.tokens - 1) for each in good if each.tokens > 1]
     return {
         "requests": len(every),
         "failed": len(every) - len(good),
@@ -183,13 +184,6 @@ def _figures(rounds: Sequence[tuple[list[Answer], float]]) -> dict[str, Any]:
         "tokens": sum(each.tokens for each in good),
         "tokens_per_second": median(rates),
         "spread": [rates[0], rates[-1]],
-        "first_token_seconds": _quantiles(firsts),
-        "between_tokens_seconds": _quantiles(between),
+        "first_token_seconds": quantiles(firsts),
+        "between_tokens_seconds": quantiles(between),
     }
-
-
-def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Median and 99th percentile of sorted values; None where there are none."""
-    if not values:
-        return None
-    return {"p50": median(values), "p99": values[min(len(values) - 1, int(0.99 * len(values)))]}

@@ -6,6 +6,7 @@ plain decoding first, every method on the same prompts in interleaved order, dec
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,3 +132,28 @@ def find_suite(name: str) -> Suite:
         )
     suite: Suite = importlib.import_module(f"foretoken.bench.suites.{name}").SUITE
     return suite
+
+
+def is_file(suite: str) -> bool:
+    """Whether ``--suite`` names a file of prompts: names of suites are bare words."""
+    return bool(set(suite) & set("./\\~")) or Path(suite).exists()
+
+
+def read_suite(suite: str | None, data: Path | None = None) -> list[Prompt]:
+    """The prompts of a named suite or of a file; of the bundled file where neither is named.
+
+    Args:
+        data: the folder of the corpora, where named suites may look.
+    Raises:
+        ConfigError, InputError: there is no such suite, or its prompts cannot be read.
+    """
+    if suite is not None and not is_file(suite):
+        return find_suite(suite).prompts(data)
+    return read_prompts(suite or BUNDLED_SUITE)
+
+
+def fingerprint(suite: str | None, prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of the file, or of the prompts that a named suite has put together."""
+    if suite is None or is_file(suite):
+        return hashlib.sha256(Path(suite or BUNDLED_SUITE).read_bytes()).hexdigest()
+    return hashlib.sha256("\0".join(prompt.text for prompt in prompts).encode()).hexdigest()

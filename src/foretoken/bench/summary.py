@@ -6,19 +6,23 @@ Definitions, all over requests that did not fail:
 * ``speedup``: the method's tokens per second over the baseline's in the same repeat, on the prompts where neither
   failed. Below 1 is a slowdown and stays one.
 * ``spread``: the lowest and the highest repeat; the figure itself is the median.
-* ``first_token_seconds``, ``decode_tokens_per_second``, ``decode_speedup``: the time to the first token, and the same
-  figures of what comes behind it, where the run timed the first token apart.
+* ``first_token_seconds``, ``decode_tokens_per_second``, ``decode_speedup``: reading the prompts of a call until each
+  has its first token (mean, per prompt), and the same figures of what comes behind that.
+* ``latency``: what a reader waits for, from when a request is queued; medians and 99th percentiles over all repeats.
+  The tokens of a step come at once: the first of them has waited for the whole step, the others for nothing.
+* ``observations_by_position``: how often that depth was drafted; ``acceptance_by_position`` is a share of it.
 * ``counts``: what the run counted beside, per token that was emitted.
 * ``equal_outputs``: share of (prompt, repeat) pairs whose token ids equal the baseline's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from foretoken.bench.fields import metrics_fields
+from foretoken.bench.fields import metrics_fields, quantiles
 from foretoken.bench.harness import BASELINE, Method, Records, Sample
 from foretoken.core.metrics import Metrics
 
@@ -60,7 +64,8 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
     repeats = [_total(part) for part in _by_repeat(good)]
     pairs = _pairs(good, baseline)
     speedups = [_speed(own) / _speed(other) for own, other in _pairs_by_repeat(pairs) if _speed(other) > 0]
-    pooled = metrics_fields(_total(good))
+    total = _total(good)
+    pooled = metrics_fields(total)
     figures: dict[str, Any] = {
         "num_prompts": len({id(sample.prompt) for sample in samples}),
         "num_repeats": len(repeats),
@@ -70,6 +75,7 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
         "tokens_per_step": _middle([total.tokens_per_step for total in repeats]),
         **{name: _whole(_middle([getattr(total, name) for total in repeats])) for name in _COUNTS},
         "acceptance_by_position": pooled["acceptance_by_position"],
+        "observations_by_position": list(total.drafted_at),
         "drafted_by_source": pooled["drafted_by_source"],
         "accepted_by_source": pooled["accepted_by_source"],
         "time": {
@@ -82,6 +88,8 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
         "equal_outputs": sum(own.tokens == other.tokens for own, other in pairs) / len(pairs) if pairs else None,
         "failures": len(samples) - len(good),
     }
+    if latency := _latency(good):
+        figures["latency"] = latency
     decoding = _decoding(good, pairs)
     figures.update(decoding["figures"])
     figures["spread"] = {
@@ -95,7 +103,7 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
 
 
 def _decoding(good: Sequence[Sample], pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, dict[str, Any]]:
-    """Reading the prompt and decoding apart, and what was counted; nothing where the run did not look at it."""
+    """Reading the prompt and decoding apart, and what was counted; nothing where neither is known."""
     figures: dict[str, Any] = {}
     spread: dict[str, Any] = {}
     num_tokens = sum(len(sample.tokens) for sample in good)
@@ -119,9 +127,28 @@ def _decoding(good: Sequence[Sample], pairs: Sequence[tuple[Sample, Sample]]) ->
 
 
 def _decode_speed(samples: Sequence[Sample]) -> float:
-    """Tokens behind the first one over the seconds behind it."""
-    seconds = sum(sample.seconds - (sample.first_token_seconds or 0.0) for sample in samples)
-    return sum(max(len(sample.tokens) - 1, 0) for sample in samples) / seconds if seconds > 0 else 0.0
+    seconds = sum(sample.decode_seconds for sample in samples)
+    return sum(sample.decode_tokens for sample in samples) / seconds if seconds > 0 else 0.0
+
+
+def _latency(good: Sequence[Sample]) -> dict[str, Any] | None:
+    """What readers wait for, in seconds; None where the engine has not noted when tokens came."""
+    came = [sample.metrics.emitted for sample in good if sample.metrics.emitted]
+    if not came:
+        return None
+    gaps: list[float] = []
+    for steps in came:
+        for before, step in pairwise(steps):
+            gaps += [step.seconds - before.seconds, *[0.0] * (step.tokens - 1)]
+        gaps += [0.0] * (steps[0].tokens - 1)
+    between = quantiles(gaps)
+    return {
+        "first_token_seconds": quantiles(steps[0].seconds for steps in came),
+        "between_tokens_seconds": None if between is None else {"mean": mean(gaps), **between},
+        "answer_seconds": quantiles(steps[-1].seconds for steps in came),
+        "num_answers": len(came),
+        "num_gaps": len(gaps),
+    }
 
 
 def _total(samples: Iterable[Sample]) -> Metrics:
@@ -191,7 +218,7 @@ def _first_errors(samples: Iterable[Sample]) -> list[dict[str, str]]:
     return [{"prompt": prompt_id, "error": error} for error, prompt_id in pairs]
 
 
-def share_of_time(result: dict[str, Any]) -> dict[str, float]:
+def share_of_time(result: Mapping[str, Any]) -> dict[str, float]:
     """Draft, verify and other as shares of their sum; empty if nothing was measured."""
     parts = {name: value or 0.0 for name, value in result["time"].items()}
     whole = sum(parts.values())

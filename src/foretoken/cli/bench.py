@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json as jsonlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.bench.harness import Method, Plan, Records, measure
-from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite
-from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
-from foretoken.cli.console import emit, finite, note, status_line, stderr_console
+from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite, fingerprint, is_file, read_suite
+from foretoken.bench.workloads import Prompt, limit_per_category
+from foretoken.cli.console import emit, emit_json, note, progress_bar, status_line
 from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
-    JsonFile,
     Model,
     Threads,
     TrustRemoteCode,
@@ -29,12 +27,16 @@ from foretoken.cli.options import (
     check_placement,
     data_option,
     explain,
+    json_option,
+    limit_option,
     load_model,
+    out_option,
+    suite_option,
     temperature_option,
 )
-from foretoken.cli.settings import DEFAULT_MODEL, parse_methods
+from foretoken.cli.outputs import check_outputs, check_pictures, write_json, write_text
+from foretoken.cli.settings import DEFAULT_MODEL, parse_methods, parse_numbers
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 _INTERRUPTED = 130
@@ -71,39 +73,38 @@ def bench(
     ] = None,
     draft_model: DraftModel = None,
     suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            metavar="NAME|FILE.jsonl",
-            help="A named suite (--list-suites), which brings methods, model and prompts; or a file of prompts in "
-            "Spec-Bench format: turns (the first is used) and category; .gz and .xz are read too.",
-            show_default="a bundled file of 30",
-            rich_help_panel=_MEASURE,
-        ),
+        str | None, suite_option(_MEASURE, "A named suite also brings methods and model; --list-suites names them.")
     ] = None,
     list_suites: Annotated[
         bool, typer.Option("--list-suites", help="List the named suites, and do nothing else.")
     ] = False,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            min=1,
-            help="Prompts of every category at most; some suites take it for their questions, too.",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = None,
+    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts of every category at most.")] = None,
     repeats: Annotated[
         int,
         typer.Option("--repeats", min=1, help="Interleaved repeats (the median counts).", rich_help_panel=_MEASURE),
     ] = 3,
     batch_size: Annotated[
-        int,
-        typer.Option("--batch-size", min=1, help="Prompts that run together.", rich_help_panel=_MEASURE),
-    ] = 1,
+        str,
+        typer.Option(
+            "--batch-size",
+            metavar="N,…",
+            help="Prompts that run together; several sizes are measured one after the other.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = "1",
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-tokens",
+            metavar="N,…",
+            help="Fill prompts up to so many tokens, with other prompts in front; with every batch size.",
+            show_default="as they are",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
+        int, typer.Option("--max-tokens", metavar="N", help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
     ] = 128,
     temperature: Annotated[float, temperature_option(_MEASURE)] = 0.0,
     seed: Annotated[
@@ -120,13 +121,29 @@ def bench(
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    json: JsonFile = None,
+    json: Annotated[
+        bool, json_option("Results and provenance as one JSON object on stdout, no tables.", _OUTPUT)
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="PATH",
+            help="Write a line of values for every method and category.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="PATH", help="Write the tables as Markdown.", rich_help_panel=_OUTPUT),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
             "--report",
-            metavar="FILE.html",
-            help="Write a report with pictures.",
+            metavar="PATH",
+            help="Write a page of HTML with pictures and answers side by side.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -136,7 +153,7 @@ def bench(
 
     The baseline is our own plain decoding. Figures are medians over the
     repeats, beside them the lowest and the highest. A slowdown is shown as
-    one; failures are counted, never timed.
+    one; failures are counted, never timed, and end with exit code 1.
 
     [bold]Examples[/bold]
 
@@ -146,9 +163,11 @@ def bench(
 
       foretoken bench --limit 2 --repeats 1 --set ngram.prompt_lookup_max=3
 
-      foretoken bench --model ./my-model --draft-model ./my-draft --json a.json
+      foretoken bench --model ./my-model --draft-model ./my-draft --out a.json
 
       foretoken bench --suite question.jsonl --report report.html
+
+      foretoken bench --methods suffix --batch-size 1,8 --prompt-tokens 128,1024
 
       foretoken bench --suite self_speculation --data DATA --threads 1
     """
@@ -157,7 +176,7 @@ def bench(
     if list_suites:
         _print_suites()
         return None
-    named = None if suite is None or _is_file(suite) else find_suite(suite)
+    named = None if suite is None or is_file(suite) else find_suite(suite)
     if named is not None:
         typed = _typed(context)
         chosen = {key: value for key, value in named.options.items() if key not in typed}
@@ -173,9 +192,12 @@ def bench(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
     check_placement(dtype, device)
     check_model_name(model)
-    _check_outputs(json, report)
-    found = read_prompts(suite or BUNDLED_SUITE) if named is None else named.prompts(data)
-    prompts = limit_per_category(found, limit)
+    grid = _grid(batch_size, prompt_tokens)
+    files = {"--out": out, "--csv": csv, "--markdown": markdown, "--report": report}
+    check_outputs(files)
+    if report is not None:
+        check_pictures("--report")
+    prompts = limit_per_category(read_suite(suite, data), limit)
 
     llm = load_model(
         model,
@@ -184,47 +206,62 @@ def bench(
         dtype=dtype,
         device=device,
         threads=threads,
-        max_num_seqs=batch_size,
+        max_num_seqs=max(cell.batch_size for cell in grid),
         trust_remote_code=trust_remote_code,
     )
+    chat = llm.is_chat_model and not raw
+    asked = {cell.prompt_tokens: _prompts_of(cell.prompt_tokens, prompts, llm, chat, max_tokens) for cell in grid}
     engines = {rows[0].label: llm}
     for row in rows[1:]:
         engines[row.label] = llm.with_method(row.config)
         explain(engines[row.label])
-    chat = llm.is_chat_model and not raw
     counters = {} if named is None else {name: partial(read, llm) for name, read in named.counters.items()}
-    plan = Plan(
-        prompts, params, repeats=repeats, batch_size=batch_size, chat=chat, first_token=bool(named), counters=counters
-    )
-    records = _measure_with_bar(engines, plan)
-    if not records.samples:
+    results: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    interrupted = False
+    for place, cell in enumerate(grid, start=1):
+        plan = Plan(
+            asked[cell.prompt_tokens],
+            params,
+            repeats=repeats,
+            batch_size=cell.batch_size,
+            chat=chat,
+            counters=counters,
+        )
+        with progress_bar(f"{place} of {len(grid)}: " if len(grid) > 1 else "", _num_calls(engines, plan)) as advance:
+            records = measure(engines, plan, progress=advance)
+        if records.samples:
+            results += _results(records, rows, engines, params, cell)
+            answers = answers or _answers(records, rows, llm)
+        if records.interrupted:
+            interrupted = True
+            break
+    if not results:
         note("interrupted before every method had run once: nothing to report")
         return _INTERRUPTED
 
-    results = _finish(records, rows, engines, params)
     sections: list[Section] = []
-    if named is not None and named.study is not None and not records.interrupted:
+    if named is not None and named.study is not None and not interrupted and len(grid) == 1:
         try:
             with status_line() as progress:
                 sections = named.study(Run(engines, rows, prompts, params, chat, data, limit, progress))
         except KeyboardInterrupt:  # what was measured before it is not lost
-            records.interrupted = True
-    facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, suite, plan, records, seed=seed)
-    _print_tables(results, facts, () if named is None else named.columns, sections)
-    if json is not None:
-        record = {"provenance": facts, "results": results}
-        if sections:
-            record["studies"] = {section.name: list(section.rows) for section in sections}
-        write_whole(json, jsonlib.dumps(finite(record), indent=1) + "\n")
-        note(f"wrote {json}")
-    if report is not None:
-        from foretoken.bench.report import html_report
-
-        write_whole(report, html_report(results, facts))
-        note(f"wrote {report}")
+            interrupted = True
+    arguments = context.find_root().obj or sys.argv[1:]
+    plan = Plan(prompts, params, repeats=repeats, chat=chat)
+    facts = _facts(arguments, llm, model, suite, plan, grid, seed=seed, interrupted=interrupted)
+    record: dict[str, Any] = {"provenance": facts, "results": results, "samples": answers}
+    if sections:
+        record["studies"] = {section.name: list(section.rows) for section in sections}
+    columns = () if named is None else named.columns
+    if json:
+        emit_json(record)
+    else:
+        _print_tables(results, facts, columns, sections)
+    _write(files, record, columns, sections)
     for engine in engines.values():
         engine.close()
-    if records.interrupted:
+    if interrupted:
         return _INTERRUPTED
     failed = [result for result in results if result["failures"]]
     for result in failed:
@@ -233,9 +270,74 @@ def bench(
     return int(bool(failed))
 
 
-def _is_file(suite: str) -> bool:
-    """Whether this names a file of prompts: names of suites are bare words."""
-    return bool(set(suite) & set("./\\~")) or Path(suite).exists()
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One setting of a grid; ``prompt_tokens`` None: prompts as they are."""
+
+    batch_size: int
+    prompt_tokens: int | None
+
+
+def _grid(batch_sizes: str, prompt_tokens: str | None) -> list[_Cell]:
+    sizes = parse_numbers(batch_sizes, "--batch-size", int)
+    lengths = [None] if prompt_tokens is None else parse_numbers(prompt_tokens, "--prompt-tokens", int)
+    for option, values in (("--batch-size", sizes), ("--prompt-tokens", lengths)):
+        for value in values:
+            if value is not None and value < 1:
+                raise ConfigError(f"{option} {value}: at least 1 is needed")
+    return [_Cell(size, length) for length in lengths for size in sizes]
+
+
+def _prompts_of(
+    num_tokens: int | None, prompts: Sequence[Prompt], llm: Any, chat: bool, max_tokens: int
+) -> Sequence[Prompt]:
+    """The prompts at one length, before anything is measured."""
+    if num_tokens is None:
+        return prompts
+    if num_tokens + max_tokens > llm.target.max_length:
+        raise ConfigError(
+            f"--prompt-tokens {num_tokens}: with --max-tokens {max_tokens} that is beyond the context of "
+            f"{llm.target.max_length} tokens"
+        )
+    from foretoken.bench.prompt_lengths import of_length
+
+    def count(text: str) -> int:
+        if chat:
+            return len(llm.chat_prompt([{"role": "user", "content": text}])["prompt_token_ids"])
+        return len(llm.tokenizer(text)["input_ids"])
+
+    return of_length(prompts, num_tokens, count)
+
+
+def _num_calls(engines: Mapping[str, Any], plan: Plan) -> int:
+    return len(engines) * len(plan.groups()) * plan.repeats
+
+
+def _results(
+    records: Records, rows: Sequence[Method], engines: Mapping[str, Any], params: SamplingParams, cell: _Cell
+) -> list[dict[str, Any]]:
+    """An object a method, with the setting that it was measured in and the memory that it holds by now."""
+    from foretoken.bench.memory import tensor_bytes
+    from foretoken.bench.summary import summarise
+
+    promises = {label: engine.recipe.promise_for(params) for label, engine in engines.items()}
+    results = summarise(records, rows, promises)
+    for result in results:
+        engine = engines[result["method"]]
+        cache = engine.engine.cache
+        result["batch_size"], result["prompt_tokens"] = cell.batch_size, cell.prompt_tokens
+        result["memory"] = {
+            "cache_bytes": cache.num_bytes,
+            "drafter_bytes": tensor_bytes(engine.recipe.drafter, apart_from=(engine.target, cache)),
+        }
+    return results
+
+
+def _answers(records: Records, rows: Sequence[Method], llm: Any) -> list[dict[str, Any]]:
+    from foretoken.bench.samples import side_by_side
+    from foretoken.engine.text import text_of
+
+    return side_by_side(records, rows, partial(text_of, llm.tokenizer))
 
 
 def _typed(context: typer.Context) -> set[str]:
@@ -252,55 +354,24 @@ def _print_suites() -> None:
         emit(f"{name:<18}{find_suite(name).question}")
 
 
-def _check_outputs(json: Path | None, report: Path | None) -> None:
-    """Find out before an hour of measuring, not after, that results cannot be written."""
-    if json is not None:
-        check_writable(json, "--json")
-    if report is not None:
-        check_writable(report, "--report")
-        if json is not None and json.resolve() == report.resolve():
-            raise ConfigError(f"--json and --report both name {report}: choose two files")
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                "--report needs matplotlib: pip install 'foretoken[report]', or leave --report out"
-            ) from None
-
-
-def _measure_with_bar(engines: dict[str, Any], plan: Plan) -> Records:
-    total = len(engines) * len(plan.groups()) * plan.repeats
-    if not sys.stderr.isatty():
-        return measure(engines, plan)
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # drawn after calls only: a thread that redraws would take processor time from what is measured
-    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
-        task = progress.add_task("warm-up", total=total)
-
-        def step(label: str) -> None:
-            progress.update(task, advance=1, description=label, refresh=True)
-
-        return measure(engines, plan, progress=step)
-
-
-def _finish(
-    records: Records, rows: Sequence[Method], engines: dict[str, Any], params: SamplingParams
-) -> list[dict[str, Any]]:
-    from foretoken.bench.summary import summarise
-
-    promises = {label: engine.recipe.promise_for(params) for label, engine in engines.items()}
-    return summarise(records, rows, promises)
-
-
 def _facts(
-    arguments: Sequence[str], llm: Any, model: str, suite: str | None, plan: Plan, records: Records, *, seed: int
+    arguments: Sequence[str],
+    llm: Any,
+    model: str,
+    suite: str | None,
+    plan: Plan,
+    grid: Sequence[_Cell],
+    *,
+    seed: int,
+    interrupted: bool,
 ) -> dict[str, Any]:
     import torch
 
+    from foretoken.bench.memory import peak_device_bytes, peak_resident_bytes, tensor_bytes
     from foretoken.core.provenance import provenance
 
+    sizes = list(dict.fromkeys(cell.batch_size for cell in grid))
+    lengths = list(dict.fromkeys(cell.prompt_tokens for cell in grid))
     prompts: Sequence[Prompt] = plan.prompts
     return provenance(
         arguments,
@@ -313,23 +384,22 @@ def _facts(
         max_tokens=plan.params.max_tokens,
         ignore_eos=plan.params.ignore_eos,
         chat_template=plan.chat,
-        batch_size=plan.batch_size,
+        batch_size=sizes[0] if len(sizes) == 1 else sizes,
+        prompt_tokens=lengths[0] if len(lengths) == 1 else lengths,
         repeats=plan.repeats,
-        interrupted=records.interrupted,
+        interrupted=interrupted,
+        memory={
+            "peak_resident_bytes": peak_resident_bytes(),
+            "peak_device_bytes": peak_device_bytes(),
+            "target_bytes": tensor_bytes(llm.target),
+        },
         suite={
             "file": suite or "bundled",
-            "sha256": _fingerprint(suite, prompts),
+            "sha256": fingerprint(suite, prompts),
             "num_prompts": len(prompts),
             "categories": sorted({prompt.category for prompt in prompts}),
         },
     )
-
-
-def _fingerprint(suite: str | None, prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of the file, or of the prompts that a named suite has put together."""
-    if suite is None or _is_file(suite):
-        return hashlib.sha256(Path(suite or BUNDLED_SUITE).read_bytes()).hexdigest()
-    return hashlib.sha256("\0".join(prompt.text for prompt in prompts).encode()).hexdigest()
 
 
 def _print_tables(
@@ -337,17 +407,33 @@ def _print_tables(
 ) -> None:
     from rich.console import Console
 
+    from foretoken.bench.sheets import in_words
     from foretoken.bench.table import tables
 
-    suite = facts["suite"]
-    title = (
-        f"{facts['model']} {facts['dtype']}, {suite['num_prompts']} prompts x {facts['repeats']} repeats, "
-        f"{facts['threads']} threads, batch {facts['batch_size']}, {facts['cpu']}"
-    )
     # a file or a pipe has no width: wide enough then for every column
     console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     with console.capture() as capture:
-        console.print(tables(results, title, columns, sections))
+        console.print(tables(results, in_words(facts), columns, sections))
     emit(capture.get(), end="")
     if facts["interrupted"]:
         emit("interrupted: only what every method had finished is counted")
+
+
+def _write(
+    files: Mapping[str, Path | None], record: dict[str, Any], columns: Sequence[Column], sections: Sequence[Section]
+) -> None:
+    results, facts = record["results"], record["provenance"]
+    if (path := files["--out"]) is not None:
+        write_json(path, record)
+    if (path := files["--csv"]) is not None:
+        from foretoken.bench.spreadsheet import csv_lines
+
+        write_text(path, csv_lines(results, facts))
+    if (path := files["--markdown"]) is not None:
+        from foretoken.bench.markdown import markdown_page
+
+        write_text(path, markdown_page(results, facts, columns, sections))
+    if (path := files["--report"]) is not None:
+        from foretoken.bench.report import html_report
+
+        write_text(path, html_report(results, facts, record["samples"], columns, sections))

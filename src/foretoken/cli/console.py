@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from foretoken.core.errors import ForetokenError
 if TYPE_CHECKING:
     from rich.console import Console
 
+SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -82,18 +84,34 @@ def stderr_console() -> Console:
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Callable[[], None] | None]:
-    """A progress bar on stderr, if that is a terminal; gives what to call after every piece of work."""
+def progress_bar(name: str, total: int) -> Iterator[Callable[..., None]]:
+    """How far something is: a bar on a terminal, else a line on stderr now and then.
+
+    Gives what to call after every piece of work; it may be told what is under way, which then stands behind the name.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield _lines(name, total)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # drawn when called only: a thread that redraws would take processor time from what is measured
     with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
-        bar = progress.add_task(name, total=total)
-        yield lambda: progress.update(bar, advance=1, refresh=True)
+        bar = progress.add_task(f"{name}warm-up" if name.endswith(" ") or not name else name, total=total)
+        yield lambda what="": progress.update(bar, advance=1, description=name + what, refresh=True)
+
+
+def _lines(name: str, total: int) -> Callable[..., None]:
+    done, last = 0, time.monotonic()
+
+    def line(what: str = "") -> None:
+        nonlocal done, last
+        done += 1
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            note(f"{name + what}: {done:,} of {total:,}")
+
+    return line
 
 
 @contextmanager

@@ -17,7 +17,6 @@ DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
 _METHOD = "Method"
-_OUTPUT = "Output"
 
 Model = Annotated[
     str,
@@ -105,7 +104,7 @@ Settings = Annotated[
 ]
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel=_OUTPUT),
+    typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel="Output"),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show what the libraries print, and tracebacks of internal errors.")
@@ -122,6 +121,33 @@ def temperature_option(panel: str) -> Any:
 def seed_option(panel: str) -> Any:
     """``--seed`` of commands that always have one."""
     return typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=panel)
+
+
+def json_option(words: str, panel: str | None = None) -> Any:
+    """``--json``, a switch: what a command has to say, as JSON on stdout and nothing else there."""
+    return typer.Option("--json", help=words, rich_help_panel=panel)
+
+
+def out_option(words: str, panel: str | None = None, **more: Any) -> Any:
+    """``--out``, the file or the folder that a command makes."""
+    return typer.Option("--out", "-o", metavar="PATH", help=words, rich_help_panel=panel, **more)
+
+
+def suite_option(panel: str | None = None, note: str = "") -> Any:
+    """``--suite``, the prompts that something is measured on."""
+    return typer.Option(
+        "--suite",
+        metavar="NAME|FILE",
+        help="Prompts to measure on: a named suite's, or a file in Spec-Bench format (turns, the first is used, and "
+        f"category; .gz and .xz are read too). {note}".rstrip(),
+        show_default="a bundled file of 30",
+        rich_help_panel=panel,
+    )
+
+
+def limit_option(panel: str | None, words: str) -> Any:
+    """``--limit``: so many of every category or task at most."""
+    return typer.Option("--limit", metavar="N", min=1, help=words, rich_help_panel=panel)
 
 
 def answer_length_option(panel: str) -> Any:

@@ -11,12 +11,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # it brings torch, and the command line shows its help without
     from collections.abc import Sequence
 
     from foretoken.core.verdict import Verdict
+
+
+class Emitted(NamedTuple):
+    """The tokens of one step, which reach the reader at once.
+
+    Attributes:
+        seconds: since the request was queued.
+        tokens: how many there were.
+        drafted: how many of them the draft wrote; they come first.
+    """
+
+    seconds: float
+    tokens: int
+    drafted: int
 
 
 @dataclass(slots=True)
@@ -31,6 +45,7 @@ class Metrics:
     ``num_discarded_tokens`` were drafted ahead, behind what did not stand: never put to the test, no draft tokens.
     ``num_moved_bytes`` went between target and drafter, where the two are not in one place.
     ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
+    ``emitted`` says of one request when its tokens came, a step at a time; it is not added up.
     """
 
     num_tokens: int = 0
@@ -54,6 +69,7 @@ class Metrics:
     prefix_rows_read: float = 0.0
     drafted_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
+    emitted: list[Emitted] = field(default_factory=list)
 
     @property
     def tokens_per_step(self) -> float:

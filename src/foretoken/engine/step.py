@@ -20,6 +20,7 @@ from time import perf_counter
 
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError, RequestError
+from foretoken.core.metrics import Emitted
 from foretoken.core.needs import HiddenLayers
 from foretoken.core.protocols import Features, Outcome, Plan
 from foretoken.core.tree import EMPTY_TREE, TokenTree
@@ -277,6 +278,8 @@ class Engine:
                 self._faults.fail(job.request, error)
                 continue
             job.request.metrics.count_step(verdict, taken)
+            accepted = min(len(verdict.path) + job.guessed, taken)
+            job.request.metrics.emitted.append(Emitted(perf_counter() - job.request.started, taken, accepted))
             job.request.metrics.num_moved_bytes += draft.moved_bytes
             for rule in (job.request.own_rule, job.request.ahead_rule):
                 if rule is not None and not draft.forced:
@@ -285,7 +288,7 @@ class Engine:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
                 depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
-                job.request.metrics.count_draft(depths, min(len(verdict.path) + job.guessed, taken))
+                job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
                 if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.forced:
                     self.controller.learn(draft, verdict)

@@ -29,7 +29,7 @@ from foretoken.bench.table import tables
 from foretoken.bench.workloads import Prompt
 from foretoken.cli.settings import parse_methods
 from foretoken.core.errors import ConfigError
-from foretoken.core.metrics import Metrics
+from foretoken.core.metrics import Emitted, Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.tasks.evaluate import Answer
 from foretoken.tasks.example import Example
@@ -109,56 +109,75 @@ class Output:
 
 
 class Counted:
-    """An engine that counts its calls, and answers with as many tokens as are asked for."""
+    """An engine that counts its calls; steps take a second, and bring two tokens, one drafted."""
 
-    def __init__(self, fails_at_one: bool = False) -> None:
+    def __init__(self, notes: bool = True) -> None:
         self.calls = 0
-        self.lengths: list[int] = []
-        self._fails_at_one = fails_at_one
+        self._notes = notes
 
     def generate(self, prompts, params=None, **options):
         self.calls += 1
-        self.lengths.append(params[0].max_tokens)
-        if self._fails_at_one and params[0].max_tokens == 1:
-            raise RuntimeError("no")
-        return [Output([7] * each.max_tokens) for each in params]
+        return [self._output(place, each.max_tokens) for place, each in enumerate(params)]
 
     chat = generate
 
+    def _output(self, place, count):
+        """The prompt at a place is read after so many seconds more."""
+        steps = [Emitted(1.0 + place, 1, 0), *(Emitted(2.0 + place + i, 2, 1) for i in range((count - 1) // 2))]
+        return Output([7] * count, Metrics(emitted=steps if self._notes else []))
+
 
 PROMPTS = [Prompt("0", "a", "a"), Prompt("1", "b", "b")]
+METHODS = [Method("none", {"method": "none"}), Method("x", {"method": "x"})]
 
 
-def measured(**options):
+def measured(prompts=PROMPTS, batch_size=1, **options):
     engines = {"none": Counted(), "x": Counted(**options)}
     counters = {"calls": lambda: float(engines["none"].calls + engines["x"].calls)}
-    plan = Plan(PROMPTS, SamplingParams(max_tokens=4, seed=1), repeats=2, first_token=True, counters=counters)
-    return engines, measure(engines, plan)
+    params = SamplingParams(max_tokens=5, seed=1)
+    return measure(engines, Plan(prompts, params, repeats=2, batch_size=batch_size, counters=counters))
 
 
-def test_the_first_token_is_timed_in_a_call_of_its_own_that_no_counter_sees():
-    engines, records = measured()
-    assert engines["x"].lengths == [4, *[4, 1] * 4]  # the warm-up of both prompts is one call
+def test_reading_and_decoding_are_told_apart_within_the_timed_call():
+    records = measured()
     assert [dict(sample.counts) for sample in records.samples] == [{"calls": 1.0}] * 8
-    assert all(sample.first_token_seconds is not None for sample in records.samples)
-    result = summarise(records, [Method("none", {"method": "none"}), Method("x", {"method": "x"})])[1]
-    assert result["counts"] == {"calls": 1 / 4}
-    assert result["by_category"]["a"]["counts"] == {"calls": 1 / 4}
+    assert all(sample.first_token_seconds == 1.0 for sample in records.samples)
+    result = summarise(records, METHODS)[1]
+    assert result["counts"] == {"calls": 1 / 5}
+    assert result["by_category"]["a"]["counts"] == {"calls": 1 / 5}
     assert result["failures"] == 0
+    assert result["decode_tokens_per_second"] == 2.0  # four tokens in two seconds
     assert set(result["spread"]) >= {"first_token_seconds", "decode_speedup", "decode_tokens_per_second"}
 
 
-def test_without_a_first_token_decoding_alone_has_no_figures():
-    _, records = measured(fails_at_one=True)
-    plain, other = summarise(records, [Method("none", {"method": "none"}), Method("x", {"method": "x"})])
+def test_of_a_batch_decoding_begins_where_every_prompt_is_read():
+    records = measured([Prompt("0", "a", "a"), Prompt("1", "b", "a")], batch_size=2)
+    first, second = records.samples[:2]
+    assert (first.first_token_seconds, second.first_token_seconds) == (1.0, 1.0)  # 2 seconds, of two prompts
+    assert (first.decode_tokens, second.decode_tokens) == (2, 4)  # the first one's others came while the second waited
+    assert first.decode_seconds == second.decode_seconds == 1.0  # 4 - 2 seconds, of two prompts
+    assert summarise(records, METHODS)[1]["decode_tokens_per_second"] == 3.0
+
+
+def test_latency_counts_an_accepted_block_as_a_reader_sees_it():
+    latency = summarise(measured(), METHODS)[1]["latency"]
+    assert latency["first_token_seconds"] == {"p50": 1.0, "p99": 1.0}
+    assert latency["answer_seconds"] == {"p50": 3.0, "p99": 3.0}
+    assert latency["between_tokens_seconds"] == {"mean": 0.5, "p50": 0.5, "p99": 1.0}  # 1, 0, 1, 0: never 0.5 each
+    assert (latency["num_answers"], latency["num_gaps"]) == (4, 16)
+
+
+def test_an_engine_that_notes_nothing_has_no_figures_of_latency_nor_of_decoding():
+    plain, other = summarise(measured(notes=False), METHODS)
     assert "first_token_seconds" in plain
+    assert "latency" in plain
     assert "first_token_seconds" not in other
-    assert other["failures"] == 0  # the call that counts went well
+    assert "latency" not in other
+    assert other["failures"] == 0
 
 
 def test_tables_show_categories_apart_and_a_suite_s_own_columns_and_sections():
-    _, records = measured()
-    results = summarise(records, [Method("none", {"method": "none"}), Method("x", {"method": "x"})])
+    results = summarise(measured(), METHODS)
     columns = [Column("calls", lambda figures: figures["counts"]["calls"], "{:.3f}"), Column("-", lambda figures: None)]
     section = Section("own", "own", [Column("name", lambda row: row["name"])], [{"name": "planted"}])
     console = Console(width=120)
@@ -166,7 +185,7 @@ def test_tables_show_categories_apart_and_a_suite_s_own_columns_and_sections():
         console.print(tables(results, "title", columns, [section]))
     text = capture.get()
     decoding = text[text.index("decoding, apart") : text.index("planted")]
-    assert decoding.count("0.250") == 6  # two methods, each pooled and in both categories
+    assert decoding.count("0.200") == 6  # two methods, each pooled and in both categories
 
 
 def test_the_closed_form_of_sprinter_is_that_of_its_geometric_law():

@@ -1,0 +1,65 @@
+"""Memory: what the process has held at most, and what one thing holds in tensors of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_OURS = "foretoken"
+
+
+def peak_resident_bytes() -> int | None:
+    """Most memory that this process has had in RAM at once; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_device_bytes() -> int | None:
+    """The same of the GPU's memory; None without one."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
+def tensor_bytes(thing: Any, apart_from: Iterable[Any] = ()) -> int:
+    """Bytes of the tensors and arrays that a thing holds, directly or through what it holds; shared ones count once.
+
+    Args:
+        thing: an object of ours, a module, or a container of these; what else it refers to is not looked into.
+        apart_from: things whose tensors do not count.
+    """
+    known: set[int] = set()
+    seen: set[int] = set()
+    for other in apart_from:
+        known.update(place for place, _ in _buffers(other, seen))
+    return sum(dict(each for each in _buffers(thing, seen) if each[0] not in known).values())
+
+
+def _buffers(thing: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
+    """Address and size of every buffer below a thing; what was ``seen`` before is passed over."""
+    waiting = [thing]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            storage = each.untyped_storage()
+            yield storage.data_ptr(), storage.nbytes()
+        elif isinstance(each, np.ndarray):
+            yield each.ctypes.data, each.nbytes
+        elif isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, list | tuple | set | frozenset):
+            waiting += each
+        elif isinstance(each, nn.Module) or type(each).__module__.partition(".")[0] == _OURS:
+            waiting += vars(each).values() if hasattr(each, "__dict__") else ()
+            slots = (name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ()))
+            waiting += [getattr(each, name) for name in slots if hasattr(each, name)]

@@ -1,0 +1,386 @@
+"""What a run has found, as sheets: rows of text under headings, for a terminal, Markdown and HTML alike.
+
+Headings are whole words, which may stand below each other but are never cut. Nothing is pooled alone: behind every
+figure over all prompts stands the same by category.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.bench.harness import BASELINE
+from foretoken.bench.suite import Column, Section
+from foretoken.bench.summary import SLOWDOWN, share_of_time
+
+DASH = "–"
+MAX_DEPTH = 16  # positions of a draft that are shown
+FEW = 20  # observations: a share of fewer says little
+_EXACT = ("same text", "same stream")  # under "same law" the draws are others, so other tokens are no fault
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as it is printed.
+
+    Attributes:
+        bad: a slowdown or a failure.
+        doubtful: the repeats lie on both sides of what would be good, or too little was observed.
+    """
+
+    text: str
+    bad: bool = False
+    doubtful: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table.
+
+    Attributes:
+        title: above it.
+        meaning: a sentence or two on how to read it.
+        heads: of the columns.
+        rows: as many cells each.
+        labels: how many of the first columns hold names.
+    """
+
+    title: str
+    meaning: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    labels: int = 1
+
+
+def sheets(
+    results: Sequence[Mapping[str, Any]], columns: Sequence[Column] = (), sections: Sequence[Section] = ()
+) -> list[Sheet]:
+    """All of a run: one of several settings is compared setting by setting, and one of a single setting looked into.
+
+    Args:
+        results: what :func:`foretoken.bench.summary.summarise` returned, of one setting after the other.
+        columns: what a suite counts beside.
+        sections: a suite's own tables.
+    """
+    found: list[Sheet] = []
+    if len(settings_of(results)) > 1:
+        found.append(_grid(results))
+    elif results:
+        found += [_overall(results), _by_category(results)]
+        if any(result.get("latency") for result in results):
+            found.append(_latency(results))
+        found.append(_costs(results))
+        if any(result["acceptance_by_position"] for result in results):
+            found.append(_acceptance(results))
+    if columns and results:
+        found.append(_counted(results, columns))
+    return [*found, *(_section(each) for each in sections)]
+
+
+def in_words(provenance: Mapping[str, Any]) -> str:
+    """What was run, in one line."""
+    suite, memory = provenance["suite"], provenance.get("memory") or {}
+    lengths = provenance.get("prompt_tokens")
+    of_length = "" if lengths is None else f" of {_listed(lengths)} tokens"
+    peak = memory.get("peak_resident_bytes")
+    return (
+        f"{provenance['model']} {provenance['dtype']}, {suite['num_prompts']} prompts{of_length}, at most "
+        f"{provenance['max_tokens']} tokens each, temperature {provenance['temperature']:g}, {provenance['repeats']} "
+        f"repeats, {provenance['threads']} threads, batch {_listed(provenance['batch_size'])}, {provenance['cpu']}"
+        + ("" if peak is None else f"; at most {peak / 1e9:.2f} GB of memory")
+    )
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(str(each or "as is") for each in value) if isinstance(value, list) else str(value)
+
+
+def settings_of(results: Iterable[Mapping[str, Any]]) -> list[tuple[int | None, int | None]]:
+    """Batch size and prompt length of every setting, in order; a length is None where prompts are as they were."""
+    return list(dict.fromkeys((each.get("batch_size"), each.get("prompt_tokens")) for each in results))
+
+
+def groups_of(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The figures over all prompts, and behind them those by category if there are several."""
+    categories = result["by_category"]
+    return {"all": result, **categories} if len(categories) > 1 else {"all": result}
+
+
+# ---------------------------------------------------------------------- the sheets
+
+
+def _overall(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    return Sheet(
+        "overview",
+        "Tokens per step includes the token that every step adds, so plain decoding is 1.00. Accepted: of all draft "
+        "tokens. Same tokens: answers equal to plain decoding's, which “same law” does not promise when sampling.",
+        (
+            "method",
+            "speed-up",
+            "lowest to highest",
+            "tokens per second",
+            "tokens per step",
+            "accepted",
+            "same tokens",
+            "failed",
+        ),
+        [
+            (
+                Cell(result["method"]),
+                speedup(result),
+                Cell(spread(result)),
+                number(result["tokens_per_second"], "{:.0f}"),
+                number(result["tokens_per_step"]),
+                _accepted(result),
+                _equality(result),
+                _failures(result),
+            )
+            for result in results
+        ],
+    )
+
+
+def _by_category(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    rows = []
+    for result in results:
+        for name, figures in groups_of(result).items():
+            first = figures.get("first_token_seconds")
+            rows.append(
+                (
+                    Cell(result["method"] if name == "all" else ""),
+                    Cell(name),
+                    speedup(figures) if result["method"] != BASELINE else Cell(DASH),
+                    Cell(spread(figures) if result["method"] != BASELINE else DASH),
+                    number(None if first is None else 1e3 * first, "{:.1f}"),
+                    number(figures.get("decode_tokens_per_second"), "{:.0f}"),
+                    speedup(figures, "decode_speedup") if result["method"] != BASELINE else Cell(DASH),
+                    number(figures["tokens_per_step"]),
+                )
+            )
+    return Sheet(
+        "speed-up by category, and decoding, apart from reading the prompt",
+        "First token: until the prompts of a call are read, for each. The three columns behind it are decoding alone.",
+        (
+            "method",
+            "category",
+            "speed-up",
+            "lowest to highest",
+            "first token ms",
+            "decoding tokens per second",
+            "decoding speed-up",
+            "tokens per step",
+        ),
+        rows,
+        labels=2,
+    )
+
+
+def _latency(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    counts = [result["latency"] for result in results if result.get("latency")]
+    answers, gaps = (sorted({each[name] for each in counts}) for name in ("num_answers", "num_gaps"))
+    return Sheet(
+        "what a reader waits for, milliseconds",
+        "P50 and P99, from when a request is queued. Tokens that are accepted together arrive together: the first of "
+        "them has waited for the whole step and the others for nothing, so a P50 between tokens may be 0; the mean is "
+        f"decoding's. {_span(answers)} answers and {_span(gaps)} gaps of each method.",
+        (
+            "method",
+            "first token P50",
+            "P99",
+            "between tokens mean",
+            "P50",
+            "P99",
+            "whole answer P50",
+            "P99",
+        ),
+        [
+            (
+                Cell(result["method"]),
+                *(
+                    milliseconds((result.get("latency") or {}).get(name), each)
+                    for name, each in (
+                        ("first_token_seconds", "p50"),
+                        ("first_token_seconds", "p99"),
+                        ("between_tokens_seconds", "mean"),
+                        ("between_tokens_seconds", "p50"),
+                        ("between_tokens_seconds", "p99"),
+                        ("answer_seconds", "p50"),
+                        ("answer_seconds", "p99"),
+                    )
+                ),
+            )
+            for result in results
+        ],
+    )
+
+
+def _costs(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    rows = []
+    for result in results:
+        shares, memory = share_of_time(result), result.get("memory") or {}
+        rows.append(
+            (
+                Cell(result["method"]),
+                *(number(100 * shares[part] if shares else None, "{:.0f}%") for part in ("draft", "verify", "other")),
+                megabytes(memory.get("cache_bytes")),
+                megabytes(memory.get("drafter_bytes")),
+            )
+        )
+    return Sheet(
+        "where time and memory go",
+        "Time is drafting, the target's forward with the verification, and everything else. The target's keys and "
+        "values, and what the drafter holds in tensors of its own: weights, keys and values, tables.",
+        ("method", "draft", "verify", "other", "target's cache MB", "drafter MB"),
+        rows,
+    )
+
+
+def _acceptance(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    drafting = [result for result in results if result["acceptance_by_position"]]
+    deepest = max(min(len(result["acceptance_by_position"]), MAX_DEPTH) for result in drafting)
+    rows = []
+    for depth in range(deepest):
+        cells = []
+        for result in drafting:
+            rates, counts = result["acceptance_by_position"], result["observations_by_position"]
+            if depth < len(rates):
+                cells.append(Cell(f"{rates[depth]:.2f} of {counts[depth]}", doubtful=counts[depth] < FEW))
+            else:
+                cells.append(Cell(DASH))
+        rows.append((Cell(str(depth + 1)), *cells))
+    return Sheet(
+        "acceptance by position in the draft",
+        "The share of steps that accepted the draft as far as there, of how many that had drafted so far; a share of "
+        f"fewer than {FEW} says little.",
+        ("position", *(result["method"] for result in drafting)),
+        rows,
+    )
+
+
+def _grid(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    rows = []
+    last: tuple[Any, Any] | None = None
+    for result in results:
+        setting = (result.get("batch_size"), result.get("prompt_tokens"))
+        latency, memory = result.get("latency") or {}, result.get("memory") or {}
+        batch, length = ("", "") if setting == last else (str(setting[0]), str(setting[1] or "as is"))
+        last = setting
+        rows.append(
+            (
+                Cell(batch),
+                Cell(length),
+                Cell(result["method"]),
+                speedup(result),
+                Cell(spread(result)),
+                number(result["tokens_per_second"], "{:.0f}"),
+                speedup(result, "decode_speedup"),
+                milliseconds(latency.get("first_token_seconds"), "p50"),
+                milliseconds(latency.get("between_tokens_seconds"), "p99"),
+                megabytes(memory.get("cache_bytes")),
+                _failures(result),
+            )
+        )
+    return Sheet(
+        "by batch size and prompt length",
+        "Prompts that run together, and tokens of each. Every speed-up is over plain decoding in the same setting. "
+        "Decoding is apart from reading the prompts. By category: in the files.",
+        (
+            "batch",
+            "prompt",
+            "method",
+            "speed-up",
+            "lowest to highest",
+            "tokens per second",
+            "decoding",
+            "first ms P50",
+            "next ms P99",
+            "cache MB",
+            "failed",
+        ),
+        rows,
+        labels=3,
+    )
+
+
+def _counted(results: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Sheet:
+    return Sheet(
+        "counted beside",
+        "What the suite counts.",
+        ("method", "category", *(" ".join(column.header.split()) for column in columns)),
+        [
+            (
+                Cell(result["method"] if name == "all" else ""),
+                Cell(name),
+                *(Cell(column.cell(figures)) for column in columns),
+            )
+            for result in results
+            for name, figures in groups_of(result).items()
+        ],
+        labels=2,
+    )
+
+
+def _section(section: Section) -> Sheet:
+    return Sheet(
+        section.title,
+        "",
+        [" ".join(column.header.split()) for column in section.columns],
+        [[Cell(column.cell(row)) for column in section.columns] for row in section.rows],
+    )
+
+
+# ---------------------------------------------------------------------- the cells
+
+
+def speedup(figures: Mapping[str, Any], name: str = "speedup") -> Cell:
+    """Bad below 1, doubtful where the repeats lie on both sides of 1."""
+    value = figures.get(name)
+    if value is None:
+        return Cell(DASH)
+    lowest = (figures["spread"].get(name) or [value])[0]
+    return Cell(f"{value:.2f}x", bad=value < SLOWDOWN, doubtful=lowest < SLOWDOWN <= value)
+
+
+def spread(figures: Mapping[str, Any], name: str = "speedup") -> str:
+    """The lowest and the highest repeat; one repeat has none, and plain decoding is what others are compared with."""
+    ends = figures["spread"].get(name)
+    if not ends or figures["num_repeats"] < 2 or figures.get("method") == BASELINE:
+        return DASH
+    return f"{ends[0]:.2f}–{ends[1]:.2f}"
+
+
+def number(value: float | None, form: str = "{:.2f}") -> Cell:
+    """A number, or a dash where it is not known."""
+    return Cell(DASH if value is None else form.format(value))
+
+
+def milliseconds(found: Mapping[str, float] | None, name: str) -> Cell:
+    """One of the quantiles of something in seconds."""
+    value = None if found is None else 1e3 * found[name]
+    return number(value, "{:.0f}" if value is not None and value >= 100 else "{:.1f}")
+
+
+def megabytes(value: float | None) -> Cell:
+    """Bytes as 10^6 of them."""
+    return number(None if value is None else value / 1e6, "{:.1f}")
+
+
+def _accepted(result: Mapping[str, Any]) -> Cell:
+    drafted = result["num_draft_tokens"]
+    return Cell(f"{result['num_accepted_tokens'] / drafted:.0%}" if drafted else DASH)
+
+
+def _equality(result: Mapping[str, Any]) -> Cell:
+    share = result["equal_outputs"]
+    if share is None or result["method"] == BASELINE:
+        return Cell(DASH)
+    return Cell(f"{share:.0%}", bad=result["promise"] in _EXACT and share < 1)
+
+
+def _failures(result: Mapping[str, Any]) -> Cell:
+    return Cell(str(result["failures"]), bad=bool(result["failures"]))
+
+
+def _span(values: Sequence[int]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
