@@ -27,7 +27,7 @@ TOLERANCE = 6e-5
 WRONG = 1e-2  # what a wrong mask or position has to exceed
 
 # Families that run through the fused decoder on CPU where it is compiled; then the library's layers are tested as well.
-FUSED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+FUSED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
 
 Pair = tuple[LanguageModel, Any]
 

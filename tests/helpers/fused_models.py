@@ -36,6 +36,21 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1 + 0.1 * each for each in range(8)],
+    "long_factor": [4.0] * 8,
+    "factor": 4.0,
+    "original_max_position_embeddings": 150,
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.11,
+    "logits_scaling": 4.0,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -55,6 +70,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("qwen3", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 2}),
+    "smollm3, windows": (
+        "smollm3",
+        {
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 18,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3": ("phi3", {"head_dim": 48}),
+    "phi3, window, part of a head": ("phi3", {"sliding_window": 21, "rope_parameters": _PARTIAL}),
+    "phi3, longrope": ("phi3", {"head_dim": 16, "rope_parameters": _LONGROPE}),
+    "granite": ("granite", _GRANITE),
 }
 
 

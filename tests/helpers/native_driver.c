@@ -1,5 +1,5 @@
 /* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
- * blocks, open gates, quantised weights, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as
+ * blocks, open gates, every way to norm, rotate and cap, quantised weights, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as
  * single rows on one thread. */
 
 #include "decoder.c"
@@ -32,7 +32,7 @@ static void *filled(long count, int bf16, float scale, float offset) {
 typedef struct {
     Model model;
     Layer layers[LAYERS];
-    float *cos, *sin;
+    Angles angles[2];
     void *owned[64];
     int num_owned;
 } Decoder;
@@ -44,11 +44,12 @@ typedef struct {
 
 static void *own(Decoder *d, void *memory) { return d->owned[d->num_owned++] = memory; }
 
-/* How weights are kept: as elements, or in so many bits, in groups (0: whole rows), with float16 scales or with minimums. */
+/* How weights are kept: as elements, or in so many bits, in groups (0: whole rows), with float16 scales or with minimums.
+ * uncommon: the layers do everything that a model can ask for beside the common anatomy. */
 typedef struct {
     int bf16, bits;
     long group;
-    int half, minimum;
+    int half, minimum, uncommon;
 } Kind;
 
 static Matrix matrix(Decoder *d, Kind kind, long outputs, long inputs, float scale) {
@@ -93,17 +94,29 @@ static void build(Decoder *d, Kind kind) {
             .q_norm = l ? own(d, filled(HEAD_DIM, 0, 0.2f, 1)) : 0,
             .k_norm = l ? own(d, filled(HEAD_DIM, 0, 0.2f, 1)) : 0,
             .window = l ? 7 : 0,
+            .rot_dim = l ? HEAD_DIM : HEAD_DIM / 2,
+            .angles = l,
             .index = l,
         };
-    d->cos = own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0));
-    d->sin = own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0));
+    for (int i = 0; i < 2; i++)
+        d->angles[i] = (Angles){own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0)), own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0))};
     d->model = (Model){
         .bf16 = bf16, .num_layers = LAYERS, .width = WIDTH, .heads = HEADS, .kv_heads = GROUPS, .head_dim = HEAD_DIM,
-        .rot_dim = HEAD_DIM, .vocab = VOCAB - 3, .qkv_stride = qkv, .gate_up_stride = 2 * MLP,
-        .ffn_units = bf16 ? MLP / 2 : MLP, .logits_stride = VOCAB, .eps = 1e-6, .scaling = 0.2, .layers = d->layers,
+        .vocab = VOCAB - 3, .qkv_stride = qkv, .gate_up_stride = 2 * MLP,
+        .ffn_units = bf16 ? MLP / 2 : MLP, .logits_stride = VOCAB, .eps = 1e-6, .scaling = 0.2, .logit_scale = 1,
+        .embedding_scale = 1, .residual_scale = 1, .layers = d->layers,
         .embedding = own(d, filled(VOCAB * WIDTH, bf16, 1, 0)), .head = matrix(d, kind, VOCAB, WIDTH, 0.3f),
         .final_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
     };
+    if (!kind.uncommon) return;
+    Model *m = &d->model;
+    m->activation = GELU_TANH, m->interleaved = 1, m->score_cap = 2, m->logit_cap = 4, m->logit_scale = 0.5;
+    m->embedding_scale = 3, m->residual_scale = 0.7;
+    Layer *y = d->layers + 1;
+    y->attention_norm = y->mlp_norm = y->q_norm = y->k_norm = 0;
+    y->attention_end_norm = own(d, filled(WIDTH, 0, 0.2f, 1)), y->mlp_end_norm = own(d, filled(WIDTH, 0, 0.2f, 1));
+    y->q_all_norm = own(d, filled(HEADS * HEAD_DIM, 0, 0.2f, 1)), y->k_all_norm = own(d, filled(GROUPS * HEAD_DIM, 0, 0.2f, 1));
+    y->rot_dim = 0;
 }
 
 static Cache new_cache(void) {
@@ -132,7 +145,7 @@ static void forward(Team *team, const Decoder *d, Cache *c, int threads, long pr
                              .keep = blocks ? GROUPS * (prefix / blocks->size) : 0};
     const Call call = {
         .num_rows = rows, .num_segments = 1, .num_wanted = rows, .capacity = CAPACITY, .threads = threads, .tokens = tokens,
-        .positions = positions, .wanted = wanted, .cos = d->cos, .sin = d->sin, .segments = &segment,
+        .positions = positions, .wanted = wanted, .angles = d->angles, .segments = &segment,
         .blocks = segment.keep ? blocks : 0, .keys = c->keys, .values = c->values, .tiled = c->tiled, .known = c->known,
         .logits = logits, .best = best, .peaks = peaks, .top = 2, .top_ids = ids, .top_shares = shares, .last = LAYERS,
         .num_taps = 1, .num_tap_rows = rows, .taps = taps, .tap_rows = wanted, .tapped = tapped, .thresholds = thresholds,
@@ -217,7 +230,8 @@ int main(int count, char **arguments) {
     float *expected = malloc(ROWS * VOCAB * 4);
     for (int i = 0; i < ROWS; i++) tokens[i] = (7 + 11 * i) % VOCAB;
     const Kind kinds[] = {{0}, {.bf16 = 1}, {.bits = 8}, {.bf16 = 1, .bits = 8, .group = 16, .half = 1},
-                          {.bf16 = 1, .bits = 4, .group = 32, .half = 1}, {.bits = 4, .group = 32, .minimum = 1}};
+                          {.bf16 = 1, .bits = 4, .group = 32, .half = 1, .uncommon = 1},
+                          {.bits = 4, .group = 32, .minimum = 1}, {.uncommon = 1}, {.bf16 = 1, .uncommon = 1}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         Decoder decoder;
         build(&decoder, kinds[k]);

@@ -119,7 +119,7 @@ class _Tiles(_Pack):
     """Tiles of the fused decoder, filled row by row from those of the whole head."""
 
     def __init__(self, whole: Head) -> None:
-        self._whole = whole.packed
+        self._head, self._whole = whole, whole.packed
         self._packed = _nothing_of(self._whole, 0)
 
     def put(self, first: int, ids_N: Tensor) -> None:
@@ -135,7 +135,7 @@ class _Tiles(_Pack):
             to[columns_N // 16, :, columns_N % 16] = whole[ids_N // 16, :, ids_N % 16]
 
     def head(self, count: int) -> Head:
-        return Head(self._packed[: -(-count // 16)], count)
+        return self._head._replace(packed=self._packed[: -(-count // 16)], vocab_size=count)
 
     def score(self, normed_MD: Tensor, count: int) -> Tensor:
         raise NotImplementedError("a packed head is scored by the fused decoder")

@@ -5,15 +5,32 @@ static void NAME(rms_norm)(const float *x, const float *gain, long n, float eps,
         NAME(enter)(to + INPUTS(i), *(const part_unaligned *)(x + i) * scale * *(const part_unaligned *)(gain + i));
 }
 
-/* One head's query or key: optional norm, rotary. */
-static void NAME(rotate)(const Model *m, const float *x, const float *gain, const float *cos, const float *sin, float *z) {
-    const long D = m->head_dim, half = m->rot_dim / 2;
+/* The same in place. */
+static void NAME(norm_line)(float *x, const float *gain, long n, float eps) {
+    const float scale = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
+    for (long i = 0; i < n; i += LANES)
+        *(part_unaligned *)(x + i) = *(const part_unaligned *)(x + i) * scale * *(const part_unaligned *)(gain + i);
+}
+
+/* One head's query or key of a row: optional norm, rotary. */
+static void NAME(rotate)(const Job *job, const Layer *layer, long row, const float *x, const float *gain, float *z) {
+    const Model *m = job->model;
+    const long D = m->head_dim, half = layer->rot_dim / 2, position = job->call->positions[row];
+    const Angles *angles = job->call->angles + layer->angles;
+    const float *cos = angles->cos + position * half, *sin = angles->sin + position * half;
     float y[MAX_HEAD_DIM];
     const float scale = gain ? 1.0f / sqrtf(dot(x, x, D) / (float)D + (float)m->eps) : 1.0f;
     for (long i = 0; i < D; i++) y[i] = gain ? x[i] * scale * gain[i] : x[i];
-    for (long i = 0; i < half; i++) {
-        z[i] = y[i] * cos[i] - y[i + half] * sin[i];
-        z[i + half] = y[i + half] * cos[i] + y[i] * sin[i];
+    if (m->interleaved) {
+        for (long i = 0; i < half; i++) {
+            z[2 * i] = y[2 * i] * cos[i] - y[2 * i + 1] * sin[i];
+            z[2 * i + 1] = y[2 * i + 1] * cos[i] + y[2 * i] * sin[i];
+        }
+    } else {
+        for (long i = 0; i < half; i++) {
+            z[i] = y[i] * cos[i] - y[i + half] * sin[i];
+            z[i + half] = y[i + half] * cos[i] + y[i] * sin[i];
+        }
     }
     for (long i = 2 * half; i < D; i++) z[i] = y[i];
 }
@@ -21,13 +38,11 @@ static void NAME(rotate)(const Model *m, const float *x, const float *gain, cons
 /* The sum of one group's queries of a row. */
 static void NAME(sum_queries)(const Job *job, const Layer *layer, long row, long g, float *sum) {
     const Model *m = job->model;
-    const Call *call = job->call;
-    const long D = m->head_dim, n = m->heads / m->kv_heads, position = call->positions[row];
-    const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
+    const long D = m->head_dim, n = m->heads / m->kv_heads;
     float q[MAX_HEAD_DIM];
     memset(sum, 0, D * sizeof(float));
     for (long h = g * n; h < (g + 1) * n; h++) {
-        NAME(rotate)(m, job->qkv_out + row * m->qkv_stride + h * D, layer->q_norm, cos, sin, q);
+        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + h * D, layer->q_norm, q);
         for (long d = 0; d < D; d += LANES) *(part_unaligned *)(sum + d) += NAME(rounded)(*(const part_unaligned *)(q + d));
     }
 }
@@ -45,9 +60,7 @@ static void NAME(write)(const Job *job, const Layer *layer, const Segment *s, lo
     float turned[MAX_HEAD_DIM];
     for (long r = 0; r < s->rows; r++) {
         const float *row = job->qkv_out + (s->start + r) * m->qkv_stride;
-        const long position = call->positions[s->start + r];
-        const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
-        NAME(rotate)(m, row + (m->heads + g) * D, layer->k_norm, cos, sin, turned);
+        NAME(rotate)(job, layer, s->start + r, row + (m->heads + g) * D, layer->k_norm, turned);
         for (long i = 0; i < D; i += LANES) {
             NAME(narrow)(keys + ((place + r) * D + i) * element, *(const part_unaligned *)(turned + i));
             NAME(narrow)(values + ((place + r) * D + i) * element,
@@ -66,12 +79,10 @@ static void NAME(write)(const Job *job, const Layer *layer, const Segment *s, lo
 /* Queries of one group of heads of a row, for a product. */
 static void NAME(turn_queries)(const Job *job, const Layer *layer, long row, long g, NAME(input) *q) {
     const Model *m = job->model;
-    const Call *call = job->call;
-    const long D = m->head_dim, n = m->heads / m->kv_heads, position = call->positions[row];
-    const float *cos = call->cos + position * (m->rot_dim / 2), *sin = call->sin + position * (m->rot_dim / 2);
+    const long D = m->head_dim, n = m->heads / m->kv_heads;
     float turned[MAX_HEAD_DIM];
     for (long h = 0; h < n; h++) {
-        NAME(rotate)(m, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, cos, sin, turned);
+        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, turned);
         for (long i = 0; i < D; i += LANES) NAME(enter)(q + INPUTS(h * D + i), *(const part_unaligned *)(turned + i));
     }
 }
@@ -110,7 +121,8 @@ static void NAME(score)(const Job *job, const Layer *layer, const Segment *s, lo
                 for (long j = 0; j <= s->tail; j++)
                     if (s->seen[j]) line[length++] = line[s->prefix + j];
             }
-            const float inverse = softmax(line, 0, 0, length, padded, (float)m->scaling);
+            if (m->score_cap) cap_line(line, 0, length, (float)m->scaling, (float)m->score_cap);
+            const float inverse = softmax(line, 0, 0, length, padded, m->score_cap ? 1 : (float)m->scaling);
             add_weights(line, inverse, b->size, num_blocks, scores);
         }
     }
@@ -205,7 +217,8 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
             .values = (const char *)call->values[layer->index] + group * call->capacity * D * element,
             .runs = runs, .num_runs = num_runs, .begin = begin,
             .prefix = columns - s->rows - s->tail, .shift = runs[num_runs - 1].to - columns,
-            .n = n, .D = D, .rows = rows, .scaling = (float)m->scaling, .q = q,
+            .n = n, .D = D, .rows = rows, .q = q,
+            .scaling = m->score_cap ? 1 : (float)m->scaling, .cap = (float)m->score_cap, .cap_factor = (float)m->scaling,
             .scores = scratch->part[2].data, .weights = scratch->part[6].data,
             .sums = scratch->part[1].data};
         y.sofar = y.sums + rows * 16;

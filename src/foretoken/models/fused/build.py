@@ -40,7 +40,7 @@ _FLAGS = (
     "-Werror=incompatible-pointer-types",  # floats taken for units would be a wrong answer, not a warning
     "-pthread",
 )
-_ABI = 9
+_ABI = 10
 _SCRATCH = "building-"
 _DIGEST = hashlib.sha256().digest_size
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
+from foretoken.models.fused.layout import Block, Layout, StateBlock
 from foretoken.models.fused.packing import Tiles, form_of
 from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.fused.structs import SCORES
@@ -43,6 +44,34 @@ class Sizes:
     max_length: int
     dtype: torch.dtype
     gated: bool
+
+
+def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]) -> None:
+    """What native code takes for granted of a block, once, when it is packed.
+
+    Args:
+        halves: half the elements that each of the layout's rotaries rotates.
+    Raises:
+        ValueError: a gain has another length than what it scales, or a rotary is none of the layout's.
+    """
+    _check_gain("mlp_norm_D", block.mlp_norm_D, layout.width)
+    if isinstance(block, StateBlock):
+        return
+    for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
+        _check_gain(name, getattr(block, name), layout.width)
+    every = block.q_norm_d is not None and len(block.q_norm_d) != layout.head_dim
+    _check_gain("q_norm_d", block.q_norm_d, layout.head_dim * (layout.heads if every else 1))
+    _check_gain("k_norm_d", block.k_norm_d, layout.head_dim * (layout.kv_heads if every else 1))
+    if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
+        raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
+    if block.rotary is not None:
+        _within("block.rotary", block.rotary, 0, len(halves) - 1)
+        _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
+
+
+def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:
+    if gain_D is not None and gain_D.shape != (width,):
+        raise ValueError(f"block.{name} is {list(gain_D.shape)}: [{width}]")
 
 
 def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> None:

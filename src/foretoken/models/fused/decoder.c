@@ -1,4 +1,4 @@
-/* A decoder of the common anatomy (rotary attention, RMSNorm, gated SiLU MLP) for CPUs, one call per forward.
+/* A decoder of the common anatomy (rotary attention, RMSNorm, gated MLP) for CPUs, one call per forward.
  *
  * Compiled on the user's machine by build.py, called through ctypes by decoder.py, which checks everything that it hands
  * over (checks.py). Plain C with GCC/Clang vector types; bfloat16 dot products where the processor has them.
@@ -102,23 +102,26 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
     long projected = m->qkv_stride, mixed = m->gate_up_stride, attended = m->heads * m->head_dim, walked = 0, levels = 0;
     for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
+    int beside = m->residual_scale != 1;
     for (long l = call->first; l < call->last; l++) {
         const Mixer *x = m->layers[l].mixer;
+        beside |= m->layers[l].attention_end_norm || m->layers[l].mlp_end_norm;
         if (!x) continue;
         projected = larger(projected, x->stride);
         mixed = larger(mixed, x->inner);
         attended = larger(attended, x->inner);
         walked = larger(walked, 2 * x->width + 2 * x->state + levels * x->state * x->width);
     }
-    const size_t rows[5] = {T * m->width * 4, T * projected * 4, T * mixed * 4, T * attended * entered,
-                            T * m->gate_up_stride / 2 * entered};
-    for (int i = 0; i < 5; i++)
+    const size_t rows[ROW_BUFFERS] = {T * m->width * 4, T * projected * 4, T * mixed * 4, T * attended * entered,
+                                      T * m->gate_up_stride / 2 * entered, beside ? T * m->width * 4 : 0};
+    for (int i = 0; i < ROW_BUFFERS; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
     job->qkv_out = team->rows[1].data;
     job->gate_up_out = team->rows[2].data;
     job->attended = team->rows[3].data;
     job->hidden = team->rows[4].data;
+    job->branch = team->rows[5].data;
 
     const long tokens = panel_tokens(m), folded = tokens * group;
     long most_columns = 0, most_blocks = 0, behind = 0; /* behind: what a tree's rows see beside the prefix, at most */
@@ -187,7 +190,7 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     const long threads = call->threads < 1 ? 1 : call->threads > MAX_THREADS ? MAX_THREADS : call->threads;
     Job job = {.model = m, .call = call};
     pthread_mutex_lock(&team->callers);
-    const int ready = clear_stages(team, &job, 8 * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
+    const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
     if (ready) together(team, &job, (int)threads);
     pthread_mutex_unlock(&team->callers);
     return !ready;

@@ -1,8 +1,8 @@
 """The fused CPU decoder: the whole forward of a common decoder in one native call.
 
 For models of a few hundred million parameters most of a small step is the cost of calling hundreds of small kernels.
-This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: the anatomy
-that Llama, Mistral, Qwen2 and Qwen3 share (fit.py), and what drafting methods put beside it.
+This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: models of
+transformers (families.py, fit.py), and what drafting methods put beside them.
 
 Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
 """
@@ -69,15 +69,17 @@ class FusedDecoder:
     ) -> None:
         self.library = library
         self._keep: list[Any] = []  # what the native side reads
-        self._dtype = layout.dtype
-        self._rotary = RotaryTables(layout.rotary)
+        self._dtype, self._head_dim = layout.dtype, layout.head_dim
+        rotaries = layout.rotary if isinstance(layout.rotary, tuple) else (layout.rotary,)
+        self._rotaries = [RotaryTables(each) for each in rotaries]
         layers = (structs.Layer * layout.num_blocks)()
         self._mixers: dict[int, Mixer] = {}
         for index, block in enumerate(layout.blocks):
+            checks.check_block(layout, block, [each.half for each in self._rotaries])
             packed = self._pack(layers[index], block, index)
             if taken is not None:
                 taken(index, packed)
-        self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head)
+        self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
         self.vocab_size = self.head.vocab_size
         embedding = None if layout.embedding_VD is None else layout.embedding_VD.detach().contiguous()
         self._keep += [embedding, layers, self.head]
@@ -101,14 +103,20 @@ class FusedDecoder:
             heads=layout.heads,
             kv_heads=layout.kv_heads,
             head_dim=layout.head_dim,
-            rot_dim=2 * self._rotary.half,
             vocab=self.vocab_size,
             qkv_stride=(layout.heads + 2 * layout.kv_heads) * layout.head_dim,
             gate_up_stride=2 * layout.mlp_width,
             ffn_units=layout.mlp_width // UNITS[layout.dtype],
             logits_stride=len(self.head.packed) * 16,
+            activation=structs.ACTIVATIONS[layout.activation],
+            interleaved=int(layout.interleaved),
             eps=layout.norm_eps,
             scaling=layout.scaling,
+            score_cap=layout.score_cap,
+            logit_cap=self.head.cap,
+            logit_scale=self.head.scale,
+            embedding_scale=layout.embedding_scale,
+            residual_scale=layout.residual_scale,
             layers=layers,
             embedding=None if embedding is None else embedding.data_ptr(),
             head=described(self.head.packed),
@@ -159,7 +167,9 @@ class FusedDecoder:
         states = None
         if any(span.first <= layer < span.last for layer in self._mixers):
             states = NativeStates(self._mixers, cache, batch, span, self._dtype)
-        tables = self._rotary.up_to(max(batch.positions) + 1 if attends else 0)
+        longest = max(batch.positions) + 1 if attends else 0
+        tables = [each.up_to(longest) for each in self._rotaries]  # held while the call runs
+        angles = (structs.Angles * len(tables))(*(structs.Angles(*(x.data_ptr() for x in each)) for each in tables))
         num_wanted = len(wanted)
         model = self._model if head is None else self._with_head(head)
         logits_MV = self._shelf.take(num_wanted, model.logits_stride)
@@ -180,8 +190,7 @@ class FusedDecoder:
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
-            cos=tables.cos_Nh.data_ptr(),
-            sin=tables.sin_Nh.data_ptr(),
+            angles=angles,
             segments=segments,
             blocks=None if blocks is None else ctypes.pointer(blocks.native),
             keys=None if room is None else ctypes.addressof(room.keys),
@@ -222,7 +231,7 @@ class FusedDecoder:
         """A copy of the description, with another head."""
         model = structs.Model.from_buffer_copy(self._model)
         model.vocab, model.head = head.vocab_size, described(head.packed)
-        model.logits_stride = len(head.packed) * 16
+        model.logits_stride, model.logit_scale, model.logit_cap = len(head.packed) * 16, head.scale, head.cap
         return model
 
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
@@ -284,8 +293,7 @@ class FusedDecoder:
             self._keep.append(gate_up)
             down = self._packed(block.down)
             native.gate_up, native.down = described(gate_up), described(down)
-            assert block.mlp_norm_D is not None
-            native.mlp_norm = self._floats(block.mlp_norm_D)
+            native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
         native.qkv, native.out = (described(each) for each in packed)
         return PackedBlock(*packed, gate_up, down)
@@ -315,13 +323,20 @@ class FusedDecoder:
         if block.out.bias_O is not None:
             native.out_bias = self._floats(block.out.bias_O)
         native.window = block.window
-        native.attention_norm = None if block.attention_norm_D is None else self._floats(block.attention_norm_D)
-        native.q_norm = None if block.q_norm_d is None else self._floats(block.q_norm_d)
-        native.k_norm = None if block.k_norm_d is None else self._floats(block.k_norm_d)
+        if block.rotary is not None:
+            native.rot_dim, native.angles = 2 * self._rotaries[block.rotary].half, block.rotary
+        native.attention_norm = self._gain(block.attention_norm_D)
+        native.attention_end_norm, native.mlp_end_norm = map(
+            self._gain, (block.attention_end_norm_D, block.mlp_end_norm_D)
+        )
+        if block.q_norm_d is not None and len(block.q_norm_d) > self._head_dim:
+            native.q_all_norm, native.k_all_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
+        else:
+            native.q_norm, native.k_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
         return qkv, out
 
-    def _packed_head(self, head: Projection) -> Head:
-        return Head(self._packed(head), head.outputs)
+    def _packed_head(self, head: Projection, layout: Layout) -> Head:
+        return Head(self._packed(head), head.outputs, layout.logit_scale, layout.logit_cap)
 
     @torch.no_grad()
     def _packed(self, *projections: Projection) -> Tiles:
@@ -336,6 +351,9 @@ class FusedDecoder:
         whole = packed_of([each.weight_OK for each in projections], self._dtype)
         tiles = len(whole) // len(projections)
         return [whole[begin : begin + tiles] for begin in range(0, len(whole), tiles)]
+
+    def _gain(self, gain_D: Tensor | None) -> int | None:
+        return None if gain_D is None else self._floats(gain_D)
 
     def _floats(self, values: Tensor) -> int:
         kept = values.detach().to(torch.float32).contiguous()

@@ -7,75 +7,23 @@ modules are taken, and after packing the whole model is tried against what the l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.models.fused import build, states
 from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
 from foretoken.models.fused.layout import Block, Layout, PackedBlock, Projection, StateBlock
-from foretoken.models.fused.packing import TiledLinear, Tiles
+from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
 from foretoken.models.fused.quantised import can_join
 from foretoken.models.plain import own_ways, why_not_plain
-from foretoken.models.quantised.weight import QuantisedLinear
+from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
 from foretoken.models.ssm.layout import Mixer
 
-_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "mamba2", "bamba"})
-_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence at hand
-_ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-_MIXER = ("in_proj", "out_proj")
-
-
-class _Layer(NamedTuple):
-    """A layer's modules: attention or a mixer, perhaps an MLP, and the norms before them."""
-
-    norm: Any
-    attention: Any
-    mixer: Any
-    mlp: Any
-    mlp_norm: Any
-
-    @property
-    def linears(self) -> list[tuple[Any, str]]:
-        """Whose weights are packed, as (parent, name)."""
-        parts = ((self.attention, _ATTENTION), (self.mixer, _MIXER), (self.mlp, _MLP))
-        return [(part, name) for part, names in parts if part is not None for name in names]
-
-
-class _Parts(NamedTuple):
-    """A model's modules under one set of names."""
-
-    layers: list[_Layer]
-    embedding: Any
-    final_norm: Any
-    rotary: Any
-
-
-def _parts(model: Any) -> _Parts:
-    kind = model.config.model_type
-    if kind == "mamba2":
-        body = model.backbone
-        mixing = [_Layer(layer.norm, None, layer.mixer, None, None) for layer in body.layers]
-        return _Parts(mixing, body.embeddings, body.norm_f, None)
-    body = model.model
-    if kind == "bamba":
-        layers = [
-            _Layer(
-                layer.input_layernorm,
-                getattr(layer, "self_attn", None),
-                getattr(layer, "mamba", None),
-                layer.feed_forward,
-                layer.pre_ff_layernorm,
-            )
-            for layer in body.layers
-        ]
-        return _Parts(layers, body.embed_tokens, body.final_layernorm, body.rotary_emb)
-    layers = [
-        _Layer(each.input_layernorm, each.self_attn, None, each.mlp, each.post_attention_layernorm)
-        for each in body.layers
-    ]
-    return _Parts(layers, body.embed_tokens, body.norm, body.rotary_emb)
+# tables that do not depend on the sequence at hand; longrope's do so beyond the positions that are served
+_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
 
 
 def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
@@ -86,26 +34,23 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
         return "it is not on the CPU"
     if first.dtype not in (torch.float32, torch.bfloat16):
         return f"its dtype is {first.dtype}"
-    if config.model_type not in _TYPES:
-        return f"its type '{config.model_type}' is not one of {', '.join(sorted(_TYPES))}"
-    if config.hidden_act != "silu":
-        return f"its activation is '{config.hidden_act}'"
+    if config.model_type not in FAMILIES:
+        return f"its type '{config.model_type}' is not one of {', '.join(sorted(FAMILIES))}"
     unusual = unusual_module(model, mixers)
     if unusual is not None:
         return unusual
-    parts = _parts(model)
-    attention = next((layer.attention for layer in parts.layers if layer.attention is not None), None)
-    if attention is not None:
-        if parts.rotary.rope_type not in _PLAIN_ROPE:
-            return f"its rotary embedding is of type '{parts.rotary.rope_type}'"
-        if attention.head_dim % 16 or attention.head_dim > 512:
-            return f"its head width {attention.head_dim} is not a multiple of 16"
-        if 2 * parts.rotary.inv_freq.numel() > attention.head_dim:
-            return "its rotary embedding is wider than its heads"
-    if config.hidden_size % 32 or (any(layer.mlp for layer in parts.layers) and config.intermediate_size % 32):
+    parts = parts_of(model)
+    gated = [layer for layer in parts.layers if layer.mlp is not None]
+    activations = {layer.activation for layer in gated}
+    if None in activations or len(activations) > 1:
+        return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
+    reason = _odd_heads(parts)
+    if reason is not None:
+        return reason
+    if config.hidden_size % 32 or (gated and config.intermediate_size % 32):
         return "its widths are not multiples of 32"
     if model.lm_head.bias is not None or any(
-        getattr(layer.mlp, name).bias is not None for layer in parts.layers if layer.mlp is not None for name in _MLP
+        getattr(layer.mlp, name).bias is not None for layer in gated for name in (*layer.gates, "down_proj")
     ):
         return "its MLP or head has a bias"
     if mixers and (reason := states.misfit(mixers[0])) is not None:
@@ -115,9 +60,24 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     return None
 
 
+def _odd_heads(parts: Parts) -> str | None:
+    """What native attention cannot do of a model's; None if it can all of it."""
+    attention = parts.attention
+    if attention is None:
+        return None
+    for kind, how in parts.rotary_kinds.items():
+        if how not in _PLAIN_ROPE:
+            return f"its rotary embedding is of type '{how}'"
+        if 2 * parts.rotary(kind, 1)(torch.zeros(1, dtype=torch.int64))[0].shape[1] > attention.head_dim:
+            return "its rotary embedding is wider than its heads"
+    if attention.head_dim % 16 or attention.head_dim > 512:
+        return f"its head width {attention.head_dim} is not a multiple of 16"
+    return None
+
+
 def fits_by_name(model: Any) -> bool:
     """Whether the fused decoder knows the family, so that a misfit is worth telling."""
-    return model.config.model_type in _TYPES and next(model.parameters()).device.type == "cpu"
+    return model.config.model_type in FAMILIES and next(model.parameters()).device.type == "cpu"
 
 
 def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
@@ -128,20 +88,20 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
         reason = None if module in ours else own_ways(module)
         if reason is not None:
             return f"'{name}' ({type(module).__name__}) {reason}"
-    parts = _parts(model)
+    parts = parts_of(model)
     for index, layer in enumerate(parts.layers):
         for part, name in layer.linears:
             reason = _not_plain(getattr(part, name, None), dtype)
             if reason is not None:
                 return f"'{name}' of layer {index} {reason}"
-        for part, names in ((layer.attention, _ATTENTION[:3]), (layer.mlp, _MLP[:2])):
+        for part, names in ((layer.attention, layer.heads), (layer.mlp, layer.gates)):
             if part is not None and not _can_be_one([getattr(part, name) for name in names]):
                 return f"{', '.join(names)} of layer {index} are quantised in ways that do not go together"
     reason = _not_plain(model.lm_head, dtype)
     if reason is not None:
         return f"its head {reason}"
     embedding = parts.embedding
-    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.weight.dtype != dtype:
+    if not is_plain_embedding(embedding) or embedding.weight.dtype != dtype:
         return f"its embedding is a {type(embedding).__name__} of {embedding.weight.dtype}, not a plain one of {dtype}"
     return None
 
@@ -174,7 +134,7 @@ class Adoption:
 
     def __init__(self, model: Any, max_length: int, mixers: Sequence[Mixer] = ()) -> None:
         self._replaced: list[tuple[Any, str]] = []
-        self._parts = _parts(model)
+        self._parts = parts_of(model)
         self._tied = model.lm_head._parameters.get("weight") is self._parts.embedding.weight
         self._model = model
         library = build.library()
@@ -201,7 +161,7 @@ class Adoption:
             self._swap(layer.mixer, "out_proj", packed.out)
         else:
             start = 0
-            for name in _ATTENTION[:3]:
+            for name in layer.heads:
                 each = getattr(attention, name)
                 tiles = each.out_features // 16
                 self._swap(attention, name, packed.qkv[start : start + tiles])
@@ -211,9 +171,17 @@ class Adoption:
             return
         assert packed.gate_up is not None
         assert packed.down is not None
-        self._swap(mlp, "gate_proj", packed.gate_up[0::2])
-        self._swap(mlp, "up_proj", packed.gate_up[1::2])
+        factors = (packed.gate_up[0::2], packed.gate_up[1::2])
+        if len(layer.gates) == 1:
+            half = mlp.gate_up_proj.out_features // 2
+            self._replace(mlp, "gate_up_proj", TiledPair(*(self._linear(each, half) for each in factors)))
+        else:
+            for name, each in zip(layer.gates, factors, strict=True):
+                self._swap(mlp, name, each)
         self._swap(mlp, "down_proj", packed.down)
+
+    def _linear(self, packed: Tiles, outputs: int) -> TiledLinear:
+        return TiledLinear(packed, outputs, None, self._library)
 
     def _swap(self, parent: Any, name: str, packed: Tiles) -> None:
         linear = getattr(parent, name)
@@ -225,9 +193,12 @@ class Adoption:
         self._replaced.append((parent, name))
 
 
-def _layout(model: Any, parts: _Parts, max_length: int, mixers: Sequence[Mixer]) -> Layout:
-    config = model.config
-    attention = next((layer.attention for layer in parts.layers if layer.attention is not None), None)
+def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) -> Layout:
+    config, attention, norm = model.config, parts.attention, parts.final_norm
+    final_norm_D = parts.gain(norm)
+    assert final_norm_D is not None
+    kinds = list(parts.rotary_kinds)
+    capped = parts.family.caps_scores
     return Layout(
         dtype=next(model.parameters()).dtype,
         width=config.hidden_size,
@@ -236,30 +207,39 @@ def _layout(model: Any, parts: _Parts, max_length: int, mixers: Sequence[Mixer])
         kv_heads=1 if attention is None else config.num_key_value_heads,
         head_dim=16 if attention is None else attention.head_dim,
         mlp_width=0 if parts.layers[0].mlp is None else config.intermediate_size,
-        norm_eps=parts.final_norm.variance_epsilon,
+        norm_eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps,
         scaling=1.0 if attention is None else attention.scaling,
         num_blocks=config.num_hidden_layers,
         blocks=_blocks(model, parts, {mixer.layer: mixer for mixer in mixers}),
-        rotary=_no_rotary if attention is None else _rotary_of(parts.rotary),
+        rotary=tuple(parts.rotary(kind, max_length) for kind in kinds) or _no_rotary,
         max_length=max_length,
-        final_norm_D=parts.final_norm.weight,
+        final_norm_D=final_norm_D,
         head=_projection(model.lm_head),
         embedding_VD=parts.embedding.weight,
+        activation=parts.layers[0].activation or "silu",
+        interleaved=parts.family.interleaved,
+        score_cap=(capped and config.attn_logit_softcapping) or 0.0,
+        embedding_scale=parts.embedding_scale,
+        residual_scale=getattr(config, "residual_multiplier", 1.0),
+        logit_scale=1.0 / getattr(config, "logits_scaling", 1.0),
+        logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
     )
 
 
-def _blocks(model: Any, parts: _Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock]:
+def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock]:
+    config, kinds = model.config, list(parts.rotary_kinds)
     for index, layer in enumerate(parts.layers):
-        attention, mlp = layer.attention, layer.mlp
-        gate, up, down = (None if mlp is None else _projection(getattr(mlp, name)) for name in _MLP)
-        mlp_norm_D = None if mlp is None else layer.mlp_norm.weight
+        attention = layer.attention
+        gate, up, down = _mlp(layer)
+        norm_D, end_norm_D, mlp_norm_D, mlp_end_norm_D = (parts.gain(each) for each in layer[3:])
         if attention is None:
             norm = layer.mixer.norm
+            assert norm_D is not None
             yield StateBlock(
                 project=_projection(layer.mixer.in_proj),
                 out=_projection(layer.mixer.out_proj),
                 mixer=mixers[index],
-                mixer_norm_D=layer.norm.weight,
+                mixer_norm_D=norm_D,
                 gain_I=norm.weight,
                 norm_group=getattr(norm, "group_size", len(norm.weight)),
                 norm_eps=norm.variance_epsilon,
@@ -269,37 +249,59 @@ def _blocks(model: Any, parts: _Parts, mixers: dict[int, Mixer]) -> Iterator[Blo
                 mlp_norm_D=mlp_norm_D,
             )
             continue
-        q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        window = getattr(attention, "sliding_window", None) or 0
-        if model.config.model_type == "mistral":
-            window = getattr(model.config, "sliding_window", None) or 0
+        q, k, v = _heads(layer, config)
+        window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
         yield Block(
-            q=_projection(attention.q_proj),
-            k=_projection(attention.k_proj),
-            v=_projection(attention.v_proj),
+            q=q,
+            k=k,
+            v=v,
             out=_projection(attention.o_proj),
-            attention_norm_D=layer.norm.weight,
-            q_norm_d=None if q_norm is None else q_norm.weight,
-            k_norm_d=None if k_norm is None else k_norm.weight,
-            window=window,
+            attention_norm_D=norm_D,
+            attention_end_norm_D=end_norm_D,
+            q_norm_d=parts.gain(getattr(attention, "q_norm", None)),
+            k_norm_d=parts.gain(getattr(attention, "k_norm", None)),
+            window=window or 0,
+            rotary=kinds.index(parts.rotary_of(attention)) if getattr(attention, "use_rope", True) else None,
             gate=gate,
             up=up,
             down=down,
             mlp_norm_D=mlp_norm_D,
+            mlp_end_norm_D=mlp_end_norm_D,
         )
+
+
+def _heads(layer: Layer, config: Any) -> list[Projection]:
+    """Projections to queries, keys and values."""
+    found = [_projection(getattr(layer.attention, name)) for name in layer.heads]
+    if len(found) == 3:
+        return found
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    return _split(found[0], [each * layer.attention.head_dim for each in heads])
+
+
+def _mlp(layer: Layer) -> list[Projection | None]:
+    """Projections to the gate and the other factor, and from their product."""
+    if layer.mlp is None:
+        return [None, None, None]
+    found = [_projection(getattr(layer.mlp, name)) for name in layer.gates]
+    if len(found) == 1:
+        found = _split(found[0], [found[0].outputs // 2] * 2)
+    return [*found, _projection(layer.mlp.down_proj)]
 
 
 def _projection(linear: nn.Linear | QuantisedLinear) -> Projection:
     return Projection(linear.quantised if isinstance(linear, QuantisedLinear) else linear.weight, linear.bias)
 
 
-def _rotary_of(rotary: Any) -> Any:
-    def at(positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = rotary(torch.zeros(1, 1, dtype=torch.float32), positions_N[None])
-        half = cos.shape[-1] // 2
-        return cos[0, :, :half], sin[0, :, :half]
-
-    return at
+def _split(whole: Projection, outputs: Sequence[int]) -> list[Projection]:
+    """A projection in parts of so many outputs."""
+    weight, bias = whole
+    biases = [None] * len(outputs) if bias is None else bias.split(list(outputs))
+    if isinstance(weight, QuantisedWeight):
+        weights: Sequence[Tensor | QuantisedWeight] = weight.split(outputs)
+    else:
+        weights = weight.split(list(outputs))
+    return [Projection(*each) for each in zip(weights, biases, strict=True)]
 
 
 def _no_rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:

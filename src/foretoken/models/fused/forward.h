@@ -1,7 +1,7 @@
 /* The forward of a span of layers. */
 
-/* gate and up tiles alternate: h = silu(gate) * up */
-static void NAME(gate)(const Job *job, long first, long last, long rows) {
+/* gate and up tiles alternate: h = act(gate) * up */
+static inline __attribute__((always_inline)) void NAME(gate_by)(const int kind, const Job *job, long first, long last, long rows) {
     const Model *m = job->model;
     for (long r = 0; r < rows; r++)
         for (long t = first; t < last; t += 2) {
@@ -9,17 +9,26 @@ static void NAME(gate)(const Job *job, long first, long last, long rows) {
             NAME(input) *to = (NAME(input) *)job->hidden + INPUTS(r * m->gate_up_stride / 2 + t * 8);
             for (int i = 0; i < 16; i += LANES) {
                 const part gate = *(const part_unaligned *)(from + i), up = *(const part_unaligned *)(from + 16 + i);
-                NAME(enter)(to + INPUTS(i), gate / (1.0f + part_exponential(-gate)) * up);
+                NAME(enter)(to + INPUTS(i), part_activated(kind, gate) * up);
             }
         }
 }
 
+static void NAME(gate)(const Job *job, long first, long last, long rows) {
+    switch (job->model->activation) {
+        case GELU_TANH: NAME(gate_by)(GELU_TANH, job, first, last, rows); break;
+        case RELU_SQUARED: NAME(gate_by)(RELU_SQUARED, job, first, last, rows); break;
+        default: NAME(gate_by)(SILU, job, first, last, rows);
+    }
+}
+
 static void NAME(embed)(const Job *job, long row) {
     const Model *m = job->model;
+    const float scale = (float)m->embedding_scale;
     const char *from = (const char *)m->embedding + (long)job->call->tokens[row] * m->width * (4 / UNIT);
     float *to = job->residual + row * m->width;
     for (long i = 0; i < m->width; i += LANES)
-        *(part_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT));
+        *(part_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT)) * scale;
 }
 
 /* Copy the tapped rows of the residual stream, if this depth is tapped. The stage keeps threads in step. */
@@ -43,6 +52,34 @@ static void NAME(read_row)(const float *row, const float *gain, long W, float ep
         for (long w = 0; w < W; w += LANES) NAME(enter)(to + INPUTS(w), *(const part_unaligned *)(row + w));
 }
 
+/* Where the last product of a branch goes: it is added to the residual stream, or put beside it first. */
+static inline int NAME(adds)(const Model *m, const float *end_norm) { return !end_norm && m->residual_scale == 1; }
+
+/* Add what lies beside the residual stream, normed and scaled. */
+static void NAME(end_branch)(const Job *job, const float *end_norm, Stage *stage) {
+    const Model *m = job->model;
+    const long W = m->width, rows = job->call->num_rows;
+    const float scale = (float)m->residual_scale;
+    for (long r; (r = claim(stage, rows)) < rows; finish(stage)) {
+        float *from = job->branch + r * W, *to = job->residual + r * W;
+        if (end_norm) NAME(norm_line)(from, end_norm, W, (float)m->eps);
+        for (long w = 0; w < W; w += LANES) *(part_unaligned *)(to + w) += *(const part_unaligned *)(from + w) * scale;
+    }
+    wait_for(stage, rows);
+}
+
+/* Norm all queries and all keys of each row. */
+static void NAME(norm_heads)(const Job *job, const Layer *layer, Stage *stage) {
+    const Model *m = job->model;
+    const long queries = m->heads * m->head_dim, keys = m->kv_heads * m->head_dim, rows = job->call->num_rows;
+    for (long r; (r = claim(stage, rows)) < rows; finish(stage)) {
+        float *row = job->qkv_out + r * m->qkv_stride;
+        NAME(norm_line)(row, layer->q_all_norm, queries, (float)m->eps);
+        NAME(norm_line)(row + queries, layer->k_all_norm, keys, (float)m->eps);
+    }
+    wait_for(stage, rows);
+}
+
 /* Add to some tiles of all rows' queries, keys and values what comes from beside the residual stream. */
 static void NAME(add_beside)(const Job *job, long first, long last) {
     const long stride = job->model->qkv_stride;
@@ -56,6 +93,7 @@ static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage
     const Model *m = job->model;
     const Call *call = job->call;
     const long groups = call->num_segments * m->kv_heads, items = attention_items(job);
+    if (layer->q_all_norm) NAME(norm_heads)(job, layer, stage++);
     for (long i; (i = claim(stage, groups)) < groups; finish(stage))
         NAME(write)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads);
     wait_for(stage++, groups);
@@ -115,12 +153,15 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
             stage = NAME(attend_rows)(job, layer, stage, scratch);
         if (seconds) *seconds += now() - began;
 
+        int add = NAME(adds)(m, layer->attention_end_norm);
+        float *to = add ? job->residual : job->branch;
         for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
             if (!prepared) NAME(code_rows)(&layer->out, job->attended, attended, T, line, coded);
-            NAME(multiply)(&layer->out, lo, hi, job->attended, coded, attended, T, job->residual, W, layer->out_bias, 1);
+            NAME(multiply)(&layer->out, lo, hi, job->attended, coded, attended, T, to, W, layer->out_bias, add);
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
+        if (!add) NAME(end_branch)(job, layer->attention_end_norm, stage++);
 
         if (!layer->gate_up.tiles) { /* attention alone, as in an adapter */
             NAME(tap)(job, l + 1, stage++);
@@ -128,7 +169,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         }
         for (int prepared = 0; next_share(job, stage, ffn_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
-                NAME(rms_norm)(job->residual + r * W, layer->mlp_norm, W, eps, normed + INPUTS(r * W));
+                NAME(read_row)(job->residual + r * W, layer->mlp_norm, W, eps, normed + INPUTS(r * W));
             if (!prepared) NAME(code_rows)(&layer->gate_up, normed, W, T, line, coded);
             if (call->thresholds) {
                 NAME(open_gates)(job, layer, lo, hi, normed, coded);
@@ -142,17 +183,20 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
 
         const int32_t *open = 0;
         long num_open = m->ffn_units;
+        add = NAME(adds)(m, layer->mlp_end_norm);
+        to = add ? job->residual : job->branch;
         for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
             if (!prepared && call->thresholds && !layer->down.bits) open = NAME(open_units)(job, T, scratch, &num_open);
             if (!prepared) NAME(code_rows)(&layer->down, job->hidden, hidden, T, line, coded);
             if (open)
                 NAME(product_of)(layer->down.tiles, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, open,
-                                 num_open, T, job->residual, W);
+                                 num_open, T, to, W, add);
             else
-                NAME(multiply)(&layer->down, lo, hi, job->hidden, coded, hidden, T, job->residual, W, 0, 1);
+                NAME(multiply)(&layer->down, lo, hi, job->hidden, coded, hidden, T, to, W, 0, add);
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
+        if (!add) NAME(end_branch)(job, layer->mlp_end_norm, stage++);
         NAME(tap)(job, l + 1, stage++);
     }
     const long M = call->num_wanted, head_tiles = m->logits_stride / 16;
@@ -164,6 +208,8 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         }
         if (!prepared) NAME(code_rows)(&m->head, normed, W, M, line, coded);
         NAME(multiply)(&m->head, lo, hi, normed, coded, W, M, call->logits, m->logits_stride, 0, 0);
+        for (long i = m->logit_cap || m->logit_scale != 1 ? 0 : M; i < M; i++)
+            cap_line(call->logits + i * m->logits_stride, lo * 16, hi * 16, (float)m->logit_scale, (float)m->logit_cap);
         finish(stage);
     }
     wait_for(stage++, shares(job, head_tiles));

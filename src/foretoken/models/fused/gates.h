@@ -1,6 +1,6 @@
 /* A gated MLP whose nearly shut channels are left out. The definition is methods/sparse/feed_forward.py.
  *
- *     gate tiles    g = silu(x Wg), zero below the row's threshold
+ *     gate tiles    g = act(x Wg), zero below the row's threshold
  *     up tiles      only those with a channel that some row keeps
  *     down          summed over the units (of one or two channels) that some row keeps
  *
@@ -29,7 +29,7 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
         if (p < pairs)
             for (long r = 0; r < T; r++) {
                 vf_unaligned *at = (vf_unaligned *)(gates + r * stride + p * 16);
-                const vf x = *at, g = x / (1.0f + exponential(-x));
+                const vf g = activated((int)m->activation, *at);
                 const vi shut = (vector_max(g, -g) < call->thresholds[r]) | (g == 0.0f); /* NaN is not shut */
                 *at = (vf)((vi)g & ~shut);
                 for (int i = 0; i < 16; i++) any |= !shut[i];
@@ -66,8 +66,8 @@ static const int32_t *NAME(open_units)(const Job *job, long rows, Scratch *scrat
     return open;
 }
 
-/* out[r][o] += x[r] . W[o] over these units. */
+/* out[r][o] (+)= x[r] . W[o] over these units. */
 static void NAME(product_of)(const uint32_t *w, long w_stride, long first, long last_tile, const NAME(input) *x, long x_stride,
-                             const int32_t *only, long units, long rows, float *out, long out_stride) {
-    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, 0, 1);
+                             const int32_t *only, long units, long rows, float *out, long out_stride, int add) {
+    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, 0, add);
 }

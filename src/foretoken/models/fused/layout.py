@@ -1,11 +1,11 @@
 """A decoder described by data: whoever can describe its layers like this can have them computed natively.
 
-    rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─(+)┬─ norm ─ gate, up ─ down ─(+)─ … ─ norm ─ head
-                       └────────────────────────────────────────────────┘└─────────────────────────┘
-                       block: attention alone, or attention and a gated MLP
+    rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
+                       └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
+                       block: attention alone, or attention and a gated MLP       … ── norm ── head ── scale ── cap
 
-Norms are RMSNorms; rotary pairs element i of a head with element i + half. A language model is described by fit.py; a
-drafting method describes its own layers, and may share the head of the target's decoder.
+Norms are RMSNorms, and most anatomies have not all of them. A language model is described by fit.py; a drafting method
+describes its own layers, and may share the head of the target's decoder.
 
 Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions.
 """
@@ -48,10 +48,12 @@ class Block:
     Attributes:
         q, k, v, out: projections of attention.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
-        q_norm_d, k_norm_d: gains of norms over each head's query and key, or None.
+        attention_end_norm_D: gain of the norm of what it adds to the stream; None: it is added as it is.
+        q_norm_d, k_norm_d: gains of norms over each head's query and key, or over all of them together; or None.
         window: positions a row sees, itself included; 0: all.
+        rotary: by which of the layout's rotaries; None: queries and keys are not rotated.
         gate, up, down: the gated MLP's projections, without biases; None: there is no MLP.
-        mlp_norm_D: gain of the norm before it.
+        mlp_norm_D, mlp_end_norm_D: as those of attention.
     """
 
     q: Projection
@@ -62,10 +64,13 @@ class Block:
     q_norm_d: Tensor | None = None
     k_norm_d: Tensor | None = None
     window: int = 0
+    rotary: int | None = 0
     gate: Projection | None = None
     up: Projection | None = None
     down: Projection | None = None
     mlp_norm_D: Tensor | None = None
+    attention_end_norm_D: Tensor | None = None
+    mlp_end_norm_D: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,20 @@ class PackedBlock(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A packed head, which several decoders may share."""
+    """A packed head, which several decoders may share.
+
+    Attributes:
+        scale: of its logits.
+        cap: a scaled logit x becomes ``cap * tanh(x / cap)``; 0: it stays.
+    """
 
     packed: Tiles
     vocab_size: int
+    scale: float = 1.0
+    cap: float = 0.0
+
+
+Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +137,17 @@ class Layout:
         scaling: of attention scores.
         num_blocks: how many blocks there are.
         blocks: they, first to last; read once, so that each may be made when it is asked for.
-        rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2.
+        rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2; or several.
         max_length: positions that a row may have.
         final_norm_D: gain of the norm before the head.
         head: projection to V logits without a bias, or another decoder's packed head.
         embedding_VD: in ``dtype``; None: every forward is entered with hidden states.
+        activation: of gates: "silu", "gelu_tanh" or "relu_squared".
+        interleaved: rotary pairs elements 2 i and 2 i + 1 of a head, not i and i + half.
+        score_cap: a scaled attention score x becomes ``score_cap * tanh(x / score_cap)``; 0: it stays.
+        embedding_scale: of embeddings.
+        residual_scale: of what attention and MLPs add to the stream.
+        logit_scale, logit_cap: of a head that is a projection; see :class:`Head`.
     """
 
     dtype: torch.dtype
@@ -139,8 +160,15 @@ class Layout:
     scaling: float
     num_blocks: int
     blocks: Iterable[Block | StateBlock]
-    rotary: Callable[[Tensor], tuple[Tensor, Tensor]]
+    rotary: Rotary | tuple[Rotary, ...]
     max_length: int
     final_norm_D: Tensor
     head: Projection | Head
     embedding_VD: Tensor | None = None
+    activation: str = "silu"
+    interleaved: bool = False
+    score_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0

@@ -150,6 +150,39 @@ class TiledLinear(nn.Module):
         return out[:, : self.out_features].to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
+class TiledPair(nn.Module):
+    """A linear layer whose outputs are those of two packed weights, the second's behind the first's.
+
+    Args:
+        first, second: of the same inputs, without biases.
+    """
+
+    def __init__(self, first: TiledLinear, second: TiledLinear) -> None:
+        super().__init__()
+        self._pair = (first, second)  # not registered: the halves are no layers of the model
+        self.in_features, self.out_features = first.in_features, first.out_features + second.out_features
+        self.bias = None
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy in the usual order, [O, K]."""
+        return torch.cat([each.weight for each in self._pair])
+
+    def unpacked(self) -> nn.Module:
+        """The layer that there was, with the same weight bit for bit."""
+        halves = [each.unpacked() for each in self._pair]
+        weights = [each.quantised for each in halves if isinstance(each, QuantisedLinear)]
+        if weights:
+            return QuantisedLinear(joined(weights))
+        plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        plain.weight = nn.Parameter(self.weight, requires_grad=False)
+        return plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., O]; see :class:`TiledLinear`."""
+        return torch.cat([each(x) for each in self._pair], dim=-1)
+
+
 def _padded(bias: Tensor, outputs: int) -> Tensor:
     kept = torch.zeros(outputs)
     kept[: len(bias)] = bias.detach().to(torch.float32)

@@ -2,14 +2,15 @@
 
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
 as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
-tree on its edge. All must agree bit for bit, with a window and with norms of queries and keys, too, and with quantised
-weights, of which a product must have the bits of its definition. It takes about a second.
+tree on its edge. All must agree bit for bit: with a window, with everything that a layout can ask for beside the common
+anatomy, and with quantised weights, of which a product must have the bits of its definition. It takes about a second.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,12 +28,12 @@ from foretoken.models.span import Span
 
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _NUM_BLOCKS = 2
-# of what is not quantised, and the bits and groups of what is
-_KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None], ...] = (
-    (torch.float32, None),
-    (torch.bfloat16, None),
-    (torch.bfloat16, (8, None)),
-    (torch.float32, (4, 32)),
+# of what is not quantised, the bits and groups of what is, and whether the anatomy is the common one
+_KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, bool], ...] = (
+    (torch.float32, None, True),
+    (torch.bfloat16, None, False),
+    (torch.bfloat16, (8, None), True),
+    (torch.float32, (4, 32), False),
 )
 _TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(262))
 _CHUNKS = (
@@ -48,9 +49,10 @@ _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 
 def failure(library: ctypes.CDLL) -> str | None:
     """What is wrong with a library; None if nothing is."""
-    for dtype, scheme in _KINDS:
+    for dtype, scheme, common in _KINDS:
         name = f"{dtype}" if scheme is None else f"{scheme[0]} bits in {dtype}"
-        decoder = FusedDecoder(_layout(dtype, scheme), library)
+        layout = _layout(dtype, scheme)
+        decoder = FusedDecoder(layout if common else _uncommon(layout), library)
         alone = _rows(decoder, [1] * len(_TOKENS), threads=1)
         if not alone.isfinite().all():
             return f"{name}: logits are not finite"
@@ -87,10 +89,6 @@ def _layout(dtype: torch.dtype, scheme: tuple[int, int | None] | None) -> Layout
     def gain(count: int) -> Tensor:
         return 1 + 0.2 * torch.randn(count, generator=generator)
 
-    def rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions_N[:, None].double() * 100.0 ** (-torch.arange(_HEAD_DIM // 2) / (_HEAD_DIM // 2))
-        return angles.cos().float(), angles.sin().float()
-
     blocks = [
         Block(
             q=weight(_HEADS * _HEAD_DIM, _WIDTH),
@@ -119,11 +117,55 @@ def _layout(dtype: torch.dtype, scheme: tuple[int, int | None] | None) -> Layout
         scaling=_HEAD_DIM**-0.5,
         num_blocks=_NUM_BLOCKS,
         blocks=blocks,
-        rotary=rotary,
+        rotary=_rotary,
         max_length=_CAPACITY,
         final_norm_D=gain(_WIDTH),
         head=weight(_VOCAB, _WIDTH),
         embedding_VD=torch.randn(_VOCAB, _WIDTH, generator=generator).to(dtype),
+    )
+
+
+def _rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions_N[:, None].double() * 100.0 ** (-torch.arange(_HEAD_DIM // 2) / (_HEAD_DIM // 2))
+    return angles.cos().float(), angles.sin().float()
+
+
+def _part_of_rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = _rotary(positions_N)
+    return cos[:, 4:], sin[:, 4:]
+
+
+def _uncommon(layout: Layout) -> Layout:
+    """The same weights, with the other ways to norm, rotate, scale and cap."""
+    generator = torch.Generator().manual_seed(2)
+
+    def gain(count: int) -> Tensor:
+        return 1 + 0.2 * torch.randn(count, generator=generator)
+
+    first, second = layout.blocks
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    second = replace(
+        second,
+        attention_norm_D=None,
+        mlp_norm_D=None,
+        attention_end_norm_D=gain(_WIDTH),
+        mlp_end_norm_D=gain(_WIDTH),
+        q_norm_d=gain(_HEADS * _HEAD_DIM),
+        k_norm_d=gain(_KV_HEADS * _HEAD_DIM),
+        rotary=None,
+    )
+    return replace(
+        layout,
+        blocks=[replace(first, rotary=1), second],
+        rotary=(_rotary, _part_of_rotary),
+        activation="gelu_tanh",
+        interleaved=True,
+        score_cap=2.0,
+        embedding_scale=3.0,
+        residual_scale=0.7,
+        logit_scale=0.5,
+        logit_cap=4.0,
     )
 
 

@@ -30,21 +30,25 @@ class Layer(ctypes.Structure):
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
         *((name, P) for name in ("qkv_bias", "out_bias")),
-        *((name, P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
-        ("window", _I),
-        ("index", _I),
+        *((name, P) for name in ("attention_norm", "mlp_norm", "attention_end_norm", "mlp_end_norm")),
+        *((name, P) for name in ("q_norm", "k_norm", "q_all_norm", "k_all_norm")),
+        *((name, _I) for name in ("window", "rot_dim", "angles", "index")),
         ("mixer", ctypes.POINTER(Mixer)),
     ]
+
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2}
 
 
 class Model(ctypes.Structure):
     """Sizes and weights; the native side only reads them."""
 
     _fields_ = [
-        *((name, _I) for name in ("bf16", "num_layers", "width", "heads", "kv_heads", "head_dim", "rot_dim", "vocab")),
+        *((name, _I) for name in ("bf16", "num_layers", "width", "heads", "kv_heads", "head_dim", "vocab")),
         *((name, _I) for name in ("qkv_stride", "gate_up_stride", "ffn_units", "logits_stride")),
-        ("eps", ctypes.c_double),
-        ("scaling", ctypes.c_double),
+        *((name, _I) for name in ("activation", "interleaved")),
+        *((name, ctypes.c_double) for name in ("eps", "scaling", "score_cap", "logit_cap", "logit_scale")),
+        *((name, ctypes.c_double) for name in ("embedding_scale", "residual_scale")),
         ("layers", ctypes.POINTER(Layer)),
         ("embedding", P),
         ("head", Matrix),
@@ -92,12 +96,19 @@ class States(ctypes.Structure):
     ]
 
 
+class Angles(ctypes.Structure):
+    """By what positions are rotated."""
+
+    _fields_ = [("cos", P), ("sin", P)]
+
+
 class Call(ctypes.Structure):
     """One forward."""
 
     _fields_ = [
         *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads")),
-        *((name, P) for name in ("tokens", "positions", "wanted", "cos", "sin")),
+        *((name, P) for name in ("tokens", "positions", "wanted")),
+        ("angles", ctypes.POINTER(Angles)),
         ("segments", ctypes.POINTER(Segment)),
         ("blocks", ctypes.POINTER(Blocks)),
         *((name, P) for name in ("keys", "values", "tiled", "known", "logits", "best", "peaks")),

@@ -12,6 +12,8 @@
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
 #define PARTS_OF_SCRATCH 10
+#define ROW_BUFFERS 6
+#define STAGES_OF_LAYER 11 /* at most */
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first piece that nobody has claimed */
@@ -34,7 +36,7 @@ typedef struct {
     const Linear *linear; /* ... or one product, of these inputs */
     const void *inputs;
     const char *coded; /* the same, for quantised weights */
-    float *residual, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
+    float *residual, *branch, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
     void *attended, *hidden; /* inputs of products */
     Scratch *scratch; /* one for each thread */
     Stage *stages;
@@ -57,7 +59,7 @@ typedef struct Team {
     atomic_int closing; /* workers leave for good */
     Job *job;
     Worker workers[MAX_THREADS];
-    Buffer stages, rows[5], scratch; /* grown in the caller before a job is open: no job allocates anything */
+    Buffer stages, rows[ROW_BUFFERS], scratch; /* grown in the caller before a job is open: no job allocates anything */
     struct Team *before, *after;
 } Team;
 
@@ -219,6 +221,6 @@ void foretoken_team_free(Team *team) {
         for (int part = 0; part < PARTS_OF_SCRATCH; part++) free(((Scratch *)team->scratch.data)[t].part[part].data);
     free(team->scratch.data);
     free(team->stages.data);
-    for (int i = 0; i < 5; i++) free(team->rows[i].data);
+    for (int i = 0; i < ROW_BUFFERS; i++) free(team->rows[i].data);
     free(team);
 }

@@ -24,7 +24,8 @@ typedef struct {
     long prefix;           /* of the line: those from here on belong to a tree, if there is one */
     long shift;            /* of the last run: from the line to the slot's columns */
     long n, D, rows;       /* heads of a token, width of a head, folded rows */
-    float scaling;
+    float scaling;         /* of scores, once they are capped */
+    float cap, cap_factor; /* of them before; 0: none */
     const NAME(input) *q;       /* [rows][INPUTS(D)] */
     long lows[PANEL], ends[PANEL]; /* of each token: the columns of the line that it sees */
     /* Of a tree, else NULL. Behind the prefix each token sees its own path. */
@@ -189,6 +190,7 @@ static void NAME(take_tile)(const NAME(Panel) *y, long tile, long tile_end, long
         if (hi[i] == lo[i]) continue;
         for (long c = lo[i] > y->prefix || !y->paths ? lo[i] : y->prefix; y->paths && c < hi[i]; c++)
             scores[c - tile] = y->path_scores[f * y->own + c - y->prefix];
+        if (y->cap) cap_line(scores, lo[i] - tile, hi[i] - tile, y->cap_factor, y->cap);
         const float scale = NAME(weigh)(scores, lo[i] - tile, hi[i] - tile, y->scaling, y->highest + f, y->sums + f * 16,
                                         y->weights + i * NAME(tile_weights));
         if (scale != 1)

@@ -159,9 +159,9 @@ class PlainAttention(Plan):
         softcap: float | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """See plans/dense.py; the families that are tried have neither caps nor sinks."""
-        if softcap is not None or sinks_H is not None:
-            raise UnsupportedArchitecture(f"layer {layer} caps its scores or has a sink, which is not known here")
+        """See models/dense.py; the families that are tried have no sinks."""
+        if sinks_H is not None:
+            raise UnsupportedArchitecture(f"layer {layer} has a sink, which is not known here")
         keys_SGCD, values_SGCD = self._cache.buffers(layer, k_GTD, v_GTD)
         repeats = q_HTD.shape[0] // k_GTD.shape[0]
         outputs = []
@@ -172,6 +172,8 @@ class PlainAttention(Plan):
             k_GLD[:, first:], v_GLD[:, first:] = k_GTD[:, rows], v_GTD[:, rows]
             k_HLD, v_HLD = (each.float().repeat_interleave(repeats, dim=0) for each in (k_GLD, v_GLD))
             scores_HRL = q_HTD[:, rows].float() @ k_HLD.transpose(1, 2) * scaling
+            if softcap is not None:
+                scores_HRL = softcap * torch.tanh(scores_HRL / softcap)
             weights_HRL = scores_HRL.masked_fill(~visible(segment, window), -torch.inf).softmax(dim=-1)
             if self._rounded:
                 weights_HRL = weights_HRL.to(v_GTD.dtype).float()

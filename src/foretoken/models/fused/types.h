@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 9
+#define ABI 10
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -77,19 +77,30 @@ typedef struct {
 
 typedef struct {
     Matrix qkv, out, gate_up, down;
-    const float *qkv_bias, *out_bias;           /* or NULL */
-    const float *attention_norm, *mlp_norm;     /* the first may be NULL: attention reads the residual stream as it is */
-    const float *q_norm, *k_norm; /* or NULL */
-    int64_t window;               /* 0: full attention */
+    const float *qkv_bias, *out_bias;               /* or NULL */
+    const float *attention_norm, *mlp_norm;         /* of what a branch reads; NULL: the residual stream as it is */
+    const float *attention_end_norm, *mlp_end_norm; /* of what a branch adds; NULL: it is added as it is */
+    const float *q_norm, *k_norm;                   /* over each head, or NULL */
+    const float *q_all_norm, *k_all_norm;           /* over all heads together, or NULL */
+    int64_t window;                                 /* 0: full attention */
+    int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
 } Layer;
 
+/* What a gate goes through; mirrored in structs.py. */
+enum { SILU, GELU_TANH, RELU_SQUARED };
+
 /* Read only: several teams may work with it at once. */
 typedef struct {
-    int64_t bf16, num_layers, width, heads, kv_heads, head_dim, rot_dim, vocab;
+    int64_t bf16, num_layers, width, heads, kv_heads, head_dim, vocab;
     int64_t qkv_stride, gate_up_stride, ffn_units, logits_stride; /* in floats, floats, units, floats */
+    int64_t activation;
+    int64_t interleaved; /* whether a rotation pairs neighbours, not elements of the two halves */
     double eps, scaling;
+    double score_cap, logit_cap; /* x becomes cap tanh(x / cap), of scores after scaling and of logits; 0: it stays */
+    double logit_scale;          /* before the cap */
+    double embedding_scale, residual_scale; /* of a token's embedding, and of what a branch adds */
     const Layer *layers;
     const void *embedding;
     Matrix head;
@@ -139,10 +150,15 @@ typedef struct {
     const StateSegment *segments;
 } States;
 
+/* By what positions are rotated. */
+typedef struct {
+    const float *cos, *sin; /* [positions][rot_dim / 2] */
+} Angles;
+
 typedef struct {
     int64_t num_rows, num_segments, num_wanted, capacity, threads;
     const int32_t *tokens, *positions, *wanted;
-    const float *cos, *sin; /* [positions][rot_dim / 2] */
+    const Angles *angles; /* as many as the layers speak of */
     const Segment *segments;
     const Blocks *blocks; /* or NULL: all attention is dense */
     void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim] */

@@ -120,6 +120,32 @@ static inline __attribute__((always_inline)) vf exponential_below(vf x) {
 #endif
 }
 
+/* What an activation makes of a gate; NaN stays NaN. */
+static inline __attribute__((always_inline)) part part_activated(int kind, part x) {
+    if (kind == GELU_TANH) /* x (1 + tanh(y)) / 2 = x / (1 + exp(-2 y)), y = sqrt(2 / pi) (x + 0.044715 x^3) */
+        return x / (1.0f + part_exponential(-1.5957691216057308f * (x + 0.044715f * (x * x * x))));
+    if (kind == RELU_SQUARED) {
+        const part y = part_max((part){0}, x);
+        return y * y;
+    }
+    return x / (1.0f + part_exponential(-x));
+}
+
+static inline __attribute__((always_inline)) vf activated(int kind, vf x) {
+    union { vf whole; part of[PARTS]; } y = {x};
+    UNROLL for (int i = 0; i < PARTS; i++) y.of[i] = part_activated(kind, y.of[i]);
+    return y.whole;
+}
+
+/* line[begin..end) -> cap tanh(factor x / cap), or factor x without a cap; up to whole vectors around it */
+static void cap_line(float *line, long begin, long end, float factor, float cap) {
+    const float inner = cap ? 2.0f * factor / cap : factor;
+    for (long c = begin / 16 * 16; c < end; c += 16) {
+        const vf x = *(const vf_unaligned *)(line + c) * inner;
+        *(vf_unaligned *)(line + c) = cap ? cap * (1.0f - 2.0f / (1.0f + exponential(x))) : x;
+    }
+}
+
 /* line[begin..length) -> exp(scaling * (score - max)) with zeros left of `low` and up to the padded end; returns 1 / sum */
 static float softmax(float *line, long begin, long low, long length, long padded, float scaling) {
     for (long c = begin; c < low; c++) line[c] = -INFINITY;

@@ -14,6 +14,7 @@ Letters: T rows, K inner dimension, O outputs, G groups, P pieces of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,6 +104,16 @@ class QuantisedWeight:
         if self.order_K is None:
             return values_OK
         return torch.empty_like(values_OK).index_copy_(1, self.order_K, values_OK)
+
+    def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
+        """In parts of so many outputs, one below the other."""
+        sizes = list(outputs)
+        codes, scales = self.codes_OK.split(sizes), self.scale_OG.split(sizes)
+        minimums = [None] * len(sizes) if self.minimum_OG is None else self.minimum_OG.split(sizes)
+        return [
+            QuantisedWeight(*each, self.bits, self.order_K, self.name)
+            for each in zip(codes, scales, minimums, strict=True)
+        ]
 
     def to(self, device: torch.device) -> QuantisedWeight:
         """The same weight on another device."""

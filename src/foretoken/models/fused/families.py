@@ -1,0 +1,193 @@
+"""The families of transformers that the fused decoder knows: where each keeps its parts, and what it does between them.
+
+A family is a row of this table, and what differs from Llama is all that the row says. Numbers (scales, caps, windows)
+are read from the model at hand. Whoever looks like a family but computes something else is found out when the model is
+tried (trial.py).
+
+    norms        llama    x + attention(norm(x))                  before each branch
+                 olmo2    x + norm(attention(x))                  behind it
+                 gemma2   x + norm(attention(norm(x)))            both
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from foretoken.models.fused.layout import Rotary
+
+_ACTIVATIONS = {
+    type(ACT2FN[name]): ours
+    for name, ours in (
+        ("silu", "silu"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu_new", "gelu_tanh"),
+        ("relu2", "relu_squared"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model type.
+
+    Attributes:
+        body: of the causal model, which holds everything but the head.
+        embedding, final_norm: in the body.
+        attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks.
+        attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
+        mlp_norm, mlp_end_norm: the same of the MLP.
+        gain_offset: a norm multiplies by this plus its weight.
+        interleaved: rotary pairs neighbours.
+        one_window: all layers have the config's window; else each has its own.
+        caps_scores: attention scores are capped as the config says; a few configs say so for nothing.
+    """
+
+    body: str = "model"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    mixer: str = "mixer"
+    mlp: str = "mlp"
+    attention_norm: str | None = "input_layernorm"
+    attention_end_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_end_norm: str | None = None
+    gain_offset: float = 0.0
+    interleaved: bool = False
+    one_window: bool = False
+    caps_scores: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(one_window=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "smollm3": Family(),
+    "granite": Family(),
+    "phi3": Family(one_window=True),
+    "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
+    "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
+}
+
+
+class Layer(NamedTuple):
+    """A layer's modules; None where it has no such part."""
+
+    attention: Any
+    mixer: Any
+    mlp: Any
+    norm: Any
+    end_norm: Any
+    mlp_norm: Any
+    mlp_end_norm: Any
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of what attention projects queries, keys and values with: three, or one for all."""
+        return ("qkv_proj",) if hasattr(self.attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Names of what the MLP projects the gate and the other factor with."""
+        return ("gate_up_proj",) if hasattr(self.mlp, "gate_up_proj") else ("gate_proj", "up_proj")
+
+    @property
+    def linears(self) -> list[tuple[Any, str]]:
+        """Whose weights are packed, as (parent, name)."""
+        parts = (
+            (self.attention, (*self.heads, "o_proj")),
+            (self.mixer, ("in_proj", "out_proj")),
+            (self.mlp, (*self.gates, "down_proj")),
+        )
+        return [(part, name) for part, names in parts if part is not None for name in names]
+
+    @property
+    def activation(self) -> str | None:
+        """Of the MLP's gate, as layouts call it; None for one that they do not know."""
+        module = getattr(self.mlp, "act_fn", None) or getattr(self.mlp, "activation_fn", None)
+        return _ACTIVATIONS.get(type(module))
+
+
+class Parts(NamedTuple):
+    """A model's modules under one set of names."""
+
+    family: Family
+    body: Any
+    layers: list[Layer]
+    embedding: Any
+    final_norm: Any
+
+    @property
+    def attention(self) -> Any:
+        """The first layer's that has some; None if none has."""
+        return next((layer.attention for layer in self.layers if layer.attention is not None), None)
+
+    def gain(self, norm: Any) -> Tensor | None:
+        """What a norm multiplies by."""
+        if norm is None:
+            return None
+        weight: Tensor = norm.weight
+        return weight if not self.family.gain_offset else weight.float() + self.family.gain_offset
+
+    @property
+    def rotary_kinds(self) -> dict[str | None, str]:
+        """How positions are rotated, by type of layer, or by None where all do alike; empty without attention."""
+        if self.attention is None:
+            return {}
+        kinds = self.body.rotary_emb.rope_type
+        return dict(kinds) if isinstance(kinds, dict) else {None: kinds}
+
+    def rotary_of(self, attention: Any) -> str | None:
+        """The key of a layer's rotary."""
+        return getattr(attention, "layer_type", None) if None not in self.rotary_kinds else None
+
+    def rotary(self, kind: str | None, max_length: int) -> Rotary:
+        """A rotary as the library computes it."""
+        module, others = self.body.rotary_emb, () if kind is None else (kind,)
+
+        def at(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+            # tables are made by the piece; beyond the last position some kinds turn to other frequencies for all of it
+            served_1N = positions_N.clamp(max=max_length - 1)[None]
+            cos, sin = module(torch.zeros(1, 1, dtype=torch.float32), served_1N, *others)
+            half = cos.shape[-1] // 2
+            return cos[0, :, :half], sin[0, :, :half]
+
+        return at
+
+    @property
+    def embedding_scale(self) -> float:
+        """What an embedding is multiplied by, in the embedding or behind it."""
+        own = getattr(self.embedding, "embed_scale", None)
+        if own is not None:
+            return float(own.to(self.embedding.weight.dtype))
+        return float(getattr(self.body, "embedding_multiplier", 1.0))
+
+
+def parts_of(model: Any) -> Parts:
+    """The parts of a model whose type is one of ``FAMILIES``."""
+    family = FAMILIES[model.config.model_type]
+    body = getattr(model, family.body)
+    names = (family.attention, family.mixer, family.mlp)
+    norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
+    layers = [
+        Layer(
+            *(getattr(layer, name, None) for name in names),
+            *(None if name is None else getattr(layer, name, None) for name in norms),
+        )
+        for layer in body.layers
+    ]
+    return Parts(family, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
+
+
+def is_plain_embedding(module: nn.Module) -> bool:
+    """Whether a row of the weight, perhaps scaled, is all that a token becomes."""
+    if type(module) is nn.Embedding:
+        return module.max_norm is None
+    scaled = type(module).__module__.startswith("transformers.models.") and hasattr(module, "embed_scale")
+    return isinstance(module, nn.Embedding) and scaled and module.max_norm is None
