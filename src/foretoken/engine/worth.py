@@ -13,7 +13,8 @@ some steps all the same, because the text may have changed. That costs, and the 
 
 A trial of something known begins when the purse holds what it will cost; the first one of its kind, as soon as nothing
 is owed. So in the long run the loss against plain decoding stays within that share, however dear the drafter and
-however long the prompts.
+however long the prompts. Steps of a like number of requests have a purse of their own: what drafting gains where few
+run together would else be spent on trials where many do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ENOUGH = 8.0  # of them, or so many tokens lost, before the gain is believed
 _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
 _KEEPS = 0.98
-_RESTED = 1.0 / 32  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
+_RESTED = 1.0 / 4  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
 _LONGEST_REST = 7
 
 
@@ -73,10 +74,10 @@ class Worth:
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._purse = 0.0
+        self._purses: dict[int, float] = {}  # by the magnitude of the number of requests
         self._gains: dict[int, Mean] = {}  # of a step of a request, by the magnitude of the number of requests
         self._answer = Mean(_KEEPS)  # tokens of an answer
-        self._step = 0
+        self._step = self._num_requests = 0
         self.num_asked = 0
         self.rest = 0  # steps to come in which nobody would be asked either, if as many requests decode
         self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
@@ -89,13 +90,15 @@ class Worth:
             costs: of steps of so many requests.
         """
         self._step += 1
+        self._num_requests = num_requests
         self.num_asked = self.backlog = self.rest = 0
         gain = self._gain(num_requests)
         known = _known(gain)
         pays = known and gain.value > 0.0
         if not costs.known or (pays and self._step % _PLAIN_TURN == 0):
             return [False] * len(requests)
-        missing = (_TRIAL * -gain.value if known else 0.0) - self._purse  # for a trial
+        purse = self._purse(num_requests) if known else self._credit(num_requests)
+        missing = (_TRIAL * -gain.value if known else 0.0) - purse  # for a trial
         if not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
             self.rest = min(_LONGEST_REST, int(_RESTED * missing / (_SHARE * num_requests)))
             return [False] * len(requests)
@@ -103,7 +106,7 @@ class Worth:
         per_token = self._reading.token(plain) / plain
         costs_of = [per_token * (len(each.tokens) - each.standing.num_read) for each in requests]
         if not pays:
-            self._begin_trials(requests, costs_of, gain, known)
+            self._begin_trials(requests, costs_of, purse, gain.value if known else None)
         asked = []
         for request, cost in zip(requests, costs_of, strict=True):
             asks = request.standing.trial > 0 or (pays and gain.value * self._to_come(request) > cost)
@@ -119,11 +122,11 @@ class Worth:
         gain = self._gain(num_requests)
         if not _known(gain) or gain.value > 0.0:
             return False
-        return _TRIAL * -gain.value - self._purse > _SHARE * num_requests * self._to_come(request)
+        return _TRIAL * -gain.value - self._purse(num_requests) > _SHARE * num_requests * self._to_come(request)
 
     def affords(self, tokens: float) -> bool:
-        """Whether so much may be lost on something that is not expected to pay."""
-        return self._purse >= tokens
+        """Whether so much may be lost in this step on something that is not expected to pay."""
+        return self._purse(self._num_requests) >= tokens
 
     def measure(
         self,
@@ -149,13 +152,13 @@ class Worth:
         gained = 0.0
         if self.num_asked:
             gained = accepted - (draft + nodes * costs.row(num_requests)) / plain
-        self._purse = min(_MOST_SAVED, self._purse + _SHARE * total / plain + gained)
+        self._save(num_requests, _SHARE * total / plain + gained)
         if self.num_asked and not self.backlog and typical:
             self._gain(num_requests).add(gained / self.num_asked, self.num_asked)
 
     def rested(self, steps: int, num_requests: int) -> None:
         """Account for steps of plain decoding that were not measured."""
-        self._purse = min(_MOST_SAVED, self._purse + _SHARE * num_requests * steps)
+        self._save(num_requests, _SHARE * num_requests * steps)
 
     def ended(self, num_tokens: int) -> None:
         """Take in the length of an answer."""
@@ -164,19 +167,32 @@ class Worth:
     def _gain(self, num_requests: int) -> Mean:
         return self._gains.setdefault(num_requests.bit_length(), Mean(_KEEPS))
 
+    def _purse(self, num_requests: int) -> float:
+        return self._purses.get(num_requests.bit_length(), 0.0)
+
+    def _credit(self, num_requests: int) -> float:
+        """Before anything is known: nothing may be owed for any number of requests, else each would owe for itself."""
+        return min(self._purse(num_requests), sum(self._purses.values()))
+
+    def _save(self, num_requests: int, tokens: float) -> None:
+        self._purses[num_requests.bit_length()] = min(_MOST_SAVED, self._purse(num_requests) + tokens)
+
     def _to_come(self, request: Candidate) -> float:
         """Steps that a request is expected to run for: as long as an answer is on average, however long it has been."""
         return min(request.room, self._answer.value) if self._answer.weight else request.room
 
-    def _begin_trials(self, requests: Sequence[Candidate], costs_of: Sequence[float], gain: Mean, known: bool) -> None:
+    def _begin_trials(
+        self, requests: Sequence[Candidate], costs_of: Sequence[float], purse: float, gain: float | None
+    ) -> None:
         """Let requests try that cost little, as far as the purse goes; the first one of its kind goes on credit."""
-        if known and self._purse < 0.0:
+        known = gain is not None
+        if known and purse < 0.0:
             for request in requests:
                 request.standing.trial = 0
-        if self._purse < 0.0 or (not known and any(each.standing.trial for each in requests)):
+        if purse < 0.0 or (not known and any(each.standing.trial for each in requests)):
             return
-        a_trial = _TRIAL * max(0.0, -gain.value) if known else 0.0
-        left = self._purse - sum(a_trial / _TRIAL * each.standing.trial for each in requests)
+        a_trial = _TRIAL * max(0.0, -gain) if gain is not None else 0.0
+        left = purse - sum(a_trial / _TRIAL * each.standing.trial for each in requests)
         if known and left < a_trial:
             return
         for place in sorted(range(len(requests)), key=costs_of.__getitem__):

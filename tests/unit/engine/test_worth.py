@@ -323,6 +323,40 @@ def test_what_was_lost_is_earned_by_one_128th_of_the_time_before_anything_is_tri
     assert book.steps(int(0.06 * needed), request, gained=-0.5) > 0
 
 
+def among_eight(worth: Worth, steps: int, lost: float) -> int:
+    """In how many of so many steps a request among eight is asked, where asking loses so many tokens."""
+    costs = StepCosts()
+    for _ in range(3):
+        costs.measure(8, 0, 8.0)
+    num_asked, request = 0, unread(10)
+    for _ in range(steps):
+        worth.choose([request], 8, costs)
+        asked = worth.num_asked
+        num_asked += asked
+        worth.measure(8, costs, nodes=0, accepted=0, draft=lost * asked, total=8.0, typical=True)
+    return num_asked
+
+
+def test_what_is_gained_alone_pays_for_no_trials_among_eight():
+    book = Book()
+    book.steps(400, unread(10), gained=1.0)
+    assert book.worth.affords(256.0)
+    lost = 0.5 * among_eight(book.worth, 1000, lost=0.5)
+    assert lost == pytest.approx(1000 * 8 / 128, rel=0.2)
+    assert not book.worth.affords(16.0)
+    book.step(unread(10), gained=1.0)
+    assert book.worth.affords(256.0)  # and it is still there
+
+
+def test_nothing_goes_on_credit_while_anything_is_owed():
+    book = Book()
+    asked = book.steps(100, unread(10), gained=-5.0)
+    owed = 5.0 * asked - 100 / 128
+    to_come = int(owed / (1 / 128))  # steps of one request until that is earned
+    assert among_eight(book.worth, to_come // 8 - 10, lost=0.5) == 0
+    assert among_eight(book.worth, 20, lost=0.5) > 0
+
+
 @pytest.mark.parametrize("gained", [-0.1, -0.5, -3.0])
 def test_in_the_long_run_trials_lose_no_more_than_their_share(gained):
     book, request = Book(), unread(10)
