@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.fused import build as build_fused
+from foretoken.models.fused import families
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers import golden
@@ -27,7 +28,7 @@ TOLERANCE = 6e-5
 WRONG = 1e-2  # what a wrong mask or position has to exceed
 
 # Families that run through the fused decoder on CPU where it is compiled; then the library's layers are tested as well.
-FUSED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite")
+FUSED_TYPES = tuple(families.FAMILIES)
 
 Pair = tuple[LanguageModel, Any]
 

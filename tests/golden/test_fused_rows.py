@@ -60,7 +60,7 @@ def test_a_level_whose_first_row_is_the_deepest(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral, window", "llama, no groups"])
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "llama, no groups", "gemma2"])
 def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: torch.dtype | str) -> None:
     """A draft token with a NaN embedding ends the path that it stands on; everybody else keeps their bits."""
     model, _ = make(family, dtype)

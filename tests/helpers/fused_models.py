@@ -51,6 +51,15 @@ _GRANITE = {
     "attention_multiplier": 0.11,
     "logits_scaling": 4.0,
 }
+_ALTERNATING = {
+    "sliding_window": 21,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+_TWO = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -84,11 +93,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, window, part of a head": ("phi3", {"sliding_window": 21, "rope_parameters": _PARTIAL}),
     "phi3, longrope": ("phi3", {"head_dim": 16, "rope_parameters": _LONGROPE}),
     "granite": ("granite", _GRANITE),
+    "olmo2": ("olmo2", {}),
+    "olmo3, two rotaries": ("olmo3", {"rope_parameters": _TWO, **_ALTERNATING}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {**_ALTERNATING, **_CAPS, "query_pre_attn_scalar": 12}),
+    "gemma3": ("gemma3_text", {**_ALTERNATING, "query_pre_attn_scalar": 12, "rope_parameters": _TWO}),
+    "gemma3, capped logits": ("gemma3_text", {**_ALTERNATING, "final_logit_softcapping": 3.0}),
+    "glm": ("glm", {"attention_bias": True}),
+    "glm4": ("glm4", {"attention_bias": True}),
+    "ernie4_5": ("ernie4_5", {}),
 }
 
 
-def make(family: str, kind_of_weights: torch.dtype | str) -> tuple[LanguageModel, Any]:
-    """A random model behind the fused decoder, and the library's own eager twin of it.
+def twins(family: str, kind_of_weights: torch.dtype | str) -> tuple[Any, Any]:
+    """A random model of transformers that attends by a plan, and the library's own eager twin of it.
 
     Args:
         kind_of_weights: "int8" or "int4": both have rounded weights, and the rest in bfloat16.
@@ -110,6 +128,12 @@ def make(family: str, kind_of_weights: torch.dtype | str) -> tuple[LanguageModel
     if isinstance(kind_of_weights, str):
         for each in (reference, twin):
             round_weights(each, kind_of_weights, family)
+    return twin, reference
+
+
+def make(family: str, kind_of_weights: torch.dtype | str) -> tuple[LanguageModel, Any]:
+    """The same behind the fused decoder."""
+    twin, reference = twins(family, kind_of_weights)
     model = LanguageModel(twin, None, name=family)
     assert model.fused is not None, fit.misfit(twin)
     return model, reference

@@ -123,6 +123,11 @@ class FusedDecoder:
             final_norm=self._floats(layout.final_norm_D),
         )
 
+    @property
+    def windows(self) -> list[int]:
+        """Each layer's; 0: it sees everything."""
+        return [self._model.layers[index].window for index in range(self._model.num_layers)]
+
     def forward(
         self,
         batch: PackedBatch,

@@ -11,7 +11,7 @@ tried (trial.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +63,18 @@ class Family:
     caps_scores: bool = False
 
 
+_BEHIND = Family(  # OLMo's
+    attention_norm=None,
+    attention_end_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_end_norm="post_feedforward_layernorm",
+)
+_AROUND = Family(  # Gemma's
+    attention_end_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_end_norm="post_feedforward_layernorm",
+    gain_offset=1.0,
+)
 FAMILIES = {
     "llama": Family(),
     "mistral": Family(one_window=True),
@@ -71,6 +83,14 @@ FAMILIES = {
     "smollm3": Family(),
     "granite": Family(),
     "phi3": Family(one_window=True),
+    "olmo2": _BEHIND,
+    "olmo3": _BEHIND,
+    "gemma": Family(gain_offset=1.0),
+    "gemma2": replace(_AROUND, caps_scores=True),
+    "gemma3_text": _AROUND,
+    "glm": Family(interleaved=True),
+    "glm4": Family(attention_end_norm="post_self_attn_layernorm", mlp_end_norm="post_mlp_layernorm", interleaved=True),
+    "ernie4_5": Family(interleaved=True),
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
 }
@@ -145,7 +165,10 @@ class Parts(NamedTuple):
 
     def rotary_of(self, attention: Any) -> str | None:
         """The key of a layer's rotary."""
-        return getattr(attention, "layer_type", None) if None not in self.rotary_kinds else None
+        if None in self.rotary_kinds:
+            return None
+        found: str = getattr(attention, "layer_type", None) or attention.attention_type
+        return found
 
     def rotary(self, kind: str | None, max_length: int) -> Rotary:
         """A rotary as the library computes it."""

@@ -2,7 +2,8 @@
 
 Two batches are read before and after packing: chains and a tree, with cached rows behind them, at positions from the
 first to the last that the model serves. A model that a plain look takes for a Llama, but that scales, caps or routes
-somewhere inside, differs here; it gets its own modules back.
+somewhere inside, differs here; it gets its own modules back. Windows may be longer than what is read: those that the
+layers announce have to be ours.
 
 Letters: M wanted rows, V vocabulary.
 """
@@ -68,7 +69,8 @@ def adopt(
         cache = cache_for(mixers, config.num_hidden_layers, 2, max_length, dtype, torch.device("cpu"))
         return read(forward, cache, max_length, config.vocab_size)
 
-    expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch)))
+    announced: dict[int, int | None] = {}
+    expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, windows=announced)))
     rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
     least = TOLERANCE[dtype] if precision_of(model) is None else _QUANTISED
     allowed = max(least, _ROUNDINGS * difference(rounded, expected))
@@ -76,9 +78,19 @@ def adopt(
     twin = adoption.decoder
     found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), whole, top=0).logits_MV)
     worst = difference(found, expected)
-    if worst <= allowed:
+    odd = next((layer for layer, window in announced.items() if twin.windows[layer] != (window or 0)), None)
+    if worst <= allowed and odd is None:
         return twin
     adoption.undo()
+    if odd is not None:
+        log.warning(
+            "the fused CPU decoder is not used, the slower general path is: layer %d attends to a window of %s, "
+            "not of %d",
+            odd,
+            announced[odd],
+            twin.windows[odd],
+        )
+        return None
     log.warning(
         "the fused CPU decoder computes other logits than the model's own modules (by %.3g of their spread, "
         "where rounding explains %.3g), so the slower general path is used",
@@ -130,12 +142,21 @@ class PlainAttention(Plan):
         cache: where keys and values are written and read.
         batch: the rows.
         rounded: round attention weights, and what recurrences give, to the model's dtype, as faster kernels do.
+        windows: each layer's is noted here.
     """
 
     native = None
 
-    def __init__(self, cache: KVCache, batch: PackedBatch, *, rounded: bool = False) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        batch: PackedBatch,
+        *,
+        rounded: bool = False,
+        windows: dict[int, int | None] | None = None,
+    ) -> None:
         self._rounded = rounded
+        self._windows = {} if windows is None else windows
         self._cache = cache
         self._batch = batch
         self._segments = batch.segments
@@ -162,6 +183,7 @@ class PlainAttention(Plan):
         """See models/dense.py; the families that are tried have no sinks."""
         if sinks_H is not None:
             raise UnsupportedArchitecture(f"layer {layer} has a sink, which is not known here")
+        self._windows[layer] = window
         keys_SGCD, values_SGCD = self._cache.buffers(layer, k_GTD, v_GTD)
         repeats = q_HTD.shape[0] // k_GTD.shape[0]
         outputs = []
