@@ -11,6 +11,8 @@ Letters: C columns, V vocabulary, N tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ class Columns:
         ValueError: there are none, or one is twice there or not in the vocabulary.
     """
 
-    __slots__ = ("_column_V", "ids_C", "vocab_size")
+    __slots__ = ("_column_V", "_tokens", "ids_C", "vocab_size")
 
     def __init__(self, ids_C: Tensor, vocab_size: int) -> None:
         if not len(ids_C) or int(ids_C.min()) < 0 or int(ids_C.max()) >= vocab_size:
@@ -37,6 +39,7 @@ class Columns:
         self._column_V[ids_C] = own_C
         if not torch.equal(self._column_V[ids_C], own_C):
             raise ValueError("columns stand for different tokens, but two are for the same one")
+        self._tokens: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.ids_C)
@@ -47,6 +50,13 @@ class Columns:
     def of(self, token: int) -> int:
         """The column of a token; -1 where it has none."""
         return int(self._column_V[token])
+
+    def tokens_of(self, columns: Iterable[int]) -> list[int]:
+        """The tokens of a few columns; looked up in a list, which takes a tenth of what a tensor takes."""
+        if self._tokens is None:
+            self._tokens = self.ids_C.tolist()
+        tokens = self._tokens
+        return [tokens[column] for column in columns]
 
     def of_tokens(self, tokens_N: Tensor) -> Tensor:
         """The columns of tokens, int64 [N]; -1 where one has none."""

@@ -114,8 +114,7 @@ class Output:
         """What the native forward has found already, with the tokens that its columns stand for."""
         if columns is None:
             return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
-        best: list[int] = columns.ids_C[torch.tensor(found.best, dtype=torch.int64)].tolist()
-        ids: list[int] = columns.ids_C[torch.tensor(found.top_ids, dtype=torch.int64)].tolist()
+        best, ids = columns.tokens_of(found.best), columns.tokens_of(found.top_ids)
         return cls(found.logits_MV, best, found.peaks, ids, found.top_shares, found.hidden, columns)
 
 

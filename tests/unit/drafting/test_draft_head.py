@@ -37,6 +37,10 @@ IMPLEMENTATIONS: dict[str, Callable[[], DraftHead]] = {
 every = pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 
 
+def on_vocabulary(head: DraftHead, logits_MK: torch.Tensor) -> torch.Tensor:
+    return logits_MK if head.columns is None else head.columns.spread(logits_MK, -torch.inf)
+
+
 def states(seed: int, count: int = 5) -> torch.Tensor:
     return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
@@ -46,10 +50,11 @@ def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[]
     head = make()
     logits_MK = head.score(states(0))
     assert logits_MK.dtype == torch.float32
-    tokens = list(head.tokens_of(range(logits_MK.shape[1])))
+    columns = range(logits_MK.shape[1])
+    tokens = list(columns if head.columns is None else head.columns.tokens_of(columns))
     assert tokens == sorted(set(tokens))
     assert 0 <= tokens[0] <= tokens[-1] < head.vocab_size
-    assert torch.equal(head.on_vocabulary(logits_MK)[:, tokens], logits_MK)
+    assert torch.equal(on_vocabulary(head, logits_MK)[:, tokens], logits_MK)
 
 
 @every
@@ -57,14 +62,14 @@ def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[]
 @given(seed=st.integers(0, 2**31))
 def test_q_is_a_law_that_is_0_outside_of_the_ids(make: Callable[[], DraftHead], seed: int) -> None:
     head = make()
-    q_MV = torch.softmax(head.on_vocabulary(head.score(states(seed, 1))), dim=-1)
+    q_MV = torch.softmax(on_vocabulary(head, head.score(states(seed, 1))), dim=-1)
     assert q_MV.shape == (1, head.vocab_size)
     drawn = int(torch.multinomial(q_MV[0], 1, generator=torch.Generator().manual_seed(seed)))
     check(Sampled(q_MV, (0,)), TokenTree([drawn]), head.vocab_size)
-    if head.ids_K is not None:
-        assert float(q_MV[0, head.ids_K].sum()) == pytest.approx(1.0)
-        assert drawn in head.ids_K.tolist()
-        assert int((q_MV > 0).sum()) <= len(head.ids_K)
+    if head.columns is not None:
+        assert float(q_MV[0, head.columns.ids_C].sum()) == pytest.approx(1.0)
+        assert drawn in head.columns
+        assert int((q_MV > 0).sum()) <= len(head.columns)
 
 
 def test_rows_of_a_model_that_caps_its_logits_are_refused() -> None:

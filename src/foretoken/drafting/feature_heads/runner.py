@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretoken.core.columns import Columns
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
@@ -48,7 +49,8 @@ class OwnHead(DraftHead):
     """
 
     def __init__(self, weight_KW: Tensor, ids_K: Tensor | None, vocab_size: int) -> None:
-        self.weight_KW, self.ids_K, self.vocab_size = weight_KW, ids_K, vocab_size
+        self.weight_KW, self.vocab_size = weight_KW, vocab_size
+        self.columns = None if ids_K is None else Columns(ids_K, vocab_size)
 
     def score(self, hidden_MD: Tensor) -> Tensor:
         return F.linear(hidden_MD.to(self.weight_KW.dtype), self.weight_KW).float()
@@ -85,13 +87,13 @@ class Runner:
     @property
     def scored(self) -> int:
         """K."""
-        return len(self.head.ids_K) if self.head.ids_K is not None else self._target.vocab_size
+        return self._target.vocab_size if self.head.columns is None else len(self.head.columns)
 
     @property
     def odd_rows(self) -> str | None:
         """See :class:`foretoken.drafting.feature_heads.drafter.HeadRunner`."""
-        if self.head.ids_K is not None:
-            return f"a vocabulary of its own, of {len(self.head.ids_K)} tokens"
+        if self.head.columns is not None:
+            return f"a vocabulary of its own, of {len(self.head.columns)} tokens"
         return None if self._net.lm_head is None else "a head of its own (lm_head)"
 
     @property
@@ -112,7 +114,7 @@ class Runner:
     ) -> tuple[Output, Tensor]:
         """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.forward`."""
         if self._native is not None:
-            return self._native.forward(batch, cache, g_TW, self.head, top, rows)
+            return self._native.forward(batch, cache, g_TW, self.head.columns, top, rows)
         net, plan = self._net, DensePlan(cache, batch)
         ids_T = batch.ids_1T(self._target.device)[0]
         cos_Td, sin_Td = net.rotary_at(batch.positions_1T(self._target.device)[0])
@@ -130,7 +132,7 @@ class Runner:
         if rows is not None:
             return self._target.score(net.read_out(h_MW), top=top, final_norm=False, head=rows), net.following(h_MW)
         logits_MK = self.head.score(net.read_out(h_MW))
-        return on_target(Output.of(logits_MK, top=top), self.head), net.following(h_MW)
+        return Output.of(logits_MK, top=top, columns=self.head.columns), net.following(h_MW)
 
 
 class _Native:
@@ -184,7 +186,7 @@ class _Native:
         return self._net.fuse(states_TF.float()) if self._entry is not None else self._fc(self._net.prepare(states_TF))
 
     def forward(
-        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, head: DraftHead, top: int, rows: HeadRows | None
+        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, columns: Columns | None, top: int, rows: HeadRows | None
     ) -> tuple[Output, Tensor]:
         """See :class:`Runner`."""
         net, depth = self._net, self._net.num_layers
@@ -192,9 +194,9 @@ class _Native:
         entering = net.begin(g_TW) if self._entry is None else self._entry.enter(g_TW, beside_TO)
         span = Span(0, depth, entering, taps=(depth,), tap_rows=batch.wanted, final_norm=net.norm is not None)
         beside = beside_TO if self._entry is None else None
-        packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
+        packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
         found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed, beside_TQ=beside)
-        return on_target(Output.ranked(found, columns), head), net.following(found.hidden[depth])
+        return Output.ranked(found, columns), net.following(found.hidden[depth])
 
     def _beside(self, tokens: list[int]) -> Tensor:
         if self._table_VO is not None and len(tokens) == 1:  # every pass of a chain: a view
@@ -238,15 +240,6 @@ def described(layer: HeadBlock, norm: nn.Module | None, skipped: int = 0) -> Blo
         down=Projection(mlp.down_proj.weight),
         mlp_norm_D=layer.post_attention_layernorm.weight,
     )
-
-
-def on_target(output: Output, head: DraftHead) -> Output:
-    """What was found among a head's own tokens, as the target's tokens; the logits are -inf at all others."""
-    if head.ids_K is None or not len(output.logits_MV):
-        return output
-    best, top_ids = head.tokens_of(output.best), head.tokens_of(output.top_ids)
-    logits_MV = head.on_vocabulary(output.logits_MV.float())
-    return Output(logits_MV, best, output.peaks, top_ids, output.top_shares, output.hidden)
 
 
 def fits(head: StateHead) -> bool:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
-from foretoken.drafting.feature_heads import runner
-from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.drafting.feature_heads.unroll import unrolled
-from foretoken.drafting.learned_part import CONFIG, WEIGHTS
+from foretoken.drafting.learned_part import WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.dovetail.network import Dovetail, DovetailConfig, GatedFusion
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load, load_as_is
-from foretoken.train.frozen_target import FrozenTarget
-from helpers.golden import tokens_of
+from foretoken.models.load import load
+from helpers.feature_heads import WAYS, Change, assert_serves_what_it_learned, edit, gone, retensor, save_tiny
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -41,8 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose sizes the native decoder takes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
-    return save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -105,58 +94,12 @@ def test_a_gate_that_is_swapped_is_seen(model: LanguageModel, monkeypatch: pytes
 # ------------------------------------------------------------------ serving and training
 
 
-@pytest.mark.parametrize("way", ["native", "native, multiplied", "torch"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_serving_computes_the_columns_of_training(
     shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draft pass t behind pair i, over a cache of all blocks read in chunks, is column i of unrolled step t."""
-    model = load(str(tiny), device="cpu")
-    if way == "torch":
-        monkeypatch.setattr(model, "fused", None)
-    elif way == "native, multiplied":
-        monkeypatch.setattr(runner, "_TABLE_BYTES", 0)
-    head = Dovetail.random(model, **SHAPES[shape])
-    tokens, steps = tokens_of(3, 20, 100), 4
-    frozen = FrozenTarget(load_as_is(str(tiny), device="cpu").model, [])
-    states_1TF = frozen.states(torch.tensor([tokens]))[FINAL]
-    run = Runner(model, head)
-    assert run.native == (way != "torch" and model.fused is not None)
-    with torch.inference_mode():
-        rows, table = head.head_of(frozen.model), head.embedding_of(frozen.model)
-        columns = unrolled(head, states_1TF, torch.tensor([tokens]), table, steps)
-        expected = [rows_1TW[0] @ rows.T for rows_1TW in columns]
-        g_TW = run.features(states_1TF[0])
-        for column in (0, 13):
-            found = served(run, g_TW, tokens, column, steps)
-            for logits_1V, expected_CK in zip(found, expected, strict=True):
-                wanted = run.head.on_vocabulary(expected_CK[column : column + 1])
-                kept = ~wanted.isinf()
-                assert torch.equal(logits_1V.isinf(), wanted.isinf())
-                torch.testing.assert_close(logits_1V[kept], wanted[kept], rtol=1e-4, atol=1e-4)
-        # planted: each feature beside the token one further on
-        shifted = served(run, g_TW.roll(1, 0), tokens, 13, 1)[0]
-        wanted = run.head.on_vocabulary(expected[0][13:14])
-        assert float((shifted - wanted)[~wanted.isinf()].abs().max()) > 1e-2
-
-
-def served(run: Runner, g_TW: Tensor, tokens: list[int], column: int, steps: int) -> list[Tensor]:
-    """Logits of a draft of ``steps`` tokens from a column, behind all pairs before it."""
-    cache = KVCache(run.num_layers, 1, 64)
-    cache.reserve(cache.acquire(), 32)
-    for begin, end in ((0, column // 2), (column // 2, column)):
-        if begin < end:
-            batch = PackedBatch()
-            batch.add_chunk(0, begin, tokens[begin + 1 : end + 1], wanted=0)
-            run.forward(batch, cache, g_TW[begin:end], top=0)
-            cache.commit(0, range(end - begin))
-    g, found = g_TW[column : column + 1], []
-    for step in range(steps):
-        batch = PackedBatch()
-        batch.add_chunk(0, column + step, [tokens[column + 1 + step]], wanted=1)
-        output, g = run.forward(batch, cache, g, top=3)
-        found.append(output.logits_MV.clone())
-    return found
+    assert_serves_what_it_learned(lambda model: Dovetail.random(model, **SHAPES[shape]), tiny, way, monkeypatch)
 
 
 def test_the_first_block_alone_has_no_norm_before_attention(model: LanguageModel) -> None:
@@ -189,31 +132,15 @@ def test_what_is_saved_is_loaded(shape: str, model: LanguageModel, tmp_path: Pat
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def edit(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / CONFIG).write_text(json.dumps({**json.loads((folder / CONFIG).read_text()), **changes}))
-
-    return change
-
-
-def retensor(name: str, made: Callable[[Tensor], Tensor] | None) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        found = tensors.pop(name)
-        save_file(tensors if made is None else {**tensors, name: made(found).contiguous()}, folder / WEIGHTS)
-
-    return change
-
-
-DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
+DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ModelError, "has no Dovetail head"),
     "another kind": (edit(speculators_model_type="scylla"), ModelError, "speculators_model_type 'dovetail'"),
     "another fusion": (edit(fusion="concat"), ModelError, "the tensor fc.weight is missing"),
     "a fusion unknown": (edit(fusion="sum"), ModelError, "fusion='sum': 'gate' or 'concat'"),
     "more blocks": (edit(layers=3), ModelError, "the tensor layers.2.input_layernorm.weight is missing"),
-    "no gate": (retensor("fusion.gate.weight", None), ModelError, "the tensor fusion.gate.weight is missing"),
-    "a flat gate": (retensor("fusion.gate.weight", lambda each: each[:, :64]), ModelError, "fusion.gate.weight is"),
-    "no ids": (retensor("draft_ids", None), ModelError, "draft_ids is missing"),
+    "no gate": (retensor(fusion__gate__weight=gone), ModelError, "the tensor fusion.gate.weight is missing"),
+    "a flat gate": (retensor(fusion__gate__weight=lambda each: each[:, :64]), ModelError, "fusion.gate.weight is"),
+    "no ids": (retensor(draft_ids=gone), ModelError, "draft_ids is missing"),
     "another width": (edit(target_width=128), MismatchError, "target_width is 128, but that of"),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,15 @@ from safetensors.torch import load_file, save_file
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafting.feature_heads import runner
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.eagle.network import Eagle
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load, load_as_is
-from foretoken.train.frozen_target import FrozenTarget
+from foretoken.models.load import load
+from helpers.feature_heads import WAYS, Change, assert_serves_what_it_learned, edit, gone, retensor, save_tiny
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -44,54 +40,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose sizes the native decoder takes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
-    return save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.parametrize("way", ["native", "native, multiplied", "torch"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_serving_computes_the_columns_of_training(
     shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draft pass t behind pair i, over a cache that was read in chunks, is column i of unrolled step t."""
-    model = load(str(tiny), device="cpu")
-    if way == "torch":
-        monkeypatch.setattr(model, "fused", None)
-    elif way == "native, multiplied":
-        monkeypatch.setattr(runner, "_TABLE_BYTES", 0)
-    head = Eagle.random(model, **SHAPES[shape])
-    tokens, steps = tokens_of(3, 20, 100), 4
-    depths = (FINAL,) if shape.startswith("eagle2") else head.config.depths_of(model.num_layers)
-    frozen = FrozenTarget(load_as_is(str(tiny), device="cpu").model, [each for each in depths if each != FINAL])
-    states = frozen.states(torch.tensor([tokens]))
-    states_1TF = torch.cat([states[each] for each in depths], dim=-1)
-    run = Runner(model, head)
-    assert run.native == (way != "torch" and model.fused is not None)
-    with torch.inference_mode():
-        rows, table = head.head_of(frozen.model), head.embedding_of(frozen.model)
-        columns = unrolled(head, states_1TF, torch.tensor([tokens]), table, steps)
-        expected = [rows_1TW[0] @ rows.T for rows_1TW in columns]
-        g_TW = run.features(states_1TF[0])
-        for column in (0, 6, 13):
-            cache = KVCache(1, 1, 64)
-            cache.reserve(cache.acquire(), 32)
-            for begin, end in ((0, column // 2), (column // 2, column)):
-                if begin < end:
-                    batch = PackedBatch()
-                    batch.add_chunk(0, begin, tokens[begin + 1 : end + 1], wanted=0)
-                    run.forward(batch, cache, g_TW[begin:end], top=0)
-                    cache.commit(0, range(end - begin))
-            g = g_TW[column : column + 1]
-            for step in range(steps):
-                batch = PackedBatch()
-                batch.add_chunk(0, column + step, [tokens[column + 1 + step]], wanted=1)
-                output, g = run.forward(batch, cache, g, top=3)
-                wanted = run.head.on_vocabulary(expected[step][column : column + 1])
-                assert torch.equal(output.logits_MV.isinf(), wanted.isinf())
-                kept = ~wanted.isinf()
-                torch.testing.assert_close(output.logits_MV[kept], wanted[kept], rtol=1e-4, atol=1e-4)
-                assert output.best[0] == int(wanted.argmax())
-                assert list(output.top_ids) == wanted[0].topk(3).indices.tolist()
+    assert_serves_what_it_learned(
+        lambda model: Eagle.random(model, **SHAPES[shape]), tiny, way, monkeypatch, columns=(0, 6, 13)
+    )
 
 
 def test_positions_count_only_by_their_distance(tiny: Path) -> None:
@@ -238,16 +197,6 @@ def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
 
 # ------------------------------------------------------------------ what is refused
 
-Change = Callable[[Path], None]
-
-
-def edit(**changes: Any) -> Change:
-    def change(folder: Path) -> None:
-        settings = {**json.loads((folder / CONFIG).read_text()), **changes}
-        (folder / CONFIG).write_text(json.dumps({key: value for key, value in settings.items() if value is not ...}))
-
-    return change
-
 
 def edit_block(**changes: Any) -> Change:
     def change(folder: Path) -> None:
@@ -258,26 +207,8 @@ def edit_block(**changes: Any) -> Change:
     return change
 
 
-def retensor(**changes: Callable[[torch.Tensor], torch.Tensor | None]) -> Change:
-    """Change, or with None remove, tensors; two underscores stand for a dot."""
-
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        for name, made in changes.items():
-            found = made(tensors.pop(name.replace("__", "."), torch.zeros(1)))
-            if found is not None:
-                tensors[name.replace("__", ".")] = found.contiguous()
-        save_file(tensors, folder / WEIGHTS)
-
-    return change
-
-
 def owner(**verifier: Any) -> dict[str, Any]:
     return {"algorithm": "eagle3", "verifier": {"name_or_path": "zoo:base", **verifier}}
-
-
-def gone(values: torch.Tensor) -> None:
-    return None
 
 
 DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {

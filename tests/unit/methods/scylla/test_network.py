@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
-from foretoken.drafting.feature_heads import runner
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.drafting.feature_heads.unroll import unrolled
-from foretoken.drafting.learned_part import CONFIG, WEIGHTS
+from foretoken.drafting.learned_part import WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load, load_as_is
-from foretoken.train.frozen_target import FrozenTarget
+from foretoken.models.load import load
+from helpers.feature_heads import WAYS, Change, assert_serves_what_it_learned, edit, gone, retensor, save_tiny
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -38,8 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose sizes the native decoder takes."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
-    return save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -47,47 +40,12 @@ def model(tiny: Path) -> LanguageModel:
     return load(str(tiny), device="cpu")
 
 
-@pytest.mark.parametrize("way", ["native", "native, multiplied", "torch"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_serving_computes_the_columns_of_training(
     shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draft pass t behind pair i, over a cache of all layers read in chunks, is column i of unrolled step t."""
-    model = load(str(tiny), device="cpu")
-    if way == "torch":
-        monkeypatch.setattr(model, "fused", None)
-    elif way == "native, multiplied":
-        monkeypatch.setattr(runner, "_TABLE_BYTES", 0)
-    head = Scylla.random(model, **SHAPES[shape])
-    tokens, steps = tokens_of(3, 20, 100), 4
-    frozen = FrozenTarget(load_as_is(str(tiny), device="cpu").model, [])
-    states_1TF = frozen.states(torch.tensor([tokens]))[FINAL]
-    run = Runner(model, head)
-    assert run.native == (way != "torch" and model.fused is not None)
-    with torch.inference_mode():
-        rows, table = head.head_of(frozen.model), head.embedding_of(frozen.model)
-        columns = unrolled(head, states_1TF, torch.tensor([tokens]), table, steps)
-        expected = [rows_1TW[0] @ rows.T for rows_1TW in columns]
-        g_TW = run.features(states_1TF[0])
-        for column in (0, 13):
-            cache = KVCache(run.num_layers, 1, 64)
-            cache.reserve(cache.acquire(), 32)
-            for begin, end in ((0, column // 2), (column // 2, column)):
-                if begin < end:
-                    batch = PackedBatch()
-                    batch.add_chunk(0, begin, tokens[begin + 1 : end + 1], wanted=0)
-                    run.forward(batch, cache, g_TW[begin:end], top=0)
-                    cache.commit(0, range(end - begin))
-            g = g_TW[column : column + 1]
-            for step in range(steps):
-                batch = PackedBatch()
-                batch.add_chunk(0, column + step, [tokens[column + 1 + step]], wanted=1)
-                output, g = run.forward(batch, cache, g, top=3)
-                wanted = run.head.on_vocabulary(expected[step][column : column + 1])
-                kept = ~wanted.isinf()
-                assert torch.equal(output.logits_MV.isinf(), wanted.isinf())
-                torch.testing.assert_close(output.logits_MV[kept], wanted[kept], rtol=1e-4, atol=1e-4)
-                assert list(output.top_ids) == wanted[0].topk(3).indices.tolist()
+    assert_serves_what_it_learned(lambda model: Scylla.random(model, **SHAPES[shape]), tiny, way, monkeypatch)
 
 
 def test_every_layer_counts(model: LanguageModel) -> None:
@@ -116,23 +74,7 @@ def test_what_is_saved_is_loaded(shape: str, model: LanguageModel, tmp_path: Pat
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def edit(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / CONFIG).write_text(json.dumps({**json.loads((folder / CONFIG).read_text()), **changes}))
-
-    return change
-
-
-def retensor(name: str, made: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        found = tensors.pop(name)
-        save_file(tensors if made is None else {**tensors, name: made(found).contiguous()}, folder / WEIGHTS)
-
-    return change
-
-
-DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
+DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ModelError, "has no Scylla head"),
     "another kind": (edit(speculators_model_type="eagle3"), ModelError, "speculators_model_type 'scylla'"),
     "more layers": (edit(layers=3), ModelError, "the tensor layers.2.input_layernorm.weight is missing"),
@@ -140,10 +82,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     "layers in words": (edit(layers="two"), ModelError, "layers='two'"),
     "too many layers": (edit(layers=99), ModelError, "layers=99: 32 at most"),
     "a larger vocabulary": (edit(draft_vocab_size=9000), ModelError, "draft_vocab_size=9000 is above"),
-    "no ids": (retensor("draft_ids", None), ModelError, "draft_ids is missing"),
-    "ids that fall": (retensor("draft_ids", lambda each: each.flip(0)), ModelError, "draft_ids: increasing tokens"),
-    "ids that lead away": (retensor("draft_ids", lambda each: each + 9000), ModelError, "draft_ids: increasing"),
-    "fewer ids": (retensor("draft_ids", lambda each: each[:10]), ModelError, "draft_ids is [10] of torch.int64"),
+    "no ids": (retensor(draft_ids=gone), ModelError, "draft_ids is missing"),
+    "ids that fall": (retensor(draft_ids=lambda each: each.flip(0)), ModelError, "draft_ids: increasing tokens"),
+    "ids that lead away": (retensor(draft_ids=lambda each: each + 9000), ModelError, "draft_ids: increasing"),
+    "fewer ids": (retensor(draft_ids=lambda each: each[:10]), ModelError, "draft_ids is [10] of torch.int64"),
     "another width": (edit(target_width=128), MismatchError, "target_width is 128, but that of"),
 }
 
