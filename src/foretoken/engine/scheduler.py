@@ -1,7 +1,8 @@
 """Who runs in the next step: requests join and leave at every step, within a budget of rows.
 
 Every running request gets one row (its root) before anybody drafts; prompts are fed in chunks from what is left, so a
-long prompt never stops the others. Waiting requests join in order of arrival as soon as a slot is free.
+long prompt never stops the others. Waiting requests join in order of arrival as soon as a slot is free. Of prompts that
+come at once the first is answered before the last is read, where reading them together is not faster anyhow.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Scheduler:
         drafted_first: a draft may begin with the first token of the answer: a prompt's last token is not fed, but is
             the root of that draft.
         prefixes: keeps what finished requests have read; None: nothing is kept.
+        enough: rows of prompts in a step beyond which no other prompt is begun; None: as many as there is room for.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Scheduler:
         *,
         drafted_first: bool = False,
         prefixes: Prefixes | None = None,
+        enough: int | None = None,
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
         self.kept = kept
         self.drafted_first = drafted_first
         self.prefixes = prefixes
+        self.enough = max_rows if enough is None else enough
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -93,14 +97,16 @@ class Scheduler:
         kept = sum(map(self.kept, decoding))
         spare = self.max_rows - len(decoding) - kept
         prefill: list[tuple[Request, int]] = []
+        read = 0
         for request in filling:
-            if spare <= 0:
+            if spare <= 0 or read >= self.enough:
                 break
             begin = lengths[request.slot]
             end = next((border for border in request.borders if border > begin), len(request.tokens))
             count = min(spare, end - begin, len(request.tokens) - self.drafted_first - begin)
             prefill.append((request, count))
             spare -= count
+            read += count
         return Work(decoding, prefill, spare + kept)
 
     def remove(self, request: Request) -> None:

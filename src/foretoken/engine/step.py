@@ -44,6 +44,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 from foretoken.models.span import Span
 
+_ENOUGH = 128  # rows of prompts in a step: a CPU reads no row faster for more of them
 _NOTHING = HiddenLayers((), 0)  # drafts have resume points, but their drafter wants to see nothing
 
 
@@ -80,7 +81,12 @@ class Engine:
         if prefix_bytes is not None and recipe.reuses_prefixes:
             self.prefixes = Prefixes(self.cache, prefix_bytes, recipe.drafter)
         self.scheduler = Scheduler(
-            self.cache, max_rows, self._kept, drafted_first=recipe.takes_turns, prefixes=self.prefixes
+            self.cache,
+            max_rows,
+            self._kept,
+            drafted_first=recipe.takes_turns,
+            prefixes=self.prefixes,
+            enough=_ENOUGH if target.device.type == "cpu" else None,
         )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         self.controller = Controller(reading)

@@ -59,6 +59,20 @@ def test_a_long_prompt_is_fed_in_chunks_and_never_stops_those_who_decode():
     assert work.spare_rows == 3
 
 
+def test_of_prompts_that_come_at_once_the_first_is_answered_before_the_last_is_read():
+    requests = [make_request(range(length), max_tokens=5) for length in (6, 5, 4, 30)]
+    made = Scheduler(KVCache(1, 4, 1000), 100, enough=10)
+    for request in requests:
+        made.add(request)
+    first, second, third, fourth = requests
+    work = made.next()
+    assert work.prefill == [(first, 6), (second, 5)]
+    run(made, work)
+    work = made.next()
+    assert (work.decoding, work.prefill) == ([first, second], [(third, 4), (fourth, 30)])
+    assert work.spare_rows == 64
+
+
 def test_the_last_prompt_token_alone_is_a_root():
     made, (single, other) = scheduler(1, 17, max_rows=17)
     work = made.next()
