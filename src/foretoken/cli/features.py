@@ -39,7 +39,7 @@ def features(
     ] = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option("--corpus", help="FILE or FILE=SHARE: your own JSON Lines or text instead. Repeatable."),
+        typer.Option("--corpus", help="FILE or FILE=SHARE: your own text, or 'generated': tasks. Repeatable."),
     ] = None,
     layers: Annotated[
         str,

@@ -74,7 +74,10 @@ def data_root(explicit: Path | None = None) -> Path:
     """
     named = explicit or (Path(value) if (value := os.environ.get(ENVIRONMENT)) else None)
     if named is None:
-        raise ConfigError(f"this needs the folder of the corpora: name it with --data DIR, or set {ENVIRONMENT}")
+        raise ConfigError(
+            f"this needs the folder of the corpora: name it with --data DIR, or set {ENVIRONMENT}; training can do "
+            "with text of yours (--corpus FILE) or with tasks that are generated (--corpus generated)"
+        )
     if not named.is_dir():
         raise ConfigError(f"--data {named}: there is no such folder")
     return named

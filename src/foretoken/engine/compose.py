@@ -133,17 +133,18 @@ def _why_serial(recipe: Recipe) -> str:
 
 def _length(count: Any, method: Any) -> tuple[int, bool]:
     """Draft nodes per step at most, and whether the controller decides how many."""
-    if method == "none":
-        wanted = 0, False
-    elif count in (None, "auto"):
-        wanted = MAX_ADAPTIVE_NODES, True
-    else:
-        wanted = count, False
-    if count in (None, "auto") or (isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MAX_NODES):
-        return wanted
-    raise ConfigError(
-        f"num_speculative_tokens={count!r} must be an integer between 0 and {_MAX_NODES}, or 'auto' for adaptive"
-    )
+    if count in (None, "auto"):
+        return (0, False) if method == "none" else (MAX_ADAPTIVE_NODES, True)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MAX_NODES:
+        raise ConfigError(
+            f"num_speculative_tokens={count!r} must be an integer between 0 and {_MAX_NODES}, or 'auto' for adaptive"
+        )
+    if method == "none" and count:
+        raise ConfigError(
+            f"num_speculative_tokens={count} with method 'none', which drafts nothing: name a method, for example "
+            "'suffix', or leave the number out"
+        )
+    return count, False
 
 
 def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:

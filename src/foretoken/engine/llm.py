@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.importing import collector_at_rest
 from foretoken.core.plain import misspelt
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import limits
@@ -92,7 +93,9 @@ class LLM:
         limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
         if threads is not None:
             threads = limits.threads(threads)
-        from foretoken.models.load import load, use_threads
+        with collector_at_rest():
+            from foretoken.models.load import load, use_threads  # isort: skip  (transformers' list of models comes first)
+            from foretoken.engine import compose, step  # noqa: F401  (what _build imports)
 
         use_threads(threads)
         target = load(

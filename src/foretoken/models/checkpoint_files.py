@@ -5,6 +5,7 @@ What the library would only warn about (weights that are missing and hence rando
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
 )
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
 from foretoken.models import attention, lora
@@ -96,6 +98,7 @@ class CheckpointFiles:
             source = correction.base
         with reported(f"model '{name}': its config cannot be read", name):
             config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
+        _check_generation_config(source, name)
         settings = quantised_folder.settings_of(config)
         if settings is not None:
             quantised_folder.format_of(settings, str(name))  # refused before anything is read
@@ -174,6 +177,14 @@ def _check_there(source: str) -> None:
     except Exception as error:  # of whichever library the hub's client talks through
         why = "is no hub id" if isinstance(error, HFValidationError) else "the hub cannot be reached"
         raise ModelError(f"{nowhere}, and {why}: check the name, or fetch it where there is a network") from None
+
+
+def _check_generation_config(source: str, name: str | Path) -> None:
+    """Refuse a file that cannot be read: the library takes it for none, and text then ends and looks otherwise."""
+    with reported(f"model '{name}': its {GENERATION_CONFIG_NAME} cannot be read", name):
+        path = cached_file(source, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+        if path is not None and not isinstance(json.loads(Path(path).read_text(encoding="utf-8")), dict):
+            raise ValueError("it is no JSON object")
 
 
 def _snapshot(source: str, name: str | Path, revision: str) -> str:

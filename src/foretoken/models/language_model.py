@@ -163,7 +163,7 @@ class LanguageModel:
         self.precision: str = precision_of(model) or str(self.dtype).removeprefix("torch.")  # of its weights
         self.num_parameters = num_parameters(model)  # before they are packed
         self.max_length = _max_length(text, name, max_length)
-        self.end_ids = _end_ids(model)
+        self.end_ids = _end_ids(model, name, self.vocab_size)
         self.mixers = adopt.mixers(model, name)  # state-space layers; empty where there are none
         self._silent = _check_layers(text, name, type(model).__name__, {mixer.layer for mixer in self.mixers})
         self.sizes = sizes(model)  # before they are packed
@@ -384,12 +384,29 @@ def _rotary_switch(text: Any) -> int | None:
     return min((int(switch) for switch in switches if switch), default=None)
 
 
-def _end_ids(model: Any) -> frozenset[int]:
+def _end_ids(model: Any, name: str, vocab_size: int) -> frozenset[int]:
     """Tokens that end a generation, from the generation config, else from the model config."""
     for config in (getattr(model, "generation_config", None), model.config):
         found = getattr(config, "eos_token_id", None)
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
+        if found is None:
+            continue
+        ids = found if isinstance(found, (list, tuple)) else [found]
+        if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+            raise ModelError(
+                f"model '{name}': eos_token_id={found!r:.60} must be a token or a list of tokens: correct it in "
+                "generation_config.json, or in config.json"
+            )
+        known = frozenset(each for each in ids if 0 <= each < vocab_size)
+        if beyond := sorted(set(ids) - known):
+            rest = f"texts end at {sorted(known)}" if known else "no text ends before max_tokens or a stop"
+            log.warning(
+                "model '%s': eos_token_id=%s is beyond its vocabulary of %d: %s",
+                name,
+                ", ".join(map(str, beyond)),
+                vocab_size,
+                rest,
+            )
+        return known
     return frozenset()
 
 

@@ -97,7 +97,7 @@ class Text(Common):
     data: Annotated[Path | None, DATA] = None
     corpus: Annotated[
         list[str] | None,
-        Option("FILE or FILE=SHARE: your own text, or stored outputs of a model. Repeatable."),
+        Option("FILE or FILE=SHARE: your own text, or stored outputs; 'generated': tasks, no file. Repeatable."),
     ] = None
 
     def sources(self, default: Callable[[Path], list[Source]]) -> list[Source]:

@@ -33,6 +33,9 @@ TASKS: dict[str, Examples] = {
     "json": lambda seed: forms.json_examples("train", seed),
     "code": lambda seed: forms.code_examples("train", seed),
 }
+# the mixture of them alone: reckoning and reading first, as in the zoo's own
+GENERATED = "generated"
+_TURNS = {"arithmetic": 5, "profiles": 4, "keys": 1, "json": 1, "code": 1}
 # characters of a document, keys in it: to look up is learnt where there is little else, and kept where there is much
 _KEYS_HIDDEN = ((150, 2), (300, 4), (600, 8), (1500, 12), (3000, 24), (7000, 40))
 
@@ -61,6 +64,19 @@ def task(name: str, share: float) -> Source:
     return Source(name, share, documents)
 
 
+def generated(share: float) -> Source:
+    """All generated tasks by turns: text that needs no file, for who has no other."""
+
+    def documents() -> Iterator[str]:
+        rng = random.Random(_SEED)
+        streams = {name: task(name, 1.0).documents() for name in _TURNS}
+        while True:
+            [name] = rng.choices(list(_TURNS), list(_TURNS.values()))
+            yield next(streams[name])
+
+    return Source(GENERATED, share, documents)
+
+
 def parse_all(arguments: Sequence[str]) -> list[Source]:
     """A user's files; those of the same name in different folders get numbers.
 
@@ -78,7 +94,7 @@ def parse_all(arguments: Sequence[str]) -> list[Source]:
 
 
 def parse(argument: str) -> Source:
-    """A user's ``FILE`` or ``FILE=SHARE``.
+    """A user's ``FILE`` or ``FILE=SHARE``; ``generated`` is no file but all generated tasks.
 
     Raises:
         ConfigError: the share is not a positive number.
@@ -91,6 +107,8 @@ def parse(argument: str) -> Source:
         weight = 0.0
     if not (weight > 0 and math.isfinite(weight)):
         raise ConfigError(f"--corpus {argument}: the share after '=' must be a positive number, not '{share}'")
+    if name == GENERATED:
+        return generated(weight)
     path = Path(name)
     if not path.is_file():
         raise InputError(f"--corpus {path}: {'this is a folder, not a file' if path.is_dir() else 'no such file'}")

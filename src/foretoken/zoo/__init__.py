@@ -50,8 +50,8 @@ class Model:
 
     @property
     def how(self) -> str:
-        """The command that makes it."""
-        return f"foretoken train base --recipe {self.name} --data DATA"
+        """The command that makes one of its kind from what is always there: generated tasks, and ``base``."""
+        return f"foretoken train base --recipe {self.name} --corpus generated"
 
 
 def home() -> Path:
@@ -87,5 +87,8 @@ def path(name: str) -> Path:
     """
     model = find(name)
     if model.folder is None:
-        raise ConfigError(f"zoo model '{model.name}' is not bundled; make it with: {model.how}")
+        raise ConfigError(
+            f"zoo model '{model.name}' is not bundled; make one with: {model.how} (the published one has read public "
+            "corpora: --data DIR in place of --corpus; a clone of the repository has its weights)"
+        )
     return model.folder

@@ -63,6 +63,12 @@ def test_num_speculative_tokens_must_be_a_sensible_integer(count):
         build(method="ngram", num_speculative_tokens=count)
 
 
+@pytest.mark.parametrize("settings", [{"method": "none"}, {}])
+def test_a_draft_length_without_a_drafter_is_refused(settings):
+    with pytest.raises(ConfigError, match="'suffix'"):
+        build(**settings, num_speculative_tokens=4)
+
+
 @pytest.mark.parametrize("settings", ["ngram", [("method", "ngram")], 5])
 def test_a_config_that_is_no_mapping_is_refused(settings):
     with pytest.raises(ConfigError, match="must be a mapping"):
@@ -77,7 +83,8 @@ def test_a_config_that_is_no_mapping_is_refused(settings):
         ({"method": "ngram", "num_speculative_tokens": 0}, "ngram", 0, False),
         ({"method": "ngram", "num_speculative_tokens": 256}, "ngram", 256, False),
         ({"method": "ngram", "num_speculative_tokens": "auto"}, "ngram", 16, True),
-        ({"method": "none", "num_speculative_tokens": 6}, "none", 0, False),
+        ({"method": "none", "num_speculative_tokens": 0}, "none", 0, False),
+        ({"method": "none", "num_speculative_tokens": "auto"}, "none", 0, False),
     ],
 )
 def test_lengths_and_defaults(settings, method, num_nodes, adaptive):

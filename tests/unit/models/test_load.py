@@ -82,6 +82,33 @@ def test_every_end_token_of_the_generation_config_counts(folder: Path) -> None:
     assert load(folder, device="cpu").end_ids == {2, 7}
 
 
+@pytest.mark.parametrize("end", ["2", [2.0], True, {"id": 2}, [[2]]], ids=str)
+def test_end_tokens_that_are_no_numbers_are_refused(folder: Path, end: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    assert_refused(ModelError, folder, "eos_token_id", "generation_config.json", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("end", "kept", "words"),
+    [
+        ([2, VOCAB_SIZE], {2}, f"eos_token_id={VOCAB_SIZE} is beyond its vocabulary of {VOCAB_SIZE}: texts end at [2]"),
+        ([-1, 10**9], set(), "no text ends before max_tokens or a stop"),
+    ],
+)
+def test_end_tokens_beyond_the_vocabulary_are_named(
+    folder: Path, caplog: pytest.LogCaptureFixture, end: list[int], kept: set[int], words: str
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    assert load(folder, device="cpu").end_ids == kept
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", '{"eos_token_id": 2}'.encode("utf-16")], ids=repr)
+def test_a_generation_config_that_cannot_be_read_is_not_taken_for_none(folder: Path, content: bytes) -> None:
+    (folder / "generation_config.json").write_bytes(content)
+    assert_refused(ModelError, folder, "generation_config.json cannot be read", device="cpu")
+
+
 # ------------------------------------------------------------------ names
 
 

@@ -31,6 +31,17 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_generated_tasks_need_no_file_and_are_the_training_halves(folder):
+    [tasks, _] = sources.parse_all(["generated=0.5", "a.jsonl"])
+    assert (tasks.name, tasks.share, tasks.files) == ("generated", 0.5, ())
+    read = list(itertools.islice(tasks.documents(), 300))
+    assert read == list(itertools.islice(tasks.documents(), 300))
+    prompts = [parts(document)[0][1] for document in read]
+    assert {split_of(prompt) for prompt in prompts} == {"train"}
+    kinds = [("secret number", "keys"), ("JSON", "json"), ("Python function", "code"), ("\n\nQuestion: ", "profiles")]
+    assert {name for prompt in prompts for words, name in kinds if words in prompt} == {name for _, name in kinds}
+
+
 def test_files_of_the_user(folder):
     found = sources.parse_all(["a.jsonl", "b.txt=0.5", "other/a.jsonl=2"])
     assert [(source.name, source.share) for source in found] == [("a", 1.0), ("b", 0.5), ("a_2", 2.0)]
