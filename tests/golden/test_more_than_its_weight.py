@@ -166,7 +166,7 @@ def altered(family: str, kind: str, place: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "olmo2"], ids=["fused", "layers"])
+@pytest.mark.parametrize("family", ["llama", "stablelm"], ids=["fused", "layers"])
 def test_an_altered_projection_is_left_to_its_module(family: str, kind: str, place: str) -> None:
     ours, reference = altered(family, kind, place)
     model = LanguageModel(ours, None, name=kind)
@@ -175,7 +175,7 @@ def test_an_altered_projection_is_left_to_its_module(family: str, kind: str, pla
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "olmo2"], ids=["fused", "layers"])
+@pytest.mark.parametrize("family", ["llama", "stablelm"], ids=["fused", "layers"])
 def test_it_is_said_why_a_model_goes_layer_by_layer(family: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     ours, _ = altered(family, kind, "down_proj")
     LanguageModel(ours, None, name="a folder")
@@ -187,7 +187,7 @@ def test_it_is_said_why_a_model_goes_layer_by_layer(family: str, kind: str, capl
 
 
 def test_a_model_of_plain_layers_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    for family in ("llama", "olmo2", "gpt2", "mixtral"):
+    for family in ("llama", "stablelm", "gpt2", "mixtral"):
         config = AutoConfig.for_model(FAMILIES[family].model_type, **FAMILIES[family].options)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="foretoken")
         LanguageModel(model.eval(), None, name=family)

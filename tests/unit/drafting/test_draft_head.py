@@ -15,6 +15,7 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.runner import OwnHead
+from foretoken.models.fused import build
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.load import load
 from helpers.adapters import shelf
@@ -72,7 +73,19 @@ def test_q_is_a_law_that_is_0_outside_of_the_ids(make: Callable[[], DraftHead], 
         assert int((q_MV > 0).sum()) <= len(head.columns)
 
 
-def test_rows_of_a_model_that_caps_its_logits_are_refused() -> None:
-    model = load(save_model("gemma2", shelf() / "draft-head-gemma2"), device="cpu")
+def test_rows_of_a_model_that_caps_its_logits_are_refused_on_the_general_path() -> None:
+    model = load(save_model("gemma2", shelf() / "draft-head-gemma2", head_dim=12), device="cpu")
+    assert model.fused is None
     with pytest.raises(UnsupportedArchitecture, match="cannot be trimmed"):
         HeadRows(model, range(10), model.vocab_size)
+
+
+@pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+def test_the_fused_decoder_caps_rows_as_the_whole_head() -> None:
+    model = load(save_model("gemma2", shelf() / "draft-head-capped"), device="cpu")
+    rows = HeadRows(model, [5, 17, 60], model.vocab_size)
+    rows.set_tail([2, 9])
+    states_MD = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 3
+    whole_MV, some_MC = (model.score(states_MD, head=each).logits_MV for each in (None, rows))
+    assert torch.equal(some_MC, whole_MV[:, [5, 17, 60, 2, 9]])
+    assert float(whole_MV.abs().max()) <= 8.0

@@ -169,7 +169,7 @@ def save_judge(folder: Path, wanted_T: list[float], hidden_TD: Tensor, *, normed
 
 
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])  # fused, and not
+@pytest.mark.parametrize("family", ["llama", "stablelm"])  # fused, and not
 def test_a_planted_wrong_token_falls_where_it_stands(family: str, normed: bool, tmp_path: Path) -> None:
     """Of a drafted text one token is wrong, and a head knows that token's state: the text breaks off there."""
     folder = save_model(family, tmp_path / "model")
@@ -253,7 +253,7 @@ def test_a_drafter_inside_the_target_and_the_judge_share_a_forward() -> None:
 
 def test_the_general_path(tmp_path: Path) -> None:
     """A model that never runs fused, random drafts: a judge that refuses leaves its text alone, another changes it."""
-    folder = save_model("gemma2", tmp_path / "model")
+    folder = save_model("stablelm", tmp_path / "model")
     model = load(folder, device="cpu")
     prompts = [{"prompt_token_ids": [1, 7, 30, 12]}, {"prompt_token_ids": [1, 9, 9, 40, 41]}]
     plain = ids(with_config(None, target=model).generate(prompts, plan(length=16)))
