@@ -20,13 +20,15 @@ from foretoken.core.plain import plain
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import learned_part
 from foretoken.engine import executors
+from foretoken.engine.executors import gloo
 from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.models.dense import DensePlans
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
-LANES = ("thread", "process")
+LANES = ("thread", "process", "gloo")
+_HELPED = LANES[1:]  # by another process
 _DENSE = "dense"
 MAX_ADAPTIVE_NODES = 16
 _MAX_NODES = 256
@@ -92,8 +94,9 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         return dataclasses.replace(recipe, executor="serial", explanation=f"executor=serial, because {reason}")
     if reason:
         raise ConfigError(f"executor='{executor}' does not go with this recipe: {reason}; use executor='serial'")
-    if lane == "process":
-        return dataclasses.replace(recipe, drafter=RemoteDrafter(drafter, config, target, split()[1]))
+    if lane in _HELPED:
+        remote = RemoteDrafter(drafter, config, target, split()[1], gloo=lane == "gloo")
+        return dataclasses.replace(recipe, drafter=remote)
     return recipe
 
 
@@ -101,11 +104,13 @@ def _check_lane(lane: Any, executor: str, method: Any) -> None:
     """Refuse a place for drafting ahead that is none, or where nothing is drafted ahead."""
     if lane not in LANES:
         raise ConfigError(f"lane={lane!r}: {nearest(str(lane), LANES)}")
-    if lane == "process" and executor == "serial":
-        raise ConfigError("lane='process' does nothing with executor='serial': use executor='pearl' or 'auto'")
-    if lane == "process" and not isinstance(method, str):
+    if lane == "gloo" and not gloo.available():
+        raise ConfigError("lane='gloo': this build of torch has no torch.distributed with gloo; use lane='process'")
+    if lane in _HELPED and executor == "serial":
+        raise ConfigError(f"lane='{lane}' does nothing with executor='serial': use executor='pearl' or 'auto'")
+    if lane in _HELPED and not isinstance(method, str):
         raise ConfigError(
-            "lane='process' makes the drafter once more in another process, which an instance of your own cannot be: "
+            f"lane='{lane}' makes the drafter once more in another process, which an instance of your own cannot be: "
             "use lane='thread'"
         )
 

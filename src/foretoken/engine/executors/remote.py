@@ -31,11 +31,12 @@ class RemoteDrafter(Drafter):
         config: it was made of; the helper's is made of it, too.
         target: what the helper's drafter has to know of it is sent along.
         threads: of the helper.
+        gloo: whether it is talked to over torch.distributed.
     Raises:
         ConfigError: the helper fails to start.
     """
 
-    def __init__(self, inner: Drafter, config: Any, target: LanguageModel, threads: int) -> None:
+    def __init__(self, inner: Drafter, config: Any, target: LanguageModel, threads: int, *, gloo: bool = False) -> None:
         self.name, self.laws, self.branches = inner.name, inner.laws, inner.branches
         self.needs, self.offers, self.explanation = inner.needs, inner.offers, inner.explanation
         self._inner = inner
@@ -51,10 +52,12 @@ class RemoteDrafter(Drafter):
             without="drafts are written in this process from now on",
             forget=self._forget,
             threads=threads,
+            gloo=gloo,
         )
         if not self._helper.started(process.STARTING):
             self.close()
-            raise ConfigError("lane='process': the helper did not start: see its messages above, or use lane='thread'")
+            lane = "gloo" if gloo else "process"
+            raise ConfigError(f"lane='{lane}': the helper did not start: see its messages above, or use lane='thread'")
 
     @property
     def flops(self) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine.executors import process
+from foretoken.engine.executors import gloo, process
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.llm import LLM
 from helpers.threads import one_thread
@@ -27,7 +28,13 @@ from helpers.zoo_llms import PROMPTS, assert_idle, base, ids, with_config
 __all__ = ["one_thread"]
 
 HELPED = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "lane": "process"}
+OVER_GLOO = {**HELPED, "lane": "gloo"}
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+needs_gloo = pytest.mark.skipif(not gloo.available(), reason="this build of torch has no gloo")
+WAYS = [
+    pytest.param(HELPED, id="pipe"),
+    pytest.param(OVER_GLOO, id="gloo", marks=[pytest.mark.slow, needs_gloo]),
+]
 
 
 def helper_of(llm: LLM) -> RemoteDrafter:
@@ -68,6 +75,39 @@ def test_the_text_is_that_of_plain_decoding(helped: LLM) -> None:
     assert sum(each.metrics.num_accepted_tokens for each in outputs) > 40  # the helper's drafts stand
 
 
+@needs_gloo
+def test_the_text_is_the_same_over_gloo_and_after_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """Every message late by a random time; then the helper is killed, and another one is met at another place."""
+    llm = with_config(OVER_GLOO)
+    helper, dice = helper_of(llm)._helper, random.Random(1)
+    send = helper._send
+
+    def late(order: Any) -> None:
+        time.sleep(dice.choice([0.0, 0.005]))
+        send(order)
+
+    helper._send = late  # type: ignore[method-assign]
+    expected = ids(base().generate(list(PROMPTS), GREEDY))
+    first = helper_of(llm).pid
+    with caplog.at_level(logging.WARNING):
+        for lost in (False, True):
+            if lost:
+                assert first is not None
+                os.kill(first, signal.SIGKILL)
+                assert ids(llm.generate(list(PROMPTS[:1]), GREEDY)) == expected[:1]
+                assert helper_of(llm).ready(300.0)
+            outputs = llm.generate(list(PROMPTS), GREEDY)
+            assert ids(outputs) == expected
+            assert sum(each.metrics.num_accepted_tokens for each in outputs) > 40
+    second = helper_of(llm).pid
+    assert first != second
+    assert "another one is started" in caplog.text
+    assert_idle(llm)
+    llm.close()
+    assert gone_within(first, 2.0)
+    assert gone_within(second, 2.0)
+
+
 @pytest.mark.slow
 def test_a_seed_keeps_its_stream_under_match() -> None:
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=11, top_p=0.9, repetition_penalty=1.2)
@@ -91,12 +131,13 @@ def test_requests_come_and_go_and_the_helper_forgets_them(helped: LLM) -> None:
     "number",
     [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow)],
 )
+@pytest.mark.parametrize("config", WAYS)
 def test_a_helper_that_is_lost_ends_no_request(
-    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: dict[str, Any], number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the middle of a step. Another one is started; after a second loss this process drafts."""
     monkeypatch.setattr(process, "_LEAST", 0.3)
-    llm = with_config(HELPED)
+    llm = with_config(config)
     drafter = helper_of(llm)
     lost: list[int | None] = []
     forward, num_steps = llm.engine.forward, 0
@@ -141,7 +182,7 @@ PARENT = """
     import torch
     torch.set_num_threads(1)
     from foretoken import LLM, SamplingParams
-    config = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "lane": "process"}
+    config = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "lane": sys.argv[1]}
     llm = LLM("zoo:base", dtype="float32", device="cpu", speculative_config=config)
     print(json.dumps({"pid": llm.recipe.drafter.pid}), flush=True)
     while True:
@@ -151,10 +192,11 @@ PARENT = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_no_process_outlives_its_engine(number: int) -> None:
+@pytest.mark.parametrize("config", WAYS)
+def test_no_process_outlives_its_engine(config: dict[str, Any], number: int) -> None:
     """Killed, or ended by the keyboard, in the middle of an answer."""
     parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PARENT)],
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PARENT), config["lane"]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -174,6 +216,7 @@ def test_no_process_outlives_its_engine(number: int) -> None:
     ("config", "message"),
     [
         ({"executor": "serial"}, "lane='process' does nothing with executor='serial'"),
+        ({"executor": "serial", "lane": "gloo"}, "lane='gloo' does nothing with executor='serial'"),
         ({"lane": "Process"}, r"lane='Process'.*'process'"),
     ],
 )
