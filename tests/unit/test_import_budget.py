@@ -42,24 +42,3 @@ def test_commands_that_compute_nothing_import_nothing_that_computes(command):
 def test_a_model_is_loaded_without_what_serves_draws_or_trains():
     code = "from foretoken import LLM\nLLM('zoo:draft', device='cpu', threads=1)"
     assert imported(code) & {"matplotlib", "fastapi", "pydantic", "rich.progress"} == set()
-
-
-COMPILER = ("torch._dynamo", "torch.distributed.tensor")
-
-
-def test_a_command_loads_a_model_without_the_compiler_which_is_there_afterwards():
-    code = f"""
-import sys
-from foretoken.cli.options import load_model
-from foretoken import SamplingParams
-llm = load_model("zoo:draft", {{"method": "none"}}, verbose=False, device="cpu", threads=1)
-print(llm.generate("Once", SamplingParams(max_tokens=2))[0].token_ids)
-print([name for name in {COMPILER!r} if name in sys.modules])
-import torch, gc
-print(gc.isenabled(), torch.distributed.is_available(), torch._dynamo.optimize.__module__)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    tokens, left_out, after = done.stdout.splitlines()
-    assert tokens.count(",") == 1
-    assert left_out == "[]"
-    assert after == "True True torch._dynamo.eval_frame"

@@ -9,7 +9,6 @@ import typer
 
 from foretoken import zoo
 from foretoken.cli.console import note, passing_note, quiet_transformers
-from foretoken.cli.quick_import import quick_import
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.models.gguf.magic import is_gguf
 
@@ -197,8 +196,7 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
     check_model_name(model)
     from foretoken import LLM
 
-    # seconds of importing; a large model, or a download, takes minutes
-    with passing_note(f"loading {model}"), quick_import():
+    with passing_note(f"loading {model}"):  # seconds of importing; a large model, or a download, takes minutes
         quiet_transformers(verbose)
         llm = LLM(model, speculative_config=config, **options)
     explain(llm)
