@@ -1,4 +1,4 @@
-"""Whether attention can go to the Triton kernel (block_attention.py), and what the kernel is told of a segment.
+"""Which Triton kernels there are on a device, and what that of attention (block_attention.py) is told of a segment.
 
 Letters: R rows of a segment, H query heads, G key/value heads, L columns, D key width.
 """
@@ -23,17 +23,17 @@ _WIDTH = 256  # of keys and values, at most
 log = logging.getLogger(__name__)
 
 
-@lru_cache(maxsize=2)
-def kernel(device: str) -> Any:
-    """The module of the kernel for this type of device, or None; found out once, and Triton imported only then."""
+@lru_cache(maxsize=8)
+def kernel(device: str, name: str = "block_attention") -> Any:
+    """A kernel's module for this type of device, or None; found out once, and Triton imported only then."""
     if os.environ.get("FORETOKEN_FUSED", "1") == "0":
         return None
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None
     if importlib.util.find_spec("triton") is None:
-        log.info("triton is not installed: attention takes a slower way on this device; install triton for speed")
+        log.info("triton is not installed: %s takes a slower way on this device; install triton for speed", name)
         return None
-    return importlib.import_module("foretoken.models.kernels.block_attention")
+    return importlib.import_module(f"foretoken.models.kernels.{name}")
 
 
 def fits(size: int, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor) -> bool:

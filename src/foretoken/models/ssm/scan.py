@@ -31,6 +31,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.models.kernels import loading
+
 CHUNK_ROWS = 64
 
 
@@ -101,15 +103,21 @@ def walk(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> tuple[Tensor,
 
 
 def tree_scan(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> Tensor:
-    """All rows of a tree at once: y [T, H, P]; arguments as for :func:`walk`."""
+    """All rows of a tree at once: y [T, H, P]; arguments as for :func:`walk`. By a Triton kernel where there is one."""
     a_HT = _path_sums(rows.decay_TH, parents).T
     seen_TT = _ancestors(parents).to(a_HT.device)
+    unseen_T11 = (torch.tensor(parents) == -2).to(a_HT.device)[:, None, None]
+    kernel = loading.kernel(a_HT.device.type, "tree_scan")
+    if kernel is not None and not rows.delta and rows.v_THP.dtype == torch.float32:
+        u_THP = rows.factor_TH[..., None] * rows.v_THP
+        y_THP: Tensor = kernel.tree_scan(state_HNP, rows.k_TGN, rows.q_TGN, u_THP, a_HT.T, seen_TT)
+        return y_THP.masked_fill(unseen_T11, 0.0)
     u_HTP = _written(state_HNP, rows, a_HT, seen_TT)
     lasting_HTT = _lasting(a_HT, seen_TT, rows.decay_TH.dtype)
     scores_HTT = _products(rows.q_TGN, rows.k_TGN, rows.v_THP.shape[1]) * lasting_HTT
     q_HTN = _by_head(rows.q_TGN, rows.v_THP.shape[1])
     y_HTP = scores_HTT @ u_HTP + a_HT.to(q_HTN.dtype).exp()[..., None] * (q_HTN @ state_HNP)
-    return y_HTP.transpose(0, 1).masked_fill((torch.tensor(parents) == -2).to(y_HTP.device)[:, None, None], 0.0)
+    return y_HTP.transpose(0, 1).masked_fill(unseen_T11, 0.0)
 
 
 def fold(state_HNP: Tensor, rows: Rows) -> Tensor:
