@@ -1,6 +1,6 @@
 /* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
- * blocks, open gates, every way to norm, rotate and cap, quantised weights, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as
- * single rows on one thread. */
+ * blocks, open gates, every way to norm, rotate and cap, quantised weights, chains of passes over pairs, several threads,
+ * two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread. */
 
 #include "decoder.c"
 
@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WIDTH = 64, HEADS = 4, GROUPS = 2, HEAD_DIM = 32, MLP = 96, VOCAB = 48, LAYERS = 2, CAPACITY = 88, ROWS = 80 };
+enum { WIDTH = 64, HEADS = 4, GROUPS = 2, HEAD_DIM = 32, MLP = 96, VOCAB = 48, LAYERS = 2, CAPACITY = 88, ROWS = 80, SLOTS = 2 };
 
 static uint64_t state = 1;
 
@@ -122,10 +122,10 @@ static void build(Decoder *d, Kind kind) {
 static Cache new_cache(void) {
     Cache c;
     for (int l = 0; l < LAYERS; l++) {
-        c.keys[l] = malloc(GROUPS * CAPACITY * HEAD_DIM * 4);
-        c.values[l] = malloc(GROUPS * CAPACITY * HEAD_DIM * 4);
-        c.tiled[l] = aligned_alloc(64, GROUPS * ((CAPACITY + 15) / 16) * 16 * HEAD_DIM * 4);
-        c.known[l] = calloc(GROUPS, sizeof(int32_t));
+        c.keys[l] = malloc(SLOTS * GROUPS * CAPACITY * HEAD_DIM * 4);
+        c.values[l] = malloc(SLOTS * GROUPS * CAPACITY * HEAD_DIM * 4);
+        c.tiled[l] = aligned_alloc(64, SLOTS * GROUPS * ((CAPACITY + 15) / 16) * 16 * HEAD_DIM * 4);
+        c.known[l] = calloc(SLOTS * GROUPS, sizeof(int32_t));
     }
     return c;
 }
@@ -225,6 +225,89 @@ static void tree(const Decoder *d, const int32_t *tokens, const float *expected)
     free(logits);
 }
 
+enum { PASSES = 4, DRAFTS = 2, FIRST = 5 }; /* rows of the first pass: 4 of one draft, 1 of the other */
+
+/* What passes give: one behind the other, each of DRAFTS rows. */
+typedef struct {
+    float logits[PASSES * DRAFTS * VOCAB], peaks[PASSES * DRAFTS], shares[PASSES * DRAFTS], following[PASSES * DRAFTS * WIDTH];
+    int32_t best[PASSES * DRAFTS], ids[PASSES * DRAFTS];
+} Given;
+
+/* Passes of some drafts; those but the first are foreseen to be of all drafts, or of the first two of the second one. */
+static long read_on(Team *team, const Decoder *d, const Entry *e, Cache *c, int threads, const Segment *segments, long drafts,
+                    const int32_t *tokens, const int32_t *positions, const int32_t *wanted, long rows, const float *features,
+                    long passes, Given *given) {
+    static const double stands[2 * DRAFTS] = {1, 1, 1, 1}, least[2 * DRAFTS] = {0};
+    const int32_t most[DRAFTS] = {PASSES, 2}, none[DRAFTS] = {0}, in_order[DRAFTS] = {0, 1};
+    int32_t ids[VOCAB], next_positions[DRAFTS], of[PASSES * DRAFTS], read[PASSES * DRAFTS];
+    int64_t counts[PASSES];
+    double reach[DRAFTS] = {1, 1};
+    Segment next[DRAFTS];
+    for (int i = 0; i < VOCAB; i++) ids[i] = VOCAB - 1 - i;
+    const int64_t taps[1] = {LAYERS};
+    const Call call = {
+        .num_rows = rows, .num_segments = drafts, .num_wanted = drafts, .capacity = CAPACITY, .threads = threads,
+        .tokens = tokens, .positions = positions, .wanted = wanted, .cos = d->cos, .sin = d->sin, .segments = segments,
+        .keys = c->keys, .values = c->values, .tiled = c->tiled, .known = c->known, .logits = given->logits,
+        .best = given->best, .peaks = given->peaks, .top = 1, .top_ids = given->ids, .top_shares = given->shares,
+        .last = LAYERS, .num_taps = 1, .num_tap_rows = drafts, .taps = taps, .tap_rows = wanted, .tapped = given->following,
+    };
+    float *entering = malloc(rows * WIDTH * 4), *parts = malloc(rows * e->columns * 4);
+    uint32_t *elements = malloc(rows * WIDTH * 4);
+    Chain chain = {.first = &call, .features = features, .entering = entering, .parts = parts, .elements = elements,
+                   .passes = passes, .most = most, .ids = ids, .tenths = 2, .stands = stands, .least = least, .free = none,
+                   .reach = reach, .segments = next, .positions = next_positions, .rows = (int32_t *)in_order,
+                   .counts = counts, .drafts = of, .tokens = read};
+    if (foretoken_chain(team, &d->model, e, &chain)) exit(3);
+    free(entering), free(parts), free(elements);
+    for (long i = 1; i < chain.made; i++)
+        if (counts[i] != (i < 2 ? 2 : 1)) exit(5);
+    return chain.made;
+}
+
+/* Passes of one call have the bits of single ones: what enters is a table's, multiplied and normed, or a product of the feature. */
+static void chain(Decoder *d, Kind kind, const int32_t *tokens) {
+    const long qkv = d->model.qkv_stride;
+    float *features = filled(FIRST * WIDTH, 0, 1, 0), *table = filled(VOCAB * qkv, 0, 1, 0);
+    const float *norm = own(d, filled(WIDTH, 0, 0.2f, 1)), *bias = own(d, filled(WIDTH, 0, 0.2f, 0));
+    const Entry entries[3] = {
+        {.table = table, .num_tokens = VOCAB, .columns = qkv},
+        {.embedding = d->model.embedding, .token_norm = norm, .token = matrix(d, kind, qkv, WIDTH, 0.2f), .before = norm,
+         .behind = norm, .num_tokens = VOCAB, .columns = qkv},
+        {.embedding = d->model.embedding, .token = matrix(d, kind, WIDTH, WIDTH, 0.2f),
+         .feature = matrix(d, kind, WIDTH, WIDTH, 0.2f), .bias = bias, .num_tokens = VOCAB, .columns = WIDTH},
+    };
+    const Segment segments[DRAFTS] = {{.rows = 4}, {.slot = 1, .start = 4, .rows = 1}};
+    const int32_t positions[FIRST] = {0, 1, 2, 3, 0}, wanted[DRAFTS] = {3, 4};
+    for (int way = 0; way < 3; way++) {
+        Team *team = foretoken_team_new();
+        Cache together = new_cache(), apart = new_cache();
+        Given *many = calloc(1, sizeof(Given)), *one = calloc(1, sizeof(Given));
+        if (read_on(team, d, entries + way, &together, 3, segments, 2, tokens, positions, wanted, FIRST, features, PASSES, many) != PASSES) exit(5);
+        read_on(team, d, entries + way, &apart, 1, segments, 2, tokens, positions, wanted, FIRST, features, 1, one);
+        for (long pass = 1; pass < PASSES; pass++) {
+            const long drafts = pass < 2 ? 2 : 1;
+            int32_t read[DRAFTS], at[DRAFTS];
+            Segment next[DRAFTS];
+            must_equal(many->logits + (pass - 1) * DRAFTS * VOCAB, one->logits, (drafts + (pass == 2)) * VOCAB, "passes");
+            for (long i = 0; i < drafts; i++) {
+                read[i] = VOCAB - 1 - one->best[i];
+                at[i] = positions[wanted[i]] + (int32_t)pass;
+                next[i] = (Segment){.slot = i, .prefix = at[i], .start = i, .rows = 1};
+            }
+            float followed[DRAFTS * WIDTH];
+            memcpy(followed, one->following, sizeof followed);
+            const int32_t rows[DRAFTS] = {0, 1};
+            read_on(team, d, entries + way, &apart, 1, next, drafts, read, at, rows, drafts, followed, 1, one);
+        }
+        must_equal(many->logits + (PASSES - 1) * DRAFTS * VOCAB, one->logits, VOCAB, "passes");
+        must_equal(many->following + (PASSES - 1) * DRAFTS * WIDTH, one->following, WIDTH, "what follows");
+        free_cache(&together), free_cache(&apart), free(many), free(one);
+        foretoken_team_free(team);
+    }
+    free(features), free(table);
+}
+
 int main(int count, char **arguments) {
     int32_t tokens[ROWS];
     float *expected = malloc(ROWS * VOCAB * 4);
@@ -244,6 +327,7 @@ int main(int count, char **arguments) {
         chunks(&task);
         pthread_join(other, 0);
         tree(&decoder, tokens, expected);
+        chain(&decoder, kinds[k], tokens);
         if (count < 2 || strcmp(arguments[1], "nofork")) {
             float again[VOCAB];
             forward(team, &decoder, &cache, 3, ROWS, 1, tokens, 0, 0, 0, 0, again);

@@ -27,6 +27,10 @@ class Confidence:
         index = _bin(confidence)
         return self.stood[index] / self.seen[index]
 
+    def by_tenth(self) -> tuple[float, ...]:
+        """:meth:`stands` of each tenth of confidence."""
+        return tuple(stood / seen for stood, seen in zip(self.stood, self.seen, strict=True))
+
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Compare confidences with what stood: every child of an accepted node was put to the test."""
         if not draft.confidence:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.core.draft import Draft
-from foretoken.core.protocols import StopRule
+from foretoken.core.protocols import Outlook, StopRule
 from foretoken.core.verdict import Verdict
 from foretoken.engine.confidence import Confidence
 from foretoken.engine.forgetful import LATE
@@ -106,6 +106,10 @@ class Controller:
         """True if one more node of that confidence, under a parent reached with that probability, pays."""
         return reach * self.confidence.stands(confidence) > (self._next_gain if num_nodes else self._first_gain)
 
+    def outlook(self, least: int) -> Outlook:
+        """How :meth:`worthwhile` is going to decide, but for the first ``least`` nodes."""
+        return Outlook(self.confidence.by_tenth(), self._first_gain, self._next_gain, least)
+
     def measure(
         self, *, num_requests: int, nodes: int, accepted: int, draft: float, total: float, prompts: bool = False
     ) -> None:
@@ -173,7 +177,7 @@ class _Rest:
     resting: bool = False
 
 
-class _Rule:
+class _Rule(StopRule):
     """The stop rule of one draft (:class:`foretoken.core.protocols.StopRule`).
 
     Args:
@@ -188,6 +192,9 @@ class _Rule:
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
         return num_nodes < self._least or self._controller.worthwhile(reach, confidence, num_nodes)
+
+    def outlook(self) -> Outlook:
+        return self._controller.outlook(self._least)
 
 
 class _Regime:

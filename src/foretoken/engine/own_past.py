@@ -13,6 +13,7 @@ rule is the controller's (engine/controller.py), P > r * c, from other sources:
 from __future__ import annotations
 
 from foretoken.core.draft import Draft
+from foretoken.core.protocols import Outlook, StopRule
 from foretoken.core.verdict import Verdict
 from foretoken.engine.confidence import Confidence
 
@@ -21,7 +22,7 @@ _DECAY = 0.95  # of the rate, per step
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
 
 
-class OwnPastRule:
+class OwnPastRule(StopRule):
     """The stop rule of one request (:class:`foretoken.core.protocols.StopRule`).
 
     Args:
@@ -39,6 +40,10 @@ class OwnPastRule:
         if self._empty_steps >= _PROBE_EVERY and num_nodes < 2:
             return True
         return reach * self._confidence.stands(confidence) > self._node_cost * self._tokens / self._cost
+
+    def outlook(self) -> Outlook | None:
+        least = self._node_cost * self._tokens / self._cost
+        return Outlook(self._confidence.by_tenth(), least, least, 2 if self._empty_steps >= _PROBE_EVERY else 0)
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Take in one decoding step, also one without a draft."""

@@ -26,10 +26,12 @@ from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
+from foretoken.drafting.feature_heads.ahead import HeadPass, ReadAhead, foreseen
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
+from foretoken.models.fused.pairs import Ahead
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -59,6 +61,27 @@ class _Builder(RerankedBuilder):
         return self.following_MW[[place[self.parents[node]] for node in self.frontier]]
 
 
+class AheadRunner(Protocol):
+    """Makes several passes of a chain in one call."""
+
+    def passes(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        g_TW: Tensor,
+        *,
+        top: int,
+        rows: HeadRows | None = None,
+        ahead: Sequence[Ahead],
+    ) -> list[HeadPass]:
+        """As :meth:`HeadRunner.forward`, and of each draft as many further passes as are foreseen.
+
+        Args:
+            ahead: for each segment, whose last row is the only one that is wanted; see models/fused/pairs.py.
+        """
+        ...
+
+
 class HeadRunner(Protocol):
     """Runs a head over packed rows; runner.py has one.
 
@@ -66,7 +89,11 @@ class HeadRunner(Protocol):
         num_layers: of its cache.
         scored: tokens that it scores.
         odd_rows: what scores them, if that is not the target's whole head, as in "it has ..."; None: it is.
+        ahead: who makes several passes in one call; None: nobody.
     """
+
+    @property
+    def ahead(self) -> AheadRunner | None: ...
 
     @property
     def num_layers(self) -> int: ...
@@ -167,6 +194,7 @@ class FeatureDrafter(Drafter):
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)
         self._top = min(options.width, runner.scored, len(self._columns)) if options.tree else 1
         self._unread = UnreadStates(target, self._cache, depths, final=final)
+        self._ahead = ReadAhead()
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Take the target's states: of rows that are committed in any case at once, of a draft's for a while."""
@@ -175,7 +203,7 @@ class FeatureDrafter(Drafter):
             self._catch_up(full)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request; every level is one forward of the head."""
+        """Grow one draft per request; every level is one pass of the head, of chains at temperature 0 read ahead."""
         growing = []
         for context, budget in zip(contexts, budgets, strict=True):
             state = self._unread.get(context.request_id)
@@ -184,9 +212,10 @@ class FeatureDrafter(Drafter):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
+            self._ahead = ReadAhead()  # what was read for other drafts says nothing of these
             self._columns.begin([draft.context for draft in active])
             while active:
-                output, starts = self._read(active)
+                output, starts = self._read_ahead(active) or self._read(active)
                 for draft, start in zip(active, starts, strict=True):
                     stop, own = start + len(draft.frontier), draft.budget.own_past
                     seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
@@ -232,6 +261,17 @@ class FeatureDrafter(Drafter):
             return True
         return state.num_waiting > 0 and read + state.num_waiting == rows
 
+    def _read_ahead(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
+        """What :meth:`_read` would give, if it was read already."""
+        found = self._ahead.next(active)
+        if found is None:
+            return None
+        made, rows = found
+        for draft, row in zip(active, rows, strict=True):
+            draft.following_MW = made.following_MW[row : row + 1]
+            draft.rows[draft.frontier[0]] = len(draft.rows)
+        return made.output, rows
+
     def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
         """One forward of the head over each draft's frontier, behind what waits.
 
@@ -273,13 +313,24 @@ class FeatureDrafter(Drafter):
             for node in draft.frontier:
                 draft.rows[node] = len(draft.rows)
         g_TW = features[0] if len(features) == 1 else torch.cat(features)
-        output, following_MW = self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=self._columns.rows)
+        output, following_MW = self._forward(active, batch, g_TW)
         for draft, start in zip(active, starts, strict=True):
             draft.following_MW = following_MW[start : start + len(draft.frontier)]
             if draft.frontier == [ROOT]:
                 slot = draft.state.slot
                 self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
         return output, starts
+
+    def _forward(self, active: Sequence[_Builder], batch: PackedBatch, g_TW: Tensor) -> tuple[Output, Tensor]:
+        """One pass; what it is foreseen to be followed by is read ahead."""
+        rows = self._columns.rows
+        runner = self._runner.ahead
+        ahead = foreseen(active) if runner is not None and not self.options.tree else []
+        if runner is None or not ahead:
+            return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
+        first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, ahead=ahead)
+        self._ahead.keep(others, active)
+        return first.output, first.following_MW
 
     def _catch_up(self, waiting: Sequence[tuple[Unread, Context]]) -> None:
         """Read what waits and has its token, without the head's rows."""

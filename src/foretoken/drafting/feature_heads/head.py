@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.models import anatomy
+from foretoken.models.fused.layout import Projection
+from foretoken.models.fused.pairs import Pairing
 
 Product = Callable[[Tensor], Tensor]
 """A product with a packed weight: float32 in, float32 out, and a row's bits depend on that row only."""
@@ -32,6 +34,8 @@ Product = Callable[[Tensor], Tensor]
 
 class Entry(Protocol):
     """:meth:`FeatureHead.mix` in two parts, because what follows from a token alone may be kept as a table.
+
+    For a head whose pairs enter in a way of their own; see :meth:`FeatureHead.pairing` for the others.
 
     Attributes:
         width: O, of the token's part.
@@ -46,19 +50,6 @@ class Entry(Protocol):
     def enter(self, g_TW: Tensor, part_TO: Tensor) -> Tensor:
         """What enters the first layer, float32 [T, W]."""
         ...
-
-
-class _Concatenated:
-    """fc([e; g]) = W_e e + W_g g + b."""
-
-    def __init__(self, fc: nn.Linear, product: Callable[[Tensor], Product]) -> None:
-        self.width = fc.out_features
-        token_WW, feature_WW = fc.weight.split((fc.in_features - self.width, self.width), dim=1)
-        self.of_tokens, self._feature, self._bias = product(token_WW), product(feature_WW), fc.bias
-
-    def enter(self, g_TW: Tensor, part_TO: Tensor) -> Tensor:
-        x_TW = self._feature(g_TW) + part_TO
-        return x_TW if self._bias is None else x_TW + self._bias
 
 
 class FeatureHead(StateHead):
@@ -85,22 +76,58 @@ class FeatureHead(StateHead):
     def first_norm(self) -> nn.Module | None:
         """The norm between the residual stream and the first layer's attention; None: there is none."""
 
+    def begin_norm(self) -> nn.Module | None:
+        """The norm of a feature that a paired head's residual begins with; None: there is none."""
+        return None
+
     def begin(self, g_TW: Tensor) -> Tensor:
         """Where a paired head's residual begins."""
-        return g_TW
+        norm = self.begin_norm()
+        return g_TW if norm is None else norm(g_TW)
 
     def mix(self, g_TW: Tensor, e_TW: Tensor) -> Tensor:
         """What enters the first layer of a head that is not paired, [..., W]."""
         mixed: Tensor = self.fc(torch.cat([e_TW, g_TW], dim=-1))
         return mixed
 
-    def entry(self, product: Callable[[Tensor], Product]) -> Entry:
-        """:meth:`mix` in its two parts.
+    def entry(self, product: Callable[[Tensor], Product]) -> Entry | None:
+        """:meth:`mix` in its two parts; None: the native decoder takes pairs as :meth:`pairing` says.
 
         Args:
             product: packs a weight [O, K].
         """
-        return _Concatenated(self.fc, product)
+        return None
+
+    def pairing(self, embedding_VW: Tensor, table_bytes: int) -> Pairing:
+        """How pairs enter the native decoder.
+
+        Args:
+            embedding_VW: of the tokens.
+            table_bytes: of a table of the tokens' parts, at most.
+        """
+        width = self.config.width
+        behind = self.norm.weight if self.config.norm_output and self.norm is not None else None
+        if not self.paired:
+            token_WW, feature_WW = self.fc.weight.split((width, width), dim=1)
+            return Pairing(
+                embedding_VW,
+                Projection(token_WW),
+                feature=Projection(feature_WW, self.fc.bias),
+                behind_W=behind,
+                final_norm=self.norm is not None,
+                table_bytes=table_bytes,
+            )
+        layer, norm = self.layer(0), self.begin_norm()
+        heads = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+        return Pairing(
+            embedding_VW,
+            Projection(torch.cat([each.weight[:, :width] for each in heads])),
+            token_norm_W=layer.input_layernorm.weight,
+            before_W=getattr(norm, "weight", None),
+            behind_W=behind,
+            final_norm=self.norm is not None,
+            table_bytes=table_bytes,
+        )
 
     def open(self, g_TW: Tensor, e_TW: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer's attention reads of pairs, and where their residual begins.

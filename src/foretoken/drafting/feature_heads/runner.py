@@ -14,7 +14,9 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from foretoken.core.columns import Columns
 from foretoken.drafting.draft_head import DraftHead
+from foretoken.drafting.feature_heads.ahead import HeadPass
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
 from foretoken.drafting.feature_heads.state_head import StateHead
@@ -31,6 +34,7 @@ from foretoken.models.dense import DensePlan
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.fused.packing import TiledLinear, tiled
+from foretoken.models.fused.pairs import Ahead, PairDecoder
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
@@ -75,7 +79,7 @@ class Runner:
             self._native = None
             if target.fused is not None and fits(head):
                 scores = target.fused.head if self.odd_rows is None else Projection(weight_KW)
-                self._native = _Native(head, embedding_VW.float(), scores, target)
+                self._native = _Native(head, embedding_VW, scores, target)
             else:
                 self._embedding_VW = embedding_VW
 
@@ -101,6 +105,11 @@ class Runner:
         """Whether it runs in native code."""
         return self._native is not None
 
+    @property
+    def ahead(self) -> Runner | None:
+        """See :class:`foretoken.drafting.feature_heads.drafter.HeadRunner`."""
+        return self if self._native is not None and self._native.reads_ahead else None
+
     @torch.inference_mode()
     def features(self, states_TF: Tensor) -> Tensor:
         """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.features`."""
@@ -114,7 +123,8 @@ class Runner:
     ) -> tuple[Output, Tensor]:
         """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.forward`."""
         if self._native is not None:
-            return self._native.forward(batch, cache, g_TW, self.head.columns, top, rows)
+            (made,) = self._native.passes(batch, cache, g_TW, self.head.columns, top, rows)
+            return made.output, made.following_MW
         net, plan = self._net, DensePlan(cache, batch)
         ids_T = batch.ids_1T(self._target.device)[0]
         cos_Td, sin_Td = net.rotary_at(batch.positions_1T(self._target.device)[0])
@@ -134,6 +144,21 @@ class Runner:
         logits_MK = self.head.score(net.read_out(h_MW))
         return Output.of(logits_MK, top=top, columns=self.head.columns), net.following(h_MW)
 
+    @torch.inference_mode()
+    def passes(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        g_TW: Tensor,
+        *,
+        top: int,
+        rows: HeadRows | None = None,
+        ahead: Sequence[Ahead],
+    ) -> list[HeadPass]:
+        """See :meth:`foretoken.drafting.feature_heads.drafter.AheadRunner`."""
+        assert self._native is not None
+        return self._native.passes(batch, cache, g_TW, self.head.columns, top, rows, ahead)
+
 
 class _Native:
     """The layers, and what surrounds them, as native products: a row's bits depend on its own past only."""
@@ -144,77 +169,94 @@ class _Native:
         config, width = head.config, head.config.width
         assert target.fused is not None
         self._net, self._dtype, self._library = deepcopy(head).float(), target.dtype, target.fused.library
-        self._entry: Entry | None = None
         if head.paired:
-            parts = head.layer(0).self_attn
-            token_OW = torch.cat([each.weight[:, :width] for each in (parts.q_proj, parts.k_proj, parts.v_proj)])
-            self._fc, self._token, columns = self._product(head.fc.weight), self._product(token_OW), len(token_OW)
-        else:
-            self._entry = head.entry(self._product)
-            columns = self._entry.width
-        self._embedding_VW, self._table_VO = embedding_VW, None
-        if len(embedding_VW) * columns * 4 <= _TABLE_BYTES:
-            pieces = [self._token_half(piece) for piece in embedding_VW.split(1024)]
-            self._table_VO = torch.cat(pieces)
+            self._fc = self._product(head.fc.weight)
         norms = [head.first_norm(), *(head.layer(number).input_layernorm for number in range(1, head.num_layers))]
         blocks = tuple(
             described(head.layer(number), norm, width if head.paired and not number else 0)
             for number, norm in enumerate(norms)
         )
-        self._decoder = FusedDecoder(
-            Layout(
-                dtype=target.dtype,
-                width=width,
-                heads=config.heads,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_dim,
-                mlp_width=config.mlp_width,
-                norm_eps=config.norm_eps,
-                scaling=config.head_dim**-0.5,
-                num_blocks=head.num_layers,
-                blocks=blocks,
-                rotary=head.rotary_at,
-                max_length=target.max_length,
-                final_norm_D=torch.ones(width) if head.norm is None else head.norm.weight,
-                head=scores,
-            ),
-            self._library,
+        layout = Layout(
+            dtype=target.dtype,
+            width=width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=config.mlp_width,
+            norm_eps=config.norm_eps,
+            scaling=config.head_dim**-0.5,
+            num_blocks=head.num_layers,
+            blocks=blocks,
+            rotary=head.rotary_at,
+            max_length=target.max_length,
+            final_norm_D=torch.ones(width) if head.norm is None else head.norm.weight,
+            head=scores,
         )
+        entry = head.entry(self._product)
+        self._pairs: PairDecoder | None = None
+        self._entered: _Entered | None = None
+        if entry is None:
+            self._pairs = PairDecoder(layout, head.pairing(embedding_VW, _TABLE_BYTES), self._library)
+        else:
+            self._entered = _Entered(entry, embedding_VW.float(), FusedDecoder(layout, self._library), head.num_layers)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether several passes are one call."""
+        return self._pairs is not None
 
     def fuse(self, states_TF: Tensor) -> Tensor:
         """[T, W] float32."""
-        return self._net.fuse(states_TF.float()) if self._entry is not None else self._fc(self._net.prepare(states_TF))
+        return self._fc(self._net.prepare(states_TF)) if self._net.paired else self._net.fuse(states_TF.float())
 
-    def forward(
-        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, columns: Columns | None, top: int, rows: HeadRows | None
-    ) -> tuple[Output, Tensor]:
+    def passes(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        g_TW: Tensor,
+        columns: Columns | None,
+        top: int,
+        rows: HeadRows | None,
+        ahead: Sequence[Ahead] = (),
+    ) -> list[HeadPass]:
         """See :class:`Runner`."""
-        net, depth = self._net, self._net.num_layers
-        beside_TO = self._beside(batch.tokens)
-        entering = net.begin(g_TW) if self._entry is None else self._entry.enter(g_TW, beside_TO)
-        span = Span(0, depth, entering, taps=(depth,), tap_rows=batch.wanted, final_norm=net.norm is not None)
-        beside = beside_TO if self._entry is None else None
+        net = self._net
         packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
-        found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed, beside_TQ=beside)
-        return Output.ranked(found, columns), net.following(found.hidden[depth])
-
-    def _beside(self, tokens: list[int]) -> Tensor:
-        if self._table_VO is not None and len(tokens) == 1:  # every pass of a chain: a view
-            return self._table_VO[tokens[0] : tokens[0] + 1]
-        ids_T = torch.tensor(tokens)
-        if self._table_VO is not None:
-            return self._table_VO[ids_T]
-        return self._token_half(self._embedding_VW[ids_T])
-
-    def _token_half(self, e_TW: Tensor) -> Tensor:
-        if self._entry is not None:
-            return self._entry.of_tokens(e_TW)
-        return self._token(self._net.layer(0).input_layernorm(e_TW))
+        if self._entered is not None:
+            span = replace(self._entered.span(batch, g_TW), final_norm=net.norm is not None)
+            found = self._entered.decoder.forward(batch, NativePlan(cache), span, top=top, head=packed)
+            return [HeadPass(Output.ranked(found, columns), net.following(found.hidden[net.num_layers]))]
+        assert self._pairs is not None
+        ids_C = None if columns is None or not ahead else columns.ids_C.int()
+        made = self._pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, ahead=ahead)
+        return [HeadPass(Output.ranked(each.ranked, columns), *each[1:]) for each in made]
 
     def _product(self, weight_OK: Tensor) -> Product:
         packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()
         linear = TiledLinear(packed, len(weight_OK), None, self._library)
         return lambda x_TK: linear(x_TK.to(packed.dtype)).float()
+
+
+class _Entered:
+    """Pairs that enter in a way of their own, and the decoder behind it.
+
+    Args:
+        embedding_VW: float32.
+        depth: of the decoder.
+    """
+
+    def __init__(self, entry: Entry, embedding_VW: Tensor, decoder: FusedDecoder, depth: int) -> None:
+        self.decoder, self._depth = decoder, depth
+        self._entry, self._embedding_VW = entry, embedding_VW
+        self._table_VO: Tensor | None = None
+        if len(embedding_VW) * entry.width * 4 <= _TABLE_BYTES:
+            self._table_VO = torch.cat([entry.of_tokens(piece) for piece in embedding_VW.split(1024)])
+
+    def span(self, batch: PackedBatch, g_TW: Tensor) -> Span:
+        """All layers, over what enters of these pairs."""
+        ids_T, depth = torch.tensor(batch.tokens), self._depth
+        part_TO = self._entry.of_tokens(self._embedding_VW[ids_T]) if self._table_VO is None else self._table_VO[ids_T]
+        return Span(0, depth, self._entry.enter(g_TW, part_TO), taps=(depth,), tap_rows=batch.wanted)
 
 
 def described(layer: HeadBlock, norm: nn.Module | None, skipped: int = 0) -> Block:

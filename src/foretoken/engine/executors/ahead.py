@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from foretoken.core.draft import Draft
 from foretoken.core.laws import LawMaker
+from foretoken.core.protocols import StopRule
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.own_past import OwnPastRule
@@ -69,7 +70,7 @@ class Shadow:
         return self.request.max_total - len(self.tokens)
 
 
-class AheadRule:
+class AheadRule(StopRule):
     """The stop rule of what is drafted while the target computes (:class:`foretoken.core.protocols.StopRule`).
 
     Drafting is hidden behind the target's forward, so a node costs its row of the next verification and no more. The

@@ -299,8 +299,7 @@ class DovetailDrafter(Drafter):
             return replace(budget, max_nodes=min(budget.max_nodes, _FIXED_NODES), stop_rule=None)
         rate = max(self._rate.of(requests), requests / self.costs.at(requests))
         least = tuple(rate * price for price in self.costs.prices(requests, budget.max_nodes))
-        stands = tuple(stood / seen for stood, seen in zip(self._confidence.stood, self._confidence.seen, strict=True))
-        return replace(budget, stop_rule=Affordable(stands, least), least_reach=least[0])
+        return replace(budget, stop_rule=Affordable(self._confidence.by_tenth(), least), least_reach=least[0])
 
     def _begin_step(self, requests: int) -> None:
         """Take in the step before, if as many were drafted for in it."""

@@ -124,8 +124,8 @@ class Dovetail(StackHead):
         found: Tensor = self.fusion(g_TW, e_TW)
         return found
 
-    def entry(self, product: Callable[[Tensor], Product]) -> Entry:
-        return super().entry(product) if self.config.fusion == CONCAT else _GatedEntry(self.fusion, product)
+    def entry(self, product: Callable[[Tensor], Product]) -> Entry | None:
+        return None if self.config.fusion == CONCAT else _GatedEntry(self.fusion, product)
 
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:

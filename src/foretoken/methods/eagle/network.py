@@ -86,8 +86,8 @@ class Eagle(FeatureHead):
     def first_norm(self) -> nn.Module | None:
         return self.layer(0).hidden_norm if self.paired and not self.config.norm_before_residual else None
 
-    def begin(self, g_TW: Tensor) -> Tensor:
-        return self.layer(0).hidden_norm(g_TW) if self.config.norm_before_residual else g_TW
+    def begin_norm(self) -> nn.Module | None:
+        return self.layer(0).hidden_norm if self.config.norm_before_residual else None
 
     # ------------------------------------------------------------------ files
 

@@ -63,6 +63,7 @@ class _Runner:
     """The layer over packed rows and a cache of its own, through the library's modules."""
 
     num_layers = 1
+    ahead = None
 
     def __init__(self, target: LanguageModel, layer: PredictionLayer, norm_output: bool) -> None:
         self._target, self._layer, self._norm_output = target, layer, norm_output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
-from foretoken.models.fused.layout import Block, Layout, StateBlock
+from foretoken.models.fused.layout import Block, Layout, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, form_of
 from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.fused.structs import SCORES
@@ -127,6 +128,70 @@ def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
     """
     if beside_TQ.shape != (num_rows, width) or beside_TQ.dtype != torch.float32 or not _is_plain(beside_TQ):
         raise ValueError(f"beside_TQ is {list(beside_TQ.shape)} of {beside_TQ.dtype}: float32 [{num_rows}, {width}]")
+
+
+class Reach(Protocol):
+    """How far a draft is read on within one call (pairs.py)."""
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def stands(self) -> Sequence[float]: ...
+
+
+def check_pairing(sizes: Sizes, beside: int, token: Projection, feature: Projection | None) -> None:
+    """What makes of a pair what enters a decoder.
+
+    Args:
+        beside: columns of queries, keys and values together.
+    Raises:
+        ValueError: the products have other sizes.
+    """
+    expected = (beside if feature is None else sizes.width, sizes.width)
+    if tuple(token.weight_OK.shape) != expected or (feature and tuple(feature.weight_OK.shape) != expected):
+        raise ValueError(f"a pair enters through products of {list(expected)}")
+
+
+def check_chain(
+    sizes: Sizes,
+    batch: PackedBatch,
+    cache: KVCache,
+    num_tokens: int,
+    scored: int,
+    ids_C: Tensor | None,
+    ahead: Sequence[Reach],
+    top: int,
+) -> None:
+    """Passes over pairs, beyond what :func:`check` and :func:`check_head` see.
+
+    Args:
+        num_tokens: of the embedding.
+        scored: rows of the head.
+        ids_C: the tokens that these stand for.
+    Raises:
+        InputError: a token is not in the embedding.
+        ValueError: anything else.
+    """
+    if min(batch.tokens) < 0 or max(batch.tokens) >= num_tokens:
+        odd = next(each for each in batch.tokens if not 0 <= each < num_tokens)
+        raise InputError(f"token {odd} is not in the embedding, which has {num_tokens} entries")
+    if ids_C is not None and (ids_C.shape != (scored,) or ids_C.dtype != torch.int32 or not _is_plain(ids_C)):
+        raise ValueError(f"ids_C is {list(ids_C.shape)} of {ids_C.dtype}: int32 [{scored}]")
+    if not ahead:
+        return
+    lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
+    if list(batch.wanted) != lasts or len(ahead) != len(lasts) or top < 1:
+        raise ValueError(f"{len(ahead)} drafts go on from rows {list(batch.wanted)}, top={top}: from {lasts}, ranked")
+    tenths = len(ahead[0].stands)
+    for segment, last, each in zip(batch.segments, lasts, ahead, strict=True):
+        end = segment.prefix + segment.tail + segment.num_rows + each.most - 1
+        _within("ahead.most", each.most, 1, sizes.max_length - batch.positions[last])
+        if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:
+            raise ValueError(
+                f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "
+                "reserve them before the forward"
+            )
 
 
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:

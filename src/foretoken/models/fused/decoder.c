@@ -9,7 +9,7 @@
  *     team.h       threads and their memory             tiles.h       rows over tiles of keys and values
  *     blocks.h     which columns are attended to        gates.h       an MLP that leaves channels out
  *     pieces.h     attention, divided among threads     ssm.h         state-space layers
- *                                                       forward.h     a span of layers
+ *     chain.h      passes over pairs, as drafts are       forward.h     a span of layers
  */
 
 #include <math.h>
@@ -235,3 +235,5 @@ int64_t foretoken_linear(Team *team, const Linear *y) {
     pthread_mutex_unlock(&team->callers);
     return !ready;
 }
+
+#include "chain.h"

@@ -141,3 +141,31 @@ class Linear(ctypes.Structure):
         *((name, _I) for name in ("bf16", "tiles", "units", "rows", "threads")),
         *((name, P) for name in ("x", "out", "bias")),
     ]
+
+
+class Entry(ctypes.Structure):
+    """How pairs of a feature and a token enter (chain.h)."""
+
+    _fields_ = [
+        *((name, P) for name in ("table", "embedding", "token_norm")),
+        *((name, Matrix) for name in ("token", "feature")),
+        *((name, P) for name in ("bias", "before", "behind")),
+        *((name, _I) for name in ("num_tokens", "columns")),
+    ]
+
+
+class Chain(ctypes.Structure):
+    """Passes over pairs (chain.h)."""
+
+    _fields_ = [
+        ("first", ctypes.POINTER(Call)),
+        *((name, P) for name in ("features", "entering", "parts", "elements")),
+        ("passes", _I),
+        *((name, P) for name in ("most", "ids")),
+        ("tenths", _I),
+        *((name, P) for name in ("stands", "least", "free", "reach")),
+        ("segments", ctypes.POINTER(Segment)),
+        *((name, P) for name in ("positions", "rows")),
+        ("made", _I),
+        *((name, P) for name in ("counts", "drafts", "tokens")),
+    ]

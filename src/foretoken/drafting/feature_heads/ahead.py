@@ -1,0 +1,80 @@
+"""Passes of chains that were made in one go, ahead of the drafts that are grown from them.
+
+    one native call       pass 0, pass 1, pass 2 ...     each token is the best one, for as long as that may pay
+    growing               node 1 from pass 0, node 2 from pass 1 ...     the same questions to the same stop rule
+
+A pass counts only where it has read the very token that the draft has come to: what was foreseen wrongly costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from foretoken.core.protocols import NO_LIMIT
+from foretoken.core.tree import ROOT
+from foretoken.drafting.draft_builder import DraftBuilder
+from foretoken.models.fused.pairs import Ahead
+from foretoken.models.language_model import Output
+
+
+class HeadPass(NamedTuple):
+    """One pass of a head.
+
+    Attributes:
+        output: of its wanted rows.
+        following_MW: the features that follow these rows.
+        drafts: of each row, which draft it belongs to, in the order in which their first rows were read.
+        tokens: that were read; of a first pass none.
+    """
+
+    output: Output
+    following_MW: Tensor
+    drafts: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+
+
+def foreseen(drafts: Sequence[DraftBuilder]) -> list[Ahead]:
+    """How far each of these chains may be read on; nothing where a token is not sure to be the best one of its row."""
+    found = []
+    for draft in drafts:
+        context, budget = draft.context, draft.budget
+        outlook = NO_LIMIT if budget.stop_rule is None else budget.stop_rule.outlook()
+        if draft.frontier != [ROOT] or not context.params.greedy or not context.laws.trivial or outlook is None:
+            return []
+        most = min(budget.max_nodes, budget.max_depth)
+        found.append(Ahead(most, outlook.stands, outlook.first, outlook.later, outlook.free))
+    return found
+
+
+class ReadAhead:
+    """What was read ahead of some chains."""
+
+    def __init__(self) -> None:
+        self._passes: list[HeadPass] = []
+        self._numbers: dict[int, int] = {}
+
+    def keep(self, passes: list[HeadPass], drafts: Sequence[DraftBuilder]) -> None:
+        """Take passes over, with the drafts that they were made for; those before are forgotten."""
+        self._passes = passes
+        self._numbers = {draft.context.request_id: number for number, draft in enumerate(drafts)}
+
+    def next(self, drafts: Sequence[DraftBuilder]) -> tuple[HeadPass, list[int]] | None:
+        """The pass that has read the last node of each of these drafts, and its row of each.
+
+        Returns:
+            None if there is none; then those behind it are forgotten, too.
+        """
+        if not self._passes:
+            return None
+        found, *self._passes = self._passes
+        row_of, rows = {number: row for row, number in enumerate(found.drafts)}, []
+        for draft in drafts:
+            row = row_of.get(self._numbers[draft.context.request_id])
+            if row is None or found.tokens[row] != draft.tokens[draft.frontier[0]]:
+                self._passes = []
+                return None
+            rows.append(row)
+        return found, rows

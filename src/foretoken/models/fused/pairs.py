@@ -1,0 +1,295 @@
+"""A fused decoder that is entered with pairs: a feature, and the token behind it (chain.h).
+
+    paired     the feature enters, the token's part is added to queries, keys and values of the first layer
+    else       a product of the feature, plus the token's part, enters
+
+Of a chain several passes are one native call: a row's best token and its own output are the pair that its next pass
+reads. Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by who asked: a pass that was made for
+nothing is forgotten, and one that is missing is asked for. Every pass has the bits that it has alone.
+
+Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.fused import checks, structs, team
+from foretoken.models.fused.decoder import FusedDecoder, Ranked
+from foretoken.models.fused.layout import Head, Layout, Projection
+from foretoken.models.fused.packing import described
+from foretoken.models.native import NativePlan
+from foretoken.models.span import Span
+
+_PIECE = 1024  # tokens of the table that are computed at once
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How pairs enter.
+
+    Attributes:
+        embedding_VW: of the tokens.
+        token: from an embedding to its part, without a bias.
+        token_norm_W: gain of a norm before it, or None.
+        feature: what enters is this of the feature, plus the part; None: the feature enters, the part comes beside.
+        before_W: gain of a norm of a feature that enters as it is, or None.
+        behind_W: gain of the norm through which a row's output becomes the next feature, or None.
+        final_norm: False if the head is to read a row's output as it is.
+        table_bytes: of a table of all parts, at most; beyond it every part is computed when it is needed.
+    """
+
+    embedding_VW: Tensor
+    token: Projection
+    token_norm_W: Tensor | None = None
+    feature: Projection | None = None
+    before_W: Tensor | None = None
+    behind_W: Tensor | None = None
+    final_norm: bool = True
+    table_bytes: int = 0
+
+
+class Ahead(NamedTuple):
+    """How far a draft is to be read on within one call.
+
+    Attributes:
+        most: passes at most, this one included.
+        stands, first, later, free: when it goes on before that; see core/protocols.py, Outlook.
+    """
+
+    most: int
+    stands: Sequence[float]
+    first: float
+    later: float
+    free: int
+
+
+class Pass(NamedTuple):
+    """One pass.
+
+    Attributes:
+        ranked: of its wanted rows; no hidden states.
+        following_MW: the features that follow them, float32.
+        drafts: of each row, the wanted row of the first pass that it goes on from.
+        tokens: that were read; of a first pass none, for they were given.
+    """
+
+    ranked: Ranked
+    following_MW: Tensor
+    drafts: Sequence[int]
+    tokens: Sequence[int]
+
+
+class PairDecoder(FusedDecoder):
+    """A decoder over pairs.
+
+    Args:
+        layout: without an embedding.
+        pairing: how pairs enter its first layer.
+        library: compiled decoder.c.
+    """
+
+    def __init__(self, layout: Layout, pairing: Pairing, library: ctypes.CDLL) -> None:
+        super().__init__(layout, library)
+        self._columns, self._skip_norm = pairing.token.outputs, int(not pairing.final_norm)
+        embedding_VW = pairing.embedding_VW.detach().to(self._dtype).contiguous()
+        token = self._packed(pairing.token)
+        self._keep += [embedding_VW, token]
+        self._entry = structs.Entry(
+            embedding=embedding_VW.data_ptr(),
+            token=described(token),
+            num_tokens=len(embedding_VW),
+            columns=self._columns,
+        )
+        for name, gain in (
+            ("token_norm", pairing.token_norm_W),
+            ("before", pairing.before_W),
+            ("behind", pairing.behind_W),
+        ):
+            if gain is not None:
+                setattr(self._entry, name, self._floats(gain))
+        if pairing.feature is not None:
+            feature = self._packed(pairing.feature)
+            self._keep.append(feature)
+            self._entry.feature = described(feature)
+            if pairing.feature.bias_O is not None:
+                self._entry.bias = self._floats(pairing.feature.bias_O)
+        checks.check_pairing(self._sizes, self._model.qkv_stride, pairing.token, pairing.feature)
+        if len(embedding_VW) * self._columns * 4 <= pairing.table_bytes:
+            table_VO = torch.cat([self._parts(ids) for ids in torch.arange(len(embedding_VW)).split(_PIECE)])
+            self._keep.append(table_VO)
+            self._entry.table = table_VO.data_ptr()
+
+    def passes(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        features_TW: Tensor,
+        *,
+        top: int,
+        head: Head | None = None,
+        ids_C: Tensor | None = None,
+        ahead: Sequence[Ahead] = (),
+    ) -> list[Pass]:
+        """Read pairs; with ``ahead`` as many passes of a chain as are foreseen, in one native call.
+
+        Args:
+            batch: their tokens; the rows are written into the cache.
+            features_TW: on the CPU.
+            top: how many tokens of each wanted row to rank; with ``ahead`` 1 at least.
+            head: read in place of its own one, of the same width and dtype.
+            ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
+            ahead: for each segment, whose last row is the one that is wanted; there is room for all its passes.
+        Returns:
+            the first pass and those that were made behind it; there may be fewer than were foreseen.
+        Raises:
+            InputError: a token is not in the embedding.
+            ValueError: something does not fit this decoder; see checks.py.
+            MemoryError: there is no memory for the first pass.
+        """
+        own_head, depth = self.head if head is None else head, self._model.num_layers
+        span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted)
+        checks.check(self._sizes, batch, NativePlan(cache), span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        checks.check_chain(self._sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
+        rows, wanted, width = len(batch.tokens), len(batch.wanted), self._model.width
+        count = max((each.most for each in ahead), default=1)
+        room = self._room(cache)
+        model = self._model if head is None else self._with_head(head)
+        segments = (structs.Segment * len(batch.segments))()
+        for native, segment in zip(segments, batch.segments, strict=True):
+            native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
+            native.start, native.rows = segment.start, segment.num_rows
+            native.committed = min(segment.prefix, cache.lengths[segment.slot])
+            if segment.seen is not None:
+                native.seen = segment.seen.data_ptr()
+        tables = self._rotary.up_to(max(batch.positions) + count)
+        tokens, positions, places = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
+        results = count * wanted
+        logits_MV = self._shelf.take(results, model.logits_stride)
+        best, peaks = array("i", bytes(4 * results)), array("f", bytes(4 * results))
+        top_ids, shares = array("i", bytes(4 * results * top)), array("f", bytes(4 * results * top))
+        entered_TW = features_TW.to(torch.float32).contiguous()
+        scratch = torch.empty(rows * (2 * width + self._columns))
+        following_MW = torch.empty(results, width)
+        taps = array("q", (depth,))
+        own = team.current()
+        call = structs.Call(
+            num_rows=rows,
+            num_segments=len(segments),
+            num_wanted=wanted,
+            capacity=cache.capacity,
+            threads=own.threads,
+            tokens=tokens.buffer_info()[0],
+            positions=positions.buffer_info()[0],
+            wanted=places.buffer_info()[0],
+            cos=tables.cos_Nh.data_ptr(),
+            sin=tables.sin_Nh.data_ptr(),
+            segments=segments,
+            keys=ctypes.addressof(room.keys),
+            values=ctypes.addressof(room.values),
+            tiled=ctypes.addressof(room.tiled),
+            known=ctypes.addressof(room.known),
+            logits=logits_MV.data_ptr(),
+            best=best.buffer_info()[0],
+            peaks=peaks.buffer_info()[0],
+            top=top,
+            top_ids=top_ids.buffer_info()[0],
+            top_shares=shares.buffer_info()[0],
+            last=depth,
+            skip_norm=self._skip_norm,
+            num_taps=1,
+            num_tap_rows=wanted,
+            taps=taps.buffer_info()[0],
+            tap_rows=places.buffer_info()[0],
+            tapped=following_MW.data_ptr(),
+        )
+        counts, drafts, read = (
+            array("q", bytes(8 * count)),
+            array("i", bytes(4 * results)),
+            array("i", bytes(4 * results)),
+        )
+        most, free = array("i", [each.most for each in ahead]), array("i", [each.free for each in ahead])
+        stands = array("d", [share for each in ahead for share in each.stands])
+        least = array("d", [number for each in ahead for number in (each.first, each.later)])
+        reach, own_rows = array("d", [1.0] * wanted), array("i", range(wanted))
+        next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
+        chain = structs.Chain(
+            first=ctypes.pointer(call),
+            features=entered_TW.data_ptr(),
+            entering=scratch.data_ptr(),
+            elements=scratch.data_ptr() + 4 * rows * width,
+            parts=scratch.data_ptr() + 8 * rows * width,
+            passes=count,
+            most=most.buffer_info()[0],
+            ids=None if ids_C is None else ids_C.data_ptr(),
+            tenths=len(ahead[0].stands) if ahead else 0,
+            stands=stands.buffer_info()[0],
+            least=least.buffer_info()[0],
+            free=free.buffer_info()[0],
+            reach=reach.buffer_info()[0],
+            segments=next_segments,
+            positions=next_positions.buffer_info()[0],
+            rows=own_rows.buffer_info()[0],
+            counts=counts.buffer_info()[0],
+            drafts=drafts.buffer_info()[0],
+            tokens=read.buffer_info()[0],
+        )
+        handle = own.handle(self.library)  # held while the call runs
+        if self.library.foretoken_chain(
+            handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(chain)
+        ):
+            raise MemoryError(f"there is no memory for a forward of {rows} rows")
+        logits_MV = logits_MV[:, : own_head.vocab_size]
+        if count == 1:
+            ranked = Ranked(logits_MV, best, peaks, top_ids, shares, {})
+            return [Pass(ranked, following_MW, drafts, ())]
+        made = []
+        for number in range(chain.made):
+            begin = number * wanted
+            end = begin + counts[number]
+            made.append(
+                Pass(
+                    Ranked(
+                        logits_MV[begin:end],
+                        best[begin:end],
+                        peaks[begin:end],
+                        top_ids[begin * top : end * top],
+                        shares[begin * top : end * top],
+                        {},
+                    ),
+                    following_MW[begin:end],
+                    drafts[begin:end],
+                    read[begin:end] if number else (),
+                )
+            )
+        return made
+
+    def _parts(self, ids_T: Tensor) -> Tensor:
+        """[T, O] of tokens."""
+        ids, width = ids_T.to(torch.int32), self._model.width
+        scratch, parts_TO = torch.empty(2 * len(ids) * width), torch.empty(len(ids), self._columns)
+        own = team.current()
+        handle = own.handle(self.library)
+        if self.library.foretoken_token_parts(
+            handle.address,
+            ctypes.addressof(self._model),
+            ctypes.addressof(self._entry),
+            ids.data_ptr(),
+            len(ids),
+            own.threads,
+            scratch.data_ptr(),
+            scratch.data_ptr() + 4 * len(ids) * width,
+            parts_TO.data_ptr(),
+        ):
+            raise MemoryError("there is no memory for a table of tokens")
+        return parts_TO

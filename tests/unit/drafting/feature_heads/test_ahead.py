@@ -1,0 +1,255 @@
+"""Passes that are made in one native call have the bits of passes made one by one, and drafts do not depend on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foretoken.core.errors import InputError
+from foretoken.core.protocols import NO_LIMIT, Outlook, StopRule
+from foretoken.core.sampling import SamplingParams
+from foretoken.drafting.feature_heads import runner
+from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.methods.dovetail.network import Dovetail
+from foretoken.methods.eagle.drafter import EagleDrafter
+from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.scylla.network import Scylla
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.fused.pairs import Ahead
+from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
+from helpers.feature_heads import save_tiny
+from helpers.golden import tokens_of
+from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.zoo_llms import with_config
+
+HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "eagle3": (Eagle, {"draft_vocab_size": 40}),
+    "all tokens": (Eagle, {"norm_heads": True, "attention_bias": True}),
+    "norms": (Eagle, {"norm_before_residual": True, "norm_output": True}),
+    "eagle2 with a bias": (Eagle, {"algorithm": "eagle", "fusion_bias": True}),
+    "three layers, few tokens": (Scylla, {"layers": 3, "draft_vocab_size": 40}),
+    "two blocks": (Dovetail, {"layers": 2, "fusion": "concat"}),
+}
+DTYPES = ("float32", "bfloat16")
+CAPACITY = 96
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
+    found = {dtype: load(str(folder), dtype=dtype, device="cpu") for dtype in DTYPES}
+    if found["float32"].fused is None:
+        pytest.skip("no fused decoder here")
+    return found
+
+
+@pytest.fixture(scope="module")
+def runners(models: dict[str, LanguageModel]) -> dict[tuple[str, str, bool], Runner]:
+    """Of every head and dtype, with a table of the tokens' parts and without."""
+    found = {}
+    for name, (kind, fields) in HEADS.items():
+        for dtype, model in models.items():
+            head: FeatureHead = kind.random(model, **fields)
+            found[name, dtype, True] = Runner(model, head)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runner, "_TABLE_BYTES", 0)
+                found[name, dtype, False] = Runner(model, head)
+    return found
+
+
+class Read:
+    """Drafts over a cache of their own: prefixes of some lengths, and rows behind them for the first pass."""
+
+    def __init__(self, run: Runner, prefixes: Sequence[int], rows: Sequence[int], seed: int) -> None:
+        self.run, self.cache, self.begins = run, KVCache(run.num_layers, 8, CAPACITY), list(prefixes)
+        generator = torch.Generator().manual_seed(seed)
+        self.first, features = PackedBatch(), []
+        for number, (prefix, count) in enumerate(zip(prefixes, rows, strict=True)):
+            slot = self.cache.acquire()
+            self.cache.reserve(slot, CAPACITY)
+            tokens = tokens_of(seed + number, prefix + count, 100)
+            g_TW = torch.randn(prefix + count, 64, generator=generator)
+            if prefix:
+                batch = PackedBatch()
+                batch.add_chunk(slot, 0, tokens[:prefix], wanted=0)
+                run.forward(batch, self.cache, g_TW[:prefix], top=0)
+                self.cache.commit(slot, range(prefix))
+            self.first.add_chunk(slot, prefix, tokens[prefix:], wanted=1)
+            features.append(g_TW[prefix:])
+        self.ends = [prefix + count for prefix, count in zip(prefixes, rows, strict=True)]
+        self.g_TW = torch.cat(features)
+
+    def kept(self, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Keys and values of what was read, layer by layer."""
+        buffers = [each for pair in zip(self.cache.keys, self.cache.values, strict=True) for each in pair]
+        return [each[slot, :, :length] for each in buffers if each is not None for slot, length in enumerate(lengths)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(sorted(HEADS)),
+    dtype=st.sampled_from(DTYPES),
+    table=st.booleans(),
+    drafts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=3),
+    top=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_a_chain_has_the_bits_of_its_passes(
+    name: str,
+    dtype: str,
+    table: bool,
+    drafts: list[tuple[int, int, int]],
+    top: int,
+    seed: int,
+    runners: dict[tuple[str, str, bool], Runner],
+) -> None:
+    run = runners[name, dtype, table]
+    prefixes, rows, most = zip(*drafts, strict=True)
+    one, many = (Read(run, prefixes, rows, seed) for _ in range(2))
+    ahead = [Ahead(count, (1.0,) * 10, -1.0, -1.0, 0) for count in most]
+    made = run.passes(many.first, many.cache, many.g_TW, top=top, ahead=ahead)
+    assert len(made) == max(most)
+    batch, g_TW, active = one.first, one.g_TW, list(range(len(drafts)))
+    for number, found in enumerate(made):
+        assert list(found.drafts) == active
+        output, following_MW = run.forward(batch, one.cache, g_TW, top=top)
+        assert torch.equal(found.output.logits_MV, output.logits_MV)
+        assert torch.equal(found.following_MW, following_MW)
+        assert list(found.output.best) == list(output.best)
+        assert list(found.output.top_ids) == list(output.top_ids)
+        assert list(found.output.top_shares) == list(output.top_shares)
+        assert number == 0 or list(found.tokens) == batch.tokens
+        rows_on = [row for row, draft in enumerate(active) if number + 1 < most[draft]]
+        batch, active = PackedBatch(), [active[row] for row in rows_on]
+        for row, draft in zip(rows_on, active, strict=True):
+            batch.add_chunk(draft, one.ends[draft] + number, [output.best[row]], wanted=1)
+        g_TW = following_MW[rows_on]
+    lengths = [end + count - 1 for end, count in zip(one.ends, most, strict=True)]
+    for ours, theirs in zip(many.kept(lengths), one.kept(lengths), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_draft_ends_where_its_rule_is_going_to_end_it(
+    dtype: str, runners: dict[tuple[str, str, bool], Runner]
+) -> None:
+    """Of every pass: a node that its rule refuses is the last thing that is read."""
+    run = runners["eagle3", dtype, True]
+    all_of = Read(run, [9], [2], 5)
+    whole = run.passes(all_of.first, all_of.cache, all_of.g_TW, top=1, ahead=[Ahead(6, (1.0,) * 10, -1.0, -1.0, 0)])
+    shares = [each.output.top_shares[0] for each in whole]
+    tenths = tuple(0.5 + 0.05 * tenth for tenth in range(10))
+    for free in (0, 2):
+        for first, later in ((0.0, 0.0), (0.0, shares[0] * 0.6), (2.0, 0.0), (0.0, shares[0] * shares[1] * 0.6)):
+            outlook, reach, expected = Outlook(tenths, first, later, free), 1.0, 1
+            for node, share in enumerate(shares[:-1]):
+                least = outlook.later if node else outlook.first
+                if node >= free and not reach * tenths[min(9, int(share * 10))] > least:
+                    break
+                reach *= share
+                expected += 1
+            read = Read(run, [9], [2], 5)
+            made = run.passes(read.first, read.cache, read.g_TW, top=1, ahead=[Ahead(6, tenths, first, later, free)])
+            assert len(made) == expected
+
+
+class Hashed(StopRule):
+    """Says no to a part of what it is asked, and foresees what it is told to."""
+
+    def __init__(self, foreseen: Outlook | None) -> None:
+        self.foreseen, self.asked = foreseen, list[tuple[float, float, int]]()
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        self.asked.append((reach, confidence, num_nodes))
+        return hash((round(1e6 * reach), round(1e6 * confidence), num_nodes)) % 4 > 0
+
+    def outlook(self) -> Outlook | None:
+        return self.foreseen
+
+
+OUTLOOKS: dict[str, Outlook | None] = {
+    "everything": NO_LIMIT,
+    "nothing": replace(NO_LIMIT, first=2.0, later=2.0),
+    "some": Outlook((0.5,) * 10, 0.0, 0.01, 1),
+    "none given": None,
+}
+
+
+@pytest.mark.parametrize("case", [*OUTLOOKS, "no rule", "penalties", "drawn"])
+def test_drafts_are_those_of_one_pass_after_the_other(
+    case: str, models: dict[str, LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens, confidences and what the stop rule is asked, in a batch; whatever was foreseen."""
+    model = models["bfloat16"]
+    place = Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)
+    found: list[Any] = []
+    for ahead in (True, False):
+        if not ahead:
+            monkeypatch.setattr(Runner, "ahead", None)
+        drafter = EagleDrafter(EagleDrafter.Config(head=place), model)
+        propose, seen = drafter.propose, list[Any]()
+
+        def recorded(contexts: Sequence[Any], budgets: Sequence[Any], propose: Any = propose, seen: Any = seen) -> Any:
+            rules = [Hashed(OUTLOOKS[case]) if case in OUTLOOKS else None for _ in budgets]
+            ruled = [replace(budget, stop_rule=rule) for budget, rule in zip(budgets, rules, strict=True)]
+            drafts = propose(contexts, ruled)
+            seen.append([(each.tree.tokens, each.confidence) for each in drafts])
+            seen.append([rule and rule.asked for rule in rules])
+            return drafts
+
+        monkeypatch.setattr(drafter, "propose", recorded)
+        llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model, max_num_seqs=3)
+        params = SamplingParams(
+            max_tokens=20,
+            temperature=float(case == "drawn"),
+            repetition_penalty=1.3 if case == "penalties" else 1.0,
+            seed=3,
+            ignore_eos=True,
+        )
+        outputs = llm.generate(
+            [{"prompt_token_ids": tokens_of(seed, 5 + 9 * seed, 100)} for seed in range(4)],
+            params,
+        )
+        found.append((seen, [each.token_ids for each in outputs]))
+    assert found[0] == found[1]
+    assert sum(len(tokens) for drafts in found[0][0][::2] for tokens, _ in drafts) > 20
+
+
+def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runner]) -> None:
+    """Before anything native is called."""
+    run = runners["eagle3", "float32", True]
+    assert run._native is not None
+    pairs = run._native._pairs
+    assert pairs is not None
+    going_on = Ahead(3, (1.0,) * 10, -1.0, -1.0, 0)
+
+    def refused(message: str, error: type[Exception] = ValueError, **changes: Any) -> None:
+        read = Read(run, [4], [2], 1)
+        read.first.tokens[0] = changes.pop("token", read.first.tokens[0])
+        if changes.pop("no wanted", False):
+            read.first.wanted.clear()
+        fields: dict[str, Any] = {"top": 1, "ahead": [going_on], **changes}
+        with pytest.raises(error, match=message):
+            pairs.passes(read.first, read.cache, fields.pop("features", read.g_TW), **fields)
+
+    refused("token 9999 is not in the embedding", InputError, token=9999)
+    refused("token -1 is not in the embedding", InputError, token=-1)
+    refused("ids_C is", ids_C=torch.arange(40))
+    refused("ids_C is", ids_C=torch.arange(39, dtype=torch.int32))
+    refused("drafts go on from rows", top=0)
+    refused("drafts go on from rows", ahead=[going_on] * 2)
+    refused("drafts go on from rows", **{"no wanted": True})
+    refused("ahead.most=0", ahead=[going_on._replace(most=0)])
+    refused("the cache has room for 96", ahead=[going_on._replace(most=92)])
+    refused("rows of a chain", ahead=[going_on._replace(stands=())])
+    refused("entering_TD", features=torch.randn(2, 32))
