@@ -19,7 +19,7 @@ STAMP := .venv/.stamp
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench fix check test mutants clean
+.PHONY: help setup demo bench fix check test wheel mutants clean
 
 help:
 	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
@@ -27,6 +27,7 @@ help:
 	@echo "make check   lint, format, types, imports, spelling"
 	@echo "make fix     let ruff repair what it can"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
+	@echo "make wheel   a wheel in dist/, the native decoder compiled for this kind of machine (a minute)"
 	@echo "make mutants change PACKAGE line by line, and list the changes that no test notices (hours; not in CI)"
 	@echo "make clean   remove .venv, caches and reports"
 
@@ -63,6 +64,9 @@ check: setup
 # pytest comes last: its closing line is the result
 test: check
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+wheel: setup
+	$(BIN)/python -m pip wheel --no-deps -w dist .
 
 # the first run collects which test reaches which function; later ones go on where they were stopped
 mutants: setup

@@ -1,6 +1,10 @@
 /* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
  * blocks, open gates, every way to norm, rotate and cap, quantised weights, chains of passes over pairs, several threads,
- * two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread. */
+ * two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread.
+ *
+ *     driver          everything
+ *     driver nofork   without the fork
+ *     driver bits     single rows and chunks only; prints a hash of each kind's bits, for comparing processors */
 
 #include "decoder.c"
 
@@ -165,7 +169,16 @@ typedef struct {
     const Decoder *decoder;
     const float *expected;
     const int32_t *tokens;
+    int ways;
 } Task;
+
+static void print_hash(const Kind *kind, const float *values, long count) {
+    uint64_t hash = 14695981039346656037ull; /* FNV-1a */
+    for (const unsigned char *at = (const void *)values, *end = at + count * 4; at < end; at++)
+        hash = (hash ^ *at) * 1099511628211ull;
+    printf("%s %d bits, groups of %ld: %016llx\n", kind->bf16 ? "bfloat16" : "float32", kind->bits, kind->group,
+           (unsigned long long)hash);
+}
 
 /* Chunks of 13 on a team of one's own. */
 static void *chunks(void *argument) {
@@ -176,7 +189,7 @@ static void *chunks(void *argument) {
     const float *of_layers[LAYERS] = {summaries, 0};
     const uint8_t selects[LAYERS] = {1};
     Team *team = foretoken_team_new();
-    for (int way = 0; way < 5; way++) { /* dense; with every gate open; with every block kept, by each of the scores */
+    for (int way = 0; way < task->ways; way++) { /* dense; with every gate open; with every block kept, by each of the scores */
         const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .across_heads = 1,
                                .score = way == 2 ? MEAN : way == 3 ? BOUNDS : EXACT, .capacity = ROWS / 16,
                                .most = ROWS / 16, .selects = selects, .summaries = of_layers, .scores = scores,
@@ -321,7 +334,13 @@ int main(int count, char **arguments) {
         Team *team = foretoken_team_new();
         Cache cache = new_cache();
         for (int i = 0; i < ROWS; i++) forward(team, &decoder, &cache, 1, i, 1, tokens + i, 0, 0, 0, 0, expected + i * VOCAB);
-        Task task = {&decoder, expected, tokens};
+        const int bits = count == 2 && !strcmp(arguments[1], "bits");
+        Task task = {&decoder, expected, tokens, bits ? 1 : 5};
+        if (bits) {
+            print_hash(kinds + k, expected, ROWS * VOCAB);
+            chunks(&task);
+            continue;
+        }
         pthread_t other;
         pthread_create(&other, 0, chunks, &task); /* two teams, one model */
         chunks(&task);

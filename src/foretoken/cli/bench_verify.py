@@ -126,6 +126,7 @@ def verify(
     from foretoken.core.provenance import provenance
     from foretoken.engine.compose import plan_of
     from foretoken.methods.sparse.plan import SparseVerification
+    from foretoken.models.fused import build
 
     quiet_transformers(verbose)
     if threads is not None:
@@ -161,6 +162,7 @@ def verify(
         device=str(target.device),
         threads=torch.get_num_threads(),
         fused=target.fused is not None,
+        decoder=build.origin() if target.fused is not None else None,
         fill=fill,
         repeats=repeats,
     )
@@ -237,6 +239,8 @@ def _print_table(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any])
     from rich.table import Table
 
     title = f"{facts['model']} {facts['dtype']}, {facts['threads']} threads, {facts['cpu']}"
+    if facts["decoder"] is not None:
+        title += f", fused decoder {facts['decoder']}"
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("context", "rows", "plan", "ms", "attention", "read", "speed-up", "of attention", "GFLOP", "MB"):
         table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=name != "plan", overflow="fold")

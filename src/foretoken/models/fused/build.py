@@ -1,9 +1,11 @@
-"""Compile decoder.c once per machine, with whatever C compiler the machine has; without one, do without.
+"""The compiled decoder of this machine: what the wheel brought, else what its own C compiler makes, else none.
 
-The library is kept in the user's cache folder under a name made of the source, the compiler, its flags and the
-processor, so that it is rebuilt exactly when one of them changes. Building takes some seconds and happens at the first
-load of a model that can use it: one process builds, the others wait for it. A library is loaded only if nobody but its
-owner, who runs this, can have written it. ``FORETOKEN_FUSED=0`` switches the fused decoder off.
+A wheel's library (variants.py) is used if it was made of the very sources beside this file, is whole, and has passed
+its self-test on this machine. Else decoder.c is compiled and kept in the user's cache folder under a name made of
+the source, the compiler, its flags and the processor: it is rebuilt exactly when one of them changes. Building takes
+some seconds and happens at the first load of a model that can use it: one process builds, the others wait for it. A
+library of the cache is loaded only if nobody but its owner, who runs this, can have written it. ``FORETOKEN_FUSED=0``
+switches the fused decoder off.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import platform
-import shlex
 import shutil
 import stat
 import subprocess
@@ -24,25 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from foretoken.core.files import own_cache_folder
-from foretoken.models.fused import selftest
+from foretoken.models.fused import selftest, variants
 
-_HERE = Path(__file__).parent
-_SOURCES = sorted(each.name for each in _HERE.iterdir() if each.suffix in (".c", ".h"))
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=gnu11",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",  # products are fused with additions where the source says so
-    "-Wno-psabi",
-    "-Werror=incompatible-pointer-types",  # floats taken for units would be a wrong answer, not a warning
-    "-pthread",
-)
 _ABI = 10
 _SCRATCH = "building-"
-_DIGEST = hashlib.sha256().digest_size
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +41,10 @@ def library() -> ctypes.CDLL | None:
     """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning)."""
     if os.environ.get("FORETOKEN_FUSED", "1") == "0":
         return None
-    compiler = compiler_command()
+    ready = _ready_made()
+    if ready is not None:
+        return ready
+    compiler = variants.compiler_command()
     if compiler is None:
         log.warning(
             "no C compiler was found (gcc, cc, clang): the slower general CPU path is used; install one for speed"
@@ -70,16 +58,15 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def compiler_command() -> list[str] | None:
-    """What ``CC`` says, else the first compiler that is there; None if there is none."""
-    asked = os.environ.get("CC")
-    if asked:
-        return shlex.split(asked)
-    for name in ("gcc", "cc", "clang"):
-        path = shutil.which(name)
-        if path:
-            return [path]
-    return None
+def origin() -> str | None:
+    """Where the decoder of this machine is from, in a few words; None if there is none."""
+    found = library()
+    if found is None:
+        return None
+    path = Path(found._name)
+    if path.parent != variants.PREBUILT:
+        return "compiled on this machine"
+    return f"installed, {path.name.removeprefix('decoder-').rpartition('-')[0]}"
 
 
 def found_or_built(compiler: list[str]) -> ctypes.CDLL:
@@ -105,15 +92,13 @@ def _built(compiler: list[str], target: Path) -> ctypes.CDLL:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
         unfinished = Path(scratch) / "decoder.so"
-        command = [*compiler, *_FLAGS, "-shared", str(_HERE / "decoder.c"), "-lm", "-o", str(unfinished)]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+        variants.compile_library(compiler, variants.NATIVE, unfinished)
         unfinished.chmod(0o600)
-        found = _loaded(unfinished)
+        found = _own(unfinished)
         reason = selftest.failure(found)
         if reason is not None:
             raise _Unfit(f"what {compiler[0]} makes of it fails its self-test ({reason})")
-        with unfinished.open("ab") as file:
-            file.write(hashlib.sha256(unfinished.read_bytes()).digest())
+        variants.seal(unfinished)
         os.replace(unfinished, target)
         return found
 
@@ -122,15 +107,14 @@ def _kept(path: Path) -> ctypes.CDLL:
     """A library that was built before. Behind its content lies its digest: loading half a file ends the process.
 
     Raises:
-        OSError, _Unfit: see :func:`_loaded`; or it is not what was built.
+        OSError, _Unfit: see :func:`_own`; or it is not what was built.
     """
-    content = path.read_bytes()
-    if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+    if variants.sealed_digest(path) is None:
         raise _Unfit(f"{path} is damaged")
-    return _loaded(path)
+    return _own(path)
 
 
-def _loaded(path: Path) -> ctypes.CDLL:
+def _own(path: Path) -> ctypes.CDLL:
     """A library that nobody else can have written.
 
     Raises:
@@ -140,6 +124,10 @@ def _loaded(path: Path) -> ctypes.CDLL:
     mine = path.lstat()
     if not stat.S_ISREG(mine.st_mode) or not _ours(mine):
         raise _Unfit(f"{path} is not a file that only its owner, who runs this, can write")
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     try:
         found.foretoken_abi.restype = ctypes.c_int64
@@ -170,23 +158,36 @@ def _loaded(path: Path) -> ctypes.CDLL:
     return found
 
 
+def _ready_made() -> ctypes.CDLL | None:
+    """The library that came with the wheel for this processor; None if there is none of these sources, or it is unfit.
+
+    It is trusted as the code beside it is. That it works here is tried once; a mark in the cache folder says so.
+    """
+    variant = variants.of_this_machine()
+    if variant is None or not variant.library.is_file():
+        return None
+    try:
+        digest = variants.sealed_digest(variant.library)
+        if digest is None:
+            raise _Unfit(f"{variant.library} is damaged")
+        found = _loaded(variant.library)
+        folder, name = own_cache_folder(), hashlib.sha256(digest + variants.processor().encode()).hexdigest()[:20]
+        if folder is None or not (folder / f"tried-{name}").is_file():
+            reason = selftest.failure(found)
+            if reason is not None:
+                raise _Unfit(f"{variant.library} fails its self-test ({reason})")
+            if folder is not None:
+                (folder / f"tried-{name}").touch(mode=0o600)
+    except (OSError, _Unfit) as error:
+        log.warning("the fused CPU decoder that was installed cannot be used: %s", error)
+        return None
+    log.info("the fused CPU decoder is the one that was installed for this kind of processor (%s)", variant.name)
+    return found
+
+
 def _key(compiler: list[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=20).stdout
-    key = hashlib.sha256()
-    for name in _SOURCES:
-        key.update((_HERE / name).read_bytes())
-    key.update("\0".join([*compiler, version, _processor(), *_FLAGS]).encode())
-    return key.hexdigest()[:20]
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    except OSError:
-        pass
-    return f"{platform.machine()} {platform.processor()}"
+    return variants.key([*compiler, version, variants.processor(), *variants.NATIVE])
 
 
 @contextlib.contextmanager

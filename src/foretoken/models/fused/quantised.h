@@ -94,7 +94,15 @@ static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
     }
 }
 
-/* LANES sums + the products of 4 codes of each of LANES outputs with 4 of a row */
+/* Where the processor multiplies only signed codes with signed ones, those of 8 bits are taken as 128 less; what that takes
+ * from a sum of products is 128 times the group's sum of the row's codes, which the sum begins with. */
+#if PARTS == 4 && defined(__ARM_FEATURE_DOTPROD)
+#define LESS 128
+#else
+#define LESS 0
+#endif
+
+/* LANES sums + the products of 4 codes of each of LANES outputs, LESS so much if they are of 8 bits, with 4 of a row */
 static inline __attribute__((always_inline)) sums_of_codes add_codes(sums_of_codes sums, part_of_units w, const char *x) {
     int32_t four;
     memcpy(&four, x, 4);
@@ -112,6 +120,8 @@ static inline __attribute__((always_inline)) sums_of_codes add_codes(sums_of_cod
     const __m256i first = _mm256_madd_epi16((__m256i)(w & 0x00ff00ffu), even);
     const __m256i second = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)w, 8), _mm256_srai_epi16(y, 8));
     return sums + (sums_of_codes)_mm256_add_epi32(first, second);
+#elif PARTS == 4 && defined(__ARM_FEATURE_DOTPROD)
+    return (sums_of_codes)vdotq_s32((int32x4_t)sums, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(four)));
 #else
     (void)four;
     part_of_units y = (part_of_units)sums; /* unsigned: on the way a sum may pass what 32 bits hold, and come back */
@@ -149,6 +159,8 @@ static inline __attribute__((always_inline)) part parameters(const char *from, l
     return (part)_mm512_cvtph_ps(_mm256_load_si256((const __m256i *)from));
 #elif PARTS == 2 && defined(__F16C__)
     return (part)_mm256_cvtph_ps(_mm_load_si128((const __m128i *)from));
+#elif PARTS == 4 && defined(__aarch64__)
+    return (part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)from)));
 #else
     typedef uint16_t halves __attribute__((vector_size(2 * LANES), may_alias));
     const part_of_units bits = __builtin_convertvector(*(const halves *)from, part_of_units);
@@ -171,7 +183,8 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
         UNROLL for (int n = 0; n < NP; n++) sums[m][n] = (part){0};
     for (long g = 0, k = 0; g < at->groups; g++) {
         UNROLL for (int m = 0; m < MR; m++) {
-            const int32_t correction = ((const int32_t *)(x + m * x_stride + at->corrections))[g];
+            int32_t correction = ((const int32_t *)(x + m * x_stride + at->corrections))[g];
+            if (LESS && BITS == 8) correction += LESS * (int32_t)((const float *)(x + m * x_stride + at->sums))[g];
             UNROLL for (int n = 0; n < NP; n++) whole[m][n] = (sums_of_codes){0} + correction;
         }
         for (const long end = k + at->units; k < end;) {
@@ -180,7 +193,8 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
                 UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + k * LINE);
                 UNROLL for (int n = 0; n < NP; n++) {
                     const char *at_unit = codes + n / PARTS * w->stride + k * LINE + n % PARTS * 4 * LANES;
-                    const part_of_units v = *(const part_of_units *)at_unit;
+                    part_of_units v = *(const part_of_units *)at_unit;
+                    if (LESS && BITS == 8) v ^= 0x80808080u;
                     UNROLL for (int m = 0; m < MR; m++)
                         whole[m][n] = BITS == 8 ? add_codes(whole[m][n], v, x + m * x_stride + k * 4)
                                                 : add_halves(whole[m][n], v & 0x0f0f0f0fu, v >> 4 & 0x0f0f0f0fu,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models.fused import build, selftest
+from foretoken.models.fused import build, selftest, variants
 
-COMPILER = build.compiler_command()
+COMPILER = variants.compiler_command()
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 
@@ -22,9 +22,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library of this source that is quick to compile."""
     assert COMPILER is not None
     target = tmp_path_factory.mktemp("compiled") / "decoder.so"
-    flags = [flag for flag in build._FLAGS if flag != "-O3"]
-    source = Path(build.__file__).with_name("decoder.c")
-    command = [*COMPILER, *flags, "-O1", "-shared", str(source), "-lm", "-o", str(target)]
+    flags = [flag for flag in variants.FLAGS if flag != "-O3"]
+    source = variants.HERE / "decoder.c"
+    command = [*COMPILER, *flags, *variants.NATIVE, "-O1", "-shared", str(source), "-lm", "-o", str(target)]
     subprocess.run(command, check=True, capture_output=True)
     return target
 
@@ -140,13 +140,13 @@ def test_without_a_folder_nothing_is_left_behind(
 def test_flags_are_part_of_the_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [str(machine.compiler)]
     before = build._key(command)
-    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-mtune=generic"))
+    monkeypatch.setattr(variants, "FLAGS", (*variants.FLAGS, "-mtune=generic"))
     assert build._key(command) != before
     assert build._key([*command, "-m64"]) != build._key(command)
 
 
 def test_contraction_is_not_left_to_the_compiler() -> None:
-    assert "-ffp-contract=off" in build._FLAGS
+    assert "-ffp-contract=off" in variants.FLAGS
 
 
 def test_without_a_compiler_one_line_is_said(
@@ -166,13 +166,13 @@ def test_a_library_that_fails_its_self_test_is_not_used(
     """One that adds three rows up in another way, as a compiler may that was allowed to."""
     assert COMPILER is not None
     source = tmp_path / "source"
-    shutil.copytree(Path(build.__file__).parent, source)
+    shutil.copytree(variants.HERE, source)
     products = source / "products.h"
     text = products.read_text()
     spoilt = text.replace("part y = acc[m][n];", "part y = MR == 3 ? acc[m][n] * 1.0000001f : acc[m][n];")
     assert spoilt != text
     products.write_text(spoilt)
-    flags = [flag for flag in build._FLAGS if flag != "-O3"]
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *variants.NATIVE]
     library = tmp_path / "spoilt.so"
     command = [*COMPILER, *flags, "-O1", "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
     subprocess.run(command, check=True, capture_output=True)
@@ -187,3 +187,79 @@ def test_a_library_that_fails_its_self_test_is_not_used(
 
 def test_other_tuning_flags_give_the_same_bits_to_every_row(compiled: Path) -> None:
     assert selftest.failure(build._loaded(compiled)) is None
+
+
+class Wheel:
+    """A folder of libraries as a wheel brings them."""
+
+    def __init__(self, folder: Path, compiled: Path) -> None:
+        variant = variants.of_this_machine()
+        assert variant is not None
+        self.library = folder / variant.library.name
+        folder.mkdir()
+        shutil.copy(compiled, self.library)
+        variants.seal(self.library)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, compiled: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Wheel:
+    if variants.of_this_machine() is None:
+        pytest.skip("what this processor can do is not known")
+    monkeypatch.setattr(variants, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setenv("CC", str(machine.compiler))
+    return Wheel(tmp_path / "prebuilt", compiled)
+
+
+def test_what_a_wheel_brought_is_tried_once_and_nothing_is_compiled(
+    wheel: Wheel, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(selftest, "failure", lambda library: tried.append(library))
+    with caplog.at_level(logging.INFO):
+        assert build.library.__wrapped__() is not None
+        assert build.library.__wrapped__() is not None
+    assert (len(tried), machine.num_built) == (1, 0)
+    assert "is the one that was installed for this kind of processor" in caplog.text
+
+
+def test_a_wheels_library_of_other_sources_is_not_looked_at(
+    wheel: Wheel, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "FLAGS", (*variants.FLAGS, "-DOTHER"))  # as a changed source does, its name
+    assert build.library.__wrapped__() is not None
+    assert machine.num_built == 1
+
+
+def test_a_wheels_library_that_is_damaged_or_fails_its_self_test_is_compiled_anew(
+    wheel: Wheel, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = wheel.library.read_bytes()
+    wheel.library.unlink()  # a new file: another test may have it in use
+    wheel.library.write_bytes(whole[: len(whole) // 2])
+    assert build.library.__wrapped__() is not None
+    assert "is damaged" in caplog.text
+    wheel.library.write_bytes(whole)
+    answers = iter(["two and two are five", None])
+    monkeypatch.setattr(selftest, "failure", lambda library: next(answers))
+    shutil.rmtree(machine.cache)
+    assert build.library.__wrapped__() is not None
+    assert "fails its self-test (two and two are five)" in caplog.text
+    assert machine.num_built == 2
+    assert not list(machine.cache.glob("tried-*"))
+
+
+def test_a_processor_takes_the_best_variant_that_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("sys.platform", "linux")
+    chosen = []
+    for able in ([], variants._AVX2, [*variants._AVX512], [*variants._AVX512, "avx512_vnni"]):
+        monkeypatch.setattr(variants, "processor", lambda able=able: f"flags\t: fpu {' '.join(able)} sse")
+        found = variants.of_this_machine()
+        assert found is not None
+        chosen.append(found.name)
+    assert chosen == ["x86_64", "avx2", "avx2", "avx512-vnni"]
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(variants, "processor", lambda: "Features\t: fp asimd asimddp")
+    assert getattr(variants.of_this_machine(), "name", None) == "neon-dotprod"
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert variants.of_this_machine() is None

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.models.fused import build
+from foretoken.models.fused import variants
 from foretoken.models.fused.packing import alternating
 from foretoken.models.fused.quantised import CodedTiles, can_join, coded_tiles, joined
 from foretoken.models.quantised.weight import QuantisedWeight, product, rounded, rows_of
 
-COMPILER = build.compiler_command()
-SOURCES = Path(build.__file__).parent
+COMPILER = variants.compiler_command()
+SOURCES = variants.HERE
 DRIVER = Path(__file__).parents[3] / "helpers" / "native_products.c"
 # options, what the processor must have, and how many registers a vector of 16 floats takes
 KINDS = {
@@ -35,10 +35,10 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     options, needed, parts = KINDS[request.param]
     if COMPILER is None:
         pytest.skip("no C compiler on this machine")
-    if any(f" {each} " not in f" {build._processor()} " for each in needed):
+    if any(f" {each} " not in f" {variants.processor()} " for each in needed):
         pytest.skip(f"this processor lacks one of {', '.join(needed)}")
     path = tmp_path_factory.mktemp("products") / "products.so"
-    flags = [flag for flag in build._FLAGS if flag not in ("-O3", "-march=native")]
+    flags = [flag for flag in variants.FLAGS if flag != "-O3"]
     command = [*COMPILER, *flags, "-O1", *options, f"-I{SOURCES}", "-shared", str(DRIVER), "-lm", "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models.fused import build
+from foretoken.models.fused import variants
 
-COMPILER = build.compiler_command()
-SOURCES = Path(build.__file__).parent
+COMPILER = variants.compiler_command()
+SOURCES = variants.HERE
 DRIVER = Path(__file__).parents[3] / "helpers" / "native_driver.c"
 
 SANITIZERS = {
@@ -37,7 +37,7 @@ def test_the_decoder_is_clean(name: str, tmp_path: Path) -> None:
     if works.returncode or subprocess.run([str(tmp_path / "empty")], capture_output=True, check=False).returncode:
         pytest.skip(f"this compiler lacks -fsanitize={kinds}")
     program = tmp_path / "driver"
-    own = [flag for flag in build._FLAGS if flag not in ("-O3", "-fPIC")]
+    own = [*(flag for flag in variants.FLAGS if flag not in ("-O3", "-fPIC")), *variants.NATIVE]
     command = [*COMPILER, *own, "-O1", "-g", *flags, f"-I{SOURCES}", str(DRIVER), "-lm", "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}

@@ -1,0 +1,146 @@
+"""How decoder.c is compiled, and for which kinds of processors a wheel brings it compiled.
+
+A wheel holds one library for each variant of its architecture, in ``prebuilt/``. Which one is used is decided where the
+wheel is installed, by what that processor can do. Standard library only: setup.py runs this file before anything is
+installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PREBUILT = HERE / "prebuilt"
+FLAGS = (  # whatever the processor
+    "-O3",
+    "-std=gnu11",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",  # products are fused with additions where the source says so
+    "-Wno-psabi",
+    "-Werror=incompatible-pointer-types",  # floats taken for units would be a wrong answer, not a warning
+    "-pthread",
+)
+NATIVE = ("-march=native",)
+_DIGEST = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kind of processor.
+
+    Attributes:
+        name: of the library.
+        machine: the architecture, as ``platform.machine()`` calls it.
+        options: of the compiler.
+        needs: what the processor must have, in the words of /proc/cpuinfo.
+    """
+
+    name: str
+    machine: str
+    options: tuple[str, ...]
+    needs: tuple[str, ...]
+
+    @property
+    def library(self) -> Path:
+        """Where the library of the sources beside this file would be: its name changes with every one of them."""
+        return PREBUILT / f"decoder-{self.name}-{key(self.options)}.so"
+
+
+_AVX2 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+VARIANTS = (  # of each architecture, the best first
+    Variant(
+        "avx512-bf16",
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        (*_AVX512, "avx512_vnni", "avx512_bf16"),
+    ),
+    Variant("avx512-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), (*_AVX512, "avx512_vnni")),
+    Variant("avx2", "x86_64", ("-march=x86-64-v3",), _AVX2),
+    Variant("x86_64", "x86_64", ("-march=x86-64",), ()),
+    Variant("neon-dotprod", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),
+    Variant("neon", "aarch64", ("-march=armv8-a",), ("asimd",)),
+)
+
+
+def of_architecture(machine: str) -> list[Variant]:
+    """Those that a wheel for this architecture holds."""
+    return [each for each in VARIANTS if each.machine == machine]
+
+
+def of_this_machine() -> Variant | None:
+    """The best that this processor can run; None where that cannot be known."""
+    if sys.platform != "linux":
+        return None
+    able = set(processor().partition(":")[2].split())
+    return next((each for each in of_architecture(platform.machine()) if able.issuperset(each.needs)), None)
+
+
+def processor() -> str:
+    """What the processor can do, in one line."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def compiler_command() -> list[str] | None:
+    """What ``CC`` says, else the first compiler that is there; None if there is none."""
+    asked = os.environ.get("CC")
+    if asked:
+        return shlex.split(asked)
+    for name in ("gcc", "cc", "clang"):
+        path = shutil.which(name)
+        if path:
+            return [path]
+    return None
+
+
+def compile_library(compiler: Sequence[str], options: Sequence[str], target: Path) -> None:
+    """decoder.c as a shared library.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be compiled.
+    """
+    command = [*compiler, *FLAGS, *options, "-shared", str(HERE / "decoder.c"), "-lm", "-o", str(target)]
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+
+
+def seal(library: Path) -> None:
+    """Put a library's digest behind its content."""
+    with library.open("ab") as file:
+        file.write(hashlib.sha256(library.read_bytes()).digest())
+
+
+def sealed_digest(library: Path) -> bytes | None:
+    """The digest of a sealed library; None if it is not what was sealed.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    content = library.read_bytes()
+    digest = hashlib.sha256(content[:-_DIGEST]).digest()
+    return digest if content[-_DIGEST:] == digest else None
+
+
+def key(words: Sequence[str]) -> str:
+    """A name for what these sources are made into under these words."""
+    digest = hashlib.sha256()
+    for source in sorted(each for each in HERE.iterdir() if each.suffix in (".c", ".h")):
+        digest.update(source.read_bytes())
+    digest.update("\0".join([*words, *FLAGS]).encode())
+    return digest.hexdigest()[:20]
