@@ -20,7 +20,9 @@ _ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT
 
 
 class Group(TyperGroup):
-    """The group, whose commands are collected when somebody looks for them."""
+    """The group, whose commands are collected when somebody first looks for them."""
+
+    _collected = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._collect()
@@ -31,6 +33,9 @@ class Group(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def _collect(self) -> None:
+        if self._collected:
+            return
+        self._collected = True
         made = typer.Typer()
         made.callback()(lambda: None)  # a group even if there is one command
         for command in commands():
