@@ -10,7 +10,7 @@ import pytest
 
 from foretoken.cli.main import main
 
-MODELS = ("--target", "zoo:draft", "--draft", "zoo:draft", "--dtype", "float32", "--threads", "1")
+MODELS = ("--model", "zoo:draft", "--draft-model", "zoo:draft", "--dtype", "float32", "--threads", "1")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_figures_pictures_and_advice(tmp_path, suite):
         [
             *(sys.executable, "-m", "foretoken", "analyze", "acceptance", "--threads", "1", "--suite", str(suite)),
             *("--temperature", "0.7,1.0", "--top-p", "1,0.9", "--num-drafts", "1,2", "--positions", "2"),
-            *("--max-tokens", "4", "--samples", "4", "--json", "out.json", "--pictures", "."),
+            *("--max-tokens", "4", "--samples", "4", "--out", "out.json", "--pictures", "."),
         ],
         capture_output=True,
         text=True,
@@ -66,7 +66,7 @@ def test_figures_pictures_and_advice(tmp_path, suite):
 
 def test_a_model_that_drafts_for_itself_is_always_accepted_and_a_seed_repeats(tmp_path, suite, capsys):
     arguments = ["analyze", "acceptance", *MODELS, "--suite", str(suite), "--temperature", "1", "--top-p", "1"]
-    arguments += ["--num-drafts", "1", "--positions", "2", "--max-tokens", "3", "--json"]
+    arguments += ["--num-drafts", "1", "--positions", "2", "--max-tokens", "3", "--out"]
     reports = []
     for name in ("a.json", "b.json"):
         assert main([*arguments, str(tmp_path / name)]) == 0
@@ -111,12 +111,12 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--samples 0", "--samples"),
         ("--max-tokens 0", "max_tokens=0"),
         ("--seed -1", "seed=-1"),
-        ("--target zoo:bse", "did you mean 'base'"),
-        ("--draft ./nowhere", "there is no such folder"),
+        ("--model zoo:bse", "did you mean 'base'"),
+        ("--draft-model ./nowhere", "there is no such folder"),
         ("--dtype float99", "unknown dtype"),
         ("--suite missing.jsonl", "missing.jsonl"),
         ("--suite bad.jsonl", "needs 'prompt' or 'turns'"),
-        ("--json nowhere/out.json", "there is no folder nowhere"),
+        ("--out nowhere/out.json", "there is no folder nowhere"),
         ("--pictures nowhere", "--pictures nowhere: there is no such folder"),
     ],
 )

@@ -45,8 +45,8 @@ def inside(folder, monkeypatch):
 
 
 TINY = (
-    "analyze scaling --target target --corpus mine.jsonl --suite ask.jsonl --tokens 256,512,1024,1536 --layers 1,2 "
-    "--batches 1,2 --nodes 2 --max-tokens 12 --repeats 1 --draft-vocab-size 60 --threads 1 --out sweep"
+    "analyze scaling --model target --corpus mine.jsonl --suite ask.jsonl --tokens 256,512,1024,1536 --layers 1,2 "
+    "--batch-size 1,2 --nodes 2 --max-tokens 12 --repeats 1 --draft-vocab-size 60 --threads 1 --out sweep"
 )
 
 
@@ -76,12 +76,12 @@ def test_a_tiny_sweep(capsys):
         ("--out file", 2, "this is a file"),
         ("--out new --tokens 0,5", 2, "--tokens 0,5: whole numbers from 1"),
         ("--out new --layers 1,40", 2, "--layers 1,40: whole numbers from 1 to 32"),
-        ("--out new --batches 1.5", 2, "--batches 1.5"),
+        ("--out new --batch-size 1.5", 2, "--batch-size 1.5"),
         ("--out new --nodes many", 2, "--nodes"),
         ("--out new --picture no/where.png", 2, "there is no folder no"),
-        ("--out new --target nobody --corpus mine.jsonl", 1, "nobody"),
-        ("--out new --target target --corpus none.jsonl", 2, "none.jsonl"),
-        ("--out new --target target --corpus mine.jsonl --suite ask.jsonl --max-tokens 4000", 2, "lower --max-tokens"),
+        ("--out new --model nobody --corpus mine.jsonl", 1, "nobody"),
+        ("--out new --model target --corpus none.jsonl", 2, "none.jsonl"),
+        ("--out new --model target --corpus mine.jsonl --suite ask.jsonl --max-tokens 4000", 2, "lower --max-tokens"),
     ],
 )
 def test_mistakes_end_in_one_line(arguments, code, message, capsys):

@@ -25,7 +25,7 @@ def test_one_object_a_plan_context_and_number_of_rows(tmp_path):
         "--set",
         "verification.score=mean",
     ]  # of so few rows exact scores save nothing
-    done = run("--context", "200,80", "--rows", "1,4", "--plans", plans, *sets, "--json", out)
+    done = run("--context", "200,80", "--rows", "1,4", "--plans", plans, *sets, "--out", out)
     assert "speed-up" in done.stdout
     record = json.loads(out.read_text())
     assert record["provenance"]["fill"] == "text"
@@ -52,7 +52,7 @@ def test_what_only_the_model_knows_is_refused_in_one_line():
 def test_hybrid_beside_dense_and_under_sparse(tmp_path):
     out = tmp_path / "out.json"
     plans = "dense,hybrid,hybrid+verification.block=16"
-    run("--context", "200", "--rows", "4", "--plans", plans, "--set", "verification.score=mean", "--json", out)
+    run("--context", "200", "--rows", "4", "--plans", plans, "--set", "verification.score=mean", "--out", out)
     dense, hybrid, sparse = json.loads(out.read_text())["results"]
     assert (hybrid["read"], hybrid["bytes"]) == (1.0, dense["bytes"])
     assert hybrid["settings"] == {"plan": "hybrid"}

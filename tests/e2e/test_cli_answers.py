@@ -25,11 +25,23 @@ def completion(text, reason="stop", error=None):
     return Completion(text, list(range(len(text))), reason, error, metrics, None, "same text")
 
 
+class Characters:
+    """A tokenizer whose tokens are characters."""
+
+    def __call__(self, text):
+        return {"input_ids": [ord(character) for character in text]}
+
+    def decode(self, ids, **options):
+        return "".join(map(chr, ids))
+
+
 class ScriptedLLM:
     """Tokens are characters; the answer to a prompt is the prompt in capitals. What goes wrong is in the prompt."""
 
     is_chat_model = False
     target = SimpleNamespace(max_length=100, dtype="torch.float32", precision="float32", device="cpu")
+    tokenizer = Characters()
+    engine = SimpleNamespace(cache=SimpleNamespace(num_bytes=0))
     quiet = SimpleNamespace(explanation="", settings_key="")
     recipe = SimpleNamespace(
         method="none", drafter=quiet, plan=quiet, explanation="", promise_for=lambda params: "same text"
@@ -37,9 +49,6 @@ class ScriptedLLM:
 
     def __init__(self, *args, **options):
         self.closed = False
-
-    def tokenizer(self, text):
-        return {"input_ids": [ord(character) for character in text]}
 
     def with_method(self, config):
         return ScriptedLLM()
@@ -190,7 +199,7 @@ def test_a_system_message_needs_a_chat_model(run):
 
 def test_bench_counts_failures_and_says_so(run, suite, tmp_path):
     out_file = tmp_path / "out.json"
-    code, out, _ = run("bench", "--suite", suite("a", "fail"), "--methods", "ngram", "--repeats", 1, "--json", out_file)
+    code, out, _ = run("bench", "--suite", suite("a", "fail"), "--methods", "ngram", "--repeats", 1, "--out", out_file)
     assert code == 1
     assert "failed: NaN logits" in out
     none, ngram = json.loads(out_file.read_text())["results"]

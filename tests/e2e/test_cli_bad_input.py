@@ -56,7 +56,7 @@ BAD = [
     ("bench verify --fill rnd", "--fill 'rnd'"),
     ("bench verify --model shape:100", "did you mean '100m'"),
     ("bench verify --model shape:16m --dtype float16", "bfloat16 or float32"),
-    ("bench verify --json nowhere/out.json", "no folder nowhere"),
+    ("bench verify --out nowhere/out.json", "no folder nowhere"),
     ("generate x --model zoo:bse", "did you mean 'base'"),
     ("generate x --model ./nowhere", "no such folder"),
     ("generate x --temperature -1", "temperature=-1.0"),

@@ -30,7 +30,7 @@ def inside(folder, monkeypatch):
 
 
 def test_calibrated_then_used_by_generate_and_bench(capsys):
-    command = "calibrate sparse --model ./moe --data mine.jsonl --tokens 600 --block 64 --json"
+    command = "calibrate sparse --model ./moe --corpus mine.jsonl --tokens 600 --block 64 --json"
     assert main(command.split()) == 0
     out, err = capsys.readouterr()
     written = json.loads(Path("moe/sparse.json").read_text())
@@ -55,9 +55,9 @@ def test_calibrated_then_used_by_generate_and_bench(capsys):
 
     label = "ngram+verification.moe=3+verification.ffn=0.1"
     command = f"bench --model ./moe --methods ngram,{label} --suite short.jsonl --repeats 1 --max-tokens 8 --threads 1"
-    assert main(f"{command} --json bench.json --set ngram.verification.moe_rule=largest".split()) == 2
+    assert main(f"{command} --out bench.json --set ngram.verification.moe_rule=largest".split()) == 2
     assert "verification.moe_rule' does nothing while verification.moe is off" in capsys.readouterr().err
-    assert main(f"{command} --json bench.json".split()) == 0
+    assert main(f"{command} --out bench.json".split()) == 0
     results = {each["method"]: each for each in json.loads(Path("bench.json").read_text())["results"]}
     assert results["ngram"]["distortion"] == 0
     assert results[label]["distortion"] is None
@@ -84,12 +84,12 @@ BAD = [
     ),
     ("generate x --model zoo:base --set verification.attention=global --set verification.block=50", 2, "power of two"),
     ("generate x --model zoo:base --set verification.ffn=0.1 --logprobs 2 --json", 2, "logprobs=2 with sparse"),
-    ("calibrate sparse --model ./moe --data no.jsonl", 2, "--data no.jsonl: no such file"),
-    ("calibrate sparse --model ./moe --data moe", 2, "this is a folder"),
-    ("calibrate sparse --model ./moe --data empty.jsonl", 2, "no text to calibrate on"),
-    ("calibrate sparse --model ./moe --data mine.jsonl --block 500", 2, "--block 500: must be between 2 and the 128"),
-    ("calibrate sparse --model ./moe --data mine.jsonl --out no/x.json", 2, "there is no folder no"),
-    ("calibrate sparse --model zoo:bse --data mine.jsonl", 2, "did you mean 'base'"),
+    ("calibrate sparse --model ./moe --corpus no.jsonl", 2, "--corpus no.jsonl: no such file"),
+    ("calibrate sparse --model ./moe --corpus moe", 2, "this is a folder"),
+    ("calibrate sparse --model ./moe --corpus empty.jsonl", 2, "no text to calibrate on"),
+    ("calibrate sparse --model ./moe --corpus mine.jsonl --block 500", 2, "--block 500: must be between 2 and the 128"),
+    ("calibrate sparse --model ./moe --corpus mine.jsonl --out no/x.json", 2, "there is no folder no"),
+    ("calibrate sparse --model zoo:bse --corpus mine.jsonl", 2, "did you mean 'base'"),
 ]
 
 

@@ -19,7 +19,7 @@ def test_figures_picture_and_advice(tmp_path, capsys):
             *("analyze", "tradeoff", *SMALL, "--task", "code,profiles", "--limit", "2", "--repeats", "2"),
             *("--rules", "exact,typical,mixture,sprinter", "--knob", "typical.epsilon=0.3,0.02"),
             *("--knob", "mixture.lam=0.5", "--knob", "sprinter.threshold=1,0.3"),
-            *("--budget", "0", "--json", str(out), "--picture", str(picture)),
+            *("--budget", "0", "--out", str(out), "--picture", str(picture)),
         ]
     )
     text, err = capsys.readouterr()
@@ -135,7 +135,7 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--rules +stop=head", "write names with commas"),
         ("--rules block", "'block' is lossless"),
         ("--rules sprinter --knob sprinter.threshold=0.5,1.5", "threshold=1.5 must be a probability"),
-        ("--rules sprinter --method suffix --target ./x", "--knob sprinter.model=PATH"),
+        ("--rules sprinter --method suffix --model ./x", "--knob sprinter.model=PATH"),
         ("--knob typical=0.1", "write RULE.OPTION=A,B"),
         ("--knob typical.epsilon", "write RULE.OPTION=A,B"),
         ("--knob typical.epsilon=0.1,", "write values with commas"),
@@ -152,9 +152,9 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--set novalue", "key=value"),
         ("--method none", "drafts nothing"),
         ("--method ngrm", "did you mean 'ngram'"),
-        ("--method suffix --draft zoo:draft", "does not go with method 'suffix'"),
-        ("--target ./nowhere --draft zoo:draft", "no such folder"),
-        ("--draft zoo:drft", "did you mean 'draft'"),
+        ("--method suffix --draft-model zoo:draft", "does not go with method 'suffix'"),
+        ("--model ./nowhere --draft-model zoo:draft", "no such folder"),
+        ("--draft-model zoo:drft", "did you mean 'draft'"),
         ("--task poetry", "unknown task"),
         ("--task code,code", "twice"),
         ("--task gsm8k", "FORETOKEN_DATA"),
@@ -165,10 +165,10 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--max-tokens 0", "max_tokens=0"),
         ("--seed -1", "seed=-1"),
         ("--dtype float99", "unknown dtype"),
-        ("--json no/out.json", "there is no folder no"),
+        ("--out no/out.json", "there is no folder no"),
         ("--picture no/out.png", "there is no folder no"),
         ("--picture out.pdf", "ends in .png"),
-        ("--json a.png --picture a.png", "choose two files"),
+        ("--out a.png --picture a.png", "choose two files"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_loaded(nothing_loads, capsys, arguments, message):

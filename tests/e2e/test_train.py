@@ -143,7 +143,7 @@ def test_stopped_killed_and_gone_on_is_the_same_model(folder):
 
 def test_a_draft_is_distilled_judged_and_used(folder, capsys):
     command = (
-        f"train draft --target zoo:draft --corpus mine.jsonl --prompts prompts.jsonl --num-speculative-tokens 3 "
+        f"train draft --target zoo:draft --corpus mine.jsonl --suite prompts.jsonl --num-speculative-tokens 3 "
         f"--out my-draft --tokens {6 * STEP} --threads 1 --seed 2 --json"
     )
     assert main(command.split()) == 0
@@ -175,7 +175,7 @@ def test_a_draft_is_distilled_judged_and_used(folder, capsys):
 
 def test_transformers_loads_the_folders_alone(folder, capsys):
     assert main(base(1)) == 0
-    command = "train draft --target zoo:draft --out my-draft --corpus mine.jsonl --own-words 0 --prompts prompts.jsonl"
+    command = "train draft --target zoo:draft --out my-draft --corpus mine.jsonl --own-words 0 --suite prompts.jsonl"
     assert main([*command.split(), "--tokens", str(STEP), "--threads", "1"]) == 0
     done = subprocess.run([sys.executable, "-c", ALONE, "out", "my-draft"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -184,7 +184,7 @@ def test_transformers_loads_the_folders_alone(folder, capsys):
 def test_a_draft_for_a_target_with_another_chat_format(folder, capsys):
     save_model("llama", folder / "target", max_position_embeddings=512, vocab_size=112)
     command = (
-        f"train draft --target target --corpus mine.jsonl --prompts prompts.jsonl --out my-draft --tokens {2 * STEP} "
+        f"train draft --target target --corpus mine.jsonl --suite prompts.jsonl --out my-draft --tokens {2 * STEP} "
         "--threads 1"
     )
     assert main(command.split()) == 0, capsys.readouterr().err
@@ -261,7 +261,7 @@ BAD = [
     ("draft --target zoo:draft --out out --corpus mine.jsonl --loss kll", 2, "--loss kll: did you mean 'kl'?"),
     ("draft --target zoo:draft --out out --corpus mine.jsonl --own-words 2", 2, "--own-words 2.0: a share must be"),
     ("draft --target zoo:draft --out out --corpus mine.jsonl --on-policy 0.5", 2, "add up to more than 1"),
-    ("draft --target zoo:draft --out out --corpus mine.jsonl --prompts none", 2, "none: no such file"),
+    ("draft --target zoo:draft --out out --corpus mine.jsonl --suite none.jsonl", 2, "none.jsonl: no such file"),
     ("draft --target zoo:draft --out out --corpus mine.jsonl --num-speculative-tokens 0", 2, "--num-speculative"),
     ("draft --target zoo:draft --out out", 2, "--data DIR, or set FORETOKEN_DATA"),
     ("draft --target ./none --out out --corpus mine.jsonl", 1, "./none"),
@@ -303,7 +303,7 @@ def test_a_corpus_that_cannot_be_used(folder, capsys, command, corpus, message):
 
 def test_a_draft_whose_vocabulary_is_another(folder, capsys):
     save_model("llama", folder / "other")
-    command = "train draft --target zoo:draft --from other --corpus mine.jsonl --prompts prompts.jsonl --out out"
+    command = "train draft --target zoo:draft --from other --corpus mine.jsonl --suite prompts.jsonl --out out"
     assert main(command.split()) == 1
     err = capsys.readouterr().err
     assert "vocabular" in err

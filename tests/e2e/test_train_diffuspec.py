@@ -47,7 +47,7 @@ def train(arguments):
 def test_a_network_of_the_targets_own_words_drafts(capsys):
     command = (
         f"diffuspec --target target --corpus mine.jsonl --tokens {4 * STEP} --draft-vocab-size 60 --slots 3 --seed 1 "
-        "--prompts ask.jsonl --threads 1 --out head --json"
+        "--suite ask.jsonl --threads 1 --out head --json"
     )
     assert train(command) == 0
     out, err = capsys.readouterr()
@@ -120,6 +120,6 @@ def test_stored_features_teach():
     ],
 )
 def test_mistakes_end_in_one_line(arguments, code, message, capsys):
-    assert train(f"diffuspec {arguments} --prompts ask.jsonl --tokens 10") == code
+    assert train(f"diffuspec {arguments} --suite ask.jsonl --tokens 10") == code
     assert_one_line(capsys, message)
     assert not Path("new").exists()

@@ -52,7 +52,7 @@ def inside(folder, monkeypatch):
 def test_a_head_is_trained_and_drafts(fusion, capsys):
     command = (
         f"train dovetail --target target --corpus mine.jsonl --tokens {6 * STEP} --draft-vocab-size 60 --steps 2 "
-        f"--fusion {fusion} --blocks 2 --seed 1 --own-words 0 --prompts ask.jsonl --threads 1 --out {fusion} --json"
+        f"--fusion {fusion} --blocks 2 --seed 1 --own-words 0 --suite ask.jsonl --threads 1 --out {fusion} --json"
     )
     assert main(command.split()) == 0
     out, err = capsys.readouterr()

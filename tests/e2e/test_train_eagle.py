@@ -38,7 +38,7 @@ def train(arguments):
 def test_a_head_of_the_targets_own_words_drafts(capsys):
     command = (
         f"eagle --target target --corpus mine.jsonl --tokens {3 * STEP} --draft-vocab-size 60 --steps 2 --seed 1 "
-        "--prompts ask.jsonl --threads 1 --out head --json"
+        "--suite ask.jsonl --threads 1 --out head --json"
     )
     assert train(command) == 0
     out, err = capsys.readouterr()
@@ -70,6 +70,6 @@ def test_a_head_of_the_targets_own_words_drafts(capsys):
     ],
 )
 def test_mistakes_end_in_one_line(arguments, code, message, capsys):
-    assert train(f"eagle {arguments} --prompts ask.jsonl --tokens 10") == code
+    assert train(f"eagle {arguments} --suite ask.jsonl --tokens 10") == code
     assert_one_line(capsys, message)
     assert not Path("new").exists()

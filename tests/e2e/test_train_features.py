@@ -39,8 +39,8 @@ def features(arguments: str) -> int:
 
 def test_text_becomes_features_of_the_target(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = (
-        f"--target {target} --corpus my.jsonl --out out --layers 0,-1,final --top-logits 3 --tokens 150 --block 32 "
-        "--dtype float32 --json"
+        f"--target {target} --corpus my.jsonl --out out --depths 0,-1,final --top-logits 3 --tokens 150 --block 32 "
+        "--state-dtype float32 --json"
     )
     assert features(command) == 0
     captured = capsys.readouterr()
@@ -88,12 +88,12 @@ def test_the_page_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 BAD = [
-    ("--corpus my.jsonl --layers four", 2, "--layers four: 'four' is no depth"),
-    ("--corpus my.jsonl --layers 9", 2, "depth 9 does not exist: the target has 3 layers"),
-    ("--corpus my.jsonl --layers ''", 2, "nothing to extract"),
+    ("--corpus my.jsonl --depths four", 2, "--depths four: 'four' is no depth"),
+    ("--corpus my.jsonl --depths 9", 2, "depth 9 does not exist: the target has 3 layers"),
+    ("--corpus my.jsonl --depths ''", 2, "nothing to extract"),
     ("--corpus my.jsonl --top-logits -1", 2, "--top-logits -1: give a number"),
     ("--corpus my.jsonl --top-logits 900", 2, "the target has 101 tokens"),
-    ("--corpus my.jsonl --dtype bf16", 2, "did you mean 'bfloat16'"),
+    ("--corpus my.jsonl --state-dtype bf16", 2, "did you mean 'bfloat16'"),
     ("--corpus my.jsonl --max-gb 0", 2, "--max-gb 0.0: must be more than 0"),
     ("--corpus my.jsonl --max-gb 1e-6", 2, "not one sequence fits"),
     ("--corpus my.jsonl --block 512", 2, "512 tokens, but the target takes at most 128"),

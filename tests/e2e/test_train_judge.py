@@ -46,14 +46,14 @@ def train(arguments):
 
 def test_a_head_from_tasks_and_annotations(capsys):
     command = (
-        "--target zoo:base --draft zoo:draft --tasks json,code --examples 4 --triples mine.jsonl --seed 1 --threads 1 "
-        "--out head --json"
+        "--target zoo:base --draft-model zoo:draft --task json,code --examples 4 --triples mine.jsonl --seed 1 "
+        "--threads 1 --out head --json"
     )
     assert train(command) == 0
     out, err = capsys.readouterr()
     record = json.loads(out)
     assert record == json.loads(Path("head/training.json").read_text())
-    assert record["provenance"]["command"].startswith("foretoken train judge --target zoo:base --draft zoo:draft")
+    assert record["provenance"]["command"].startswith("foretoken train judge --target zoo:base --draft-model zoo:draft")
     assert record["asked"] == {"json": 2, "code": 2}
     assert record["triples"]["texts"] == 120
     assert set(record["held_out"]["by_source"]) <= {"mine", "json", "code", "random tokens"}
@@ -67,16 +67,16 @@ def test_a_head_from_tasks_and_annotations(capsys):
 
 BAD = [
     ("--target zoo:bse", 2, "did you mean 'base'"),
-    ("--draft ./nowhere", 1, "./nowhere"),
-    ("--draft tiny", 1, "has another vocabulary than 'zoo:base'"),
-    ("--tasks code,jsn", 2, "--tasks jsn: did you mean 'json'?"),
+    ("--draft-model ./nowhere", 1, "./nowhere"),
+    ("--draft-model tiny", 1, "has another vocabulary than 'zoo:base'"),
+    ("--task code,jsn", 2, "--task jsn: did you mean 'json'?"),
     ("--examples 0", 2, "--examples 0: must be more than 0"),
     ("--minutes 0", 2, "--minutes 0.0: must be more than 0"),
     ("--false-accepts 1.5", 2, "--false-accepts 1.5: must be a share"),
     ("--false-accepts nan", 2, "--false-accepts nan: must be a share"),
     ("--device gpu", 2, "--device gpu: not available here"),
     ("--out file", 2, "--out file: this is a file"),
-    ("--tasks code --examples 1", 2, "tokens were found that are fine and not what the target would say itself; 50"),
+    ("--task code --examples 1", 2, "tokens were found that are fine and not what the target would say itself; 50"),
     ("--triples none.jsonl", 2, "none.jsonl: no such file"),
     ("--triples odd.jsonl", 2, "odd.jsonl:1: 'error' must be [BEGIN, END]"),
     ("--triples mine.jsonl --tail keep", 2, "--tail keep: must be mask or negative"),
@@ -85,7 +85,7 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=[arguments for arguments, _, _ in BAD])
 def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, message):
-    given = {"--target": "zoo:base", "--draft": "zoo:draft", "--out": "none"}
+    given = {"--target": "zoo:base", "--draft-model": "zoo:draft", "--out": "none"}
     for option, value in given.items():
         if option not in arguments:
             arguments += f" {option} {value}"
@@ -98,4 +98,4 @@ def test_no_draft_is_needed_for_annotations_and_one_for_tasks(capsys):
     assert train("--target zoo:base --triples mine.jsonl --out alone") == 0
     assert json.loads(Path("alone/training.json").read_text())["draft"] is None
     assert train("--target zoo:base --out none") == 2
-    assert "--draft is needed for --tasks" in capsys.readouterr().err
+    assert "--draft-model is needed for --task" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_an_adapter_of_the_targets_own_words(capsys):
 
 
 def test_an_adapter_from_stored_features(capsys):
-    text = f"--corpus mine.jsonl --out store --layers 1,final --tokens {8 * STEP} --block {BLOCK}"
+    text = f"--corpus mine.jsonl --out store --depths 1,final --tokens {8 * STEP} --block {BLOCK}"
     assert train(f"features --target other {text}") == 0
     command = f"kangaroo --target other --exit-layer 1 --features store --tokens {2 * STEP} --threads 1 --out stored"
     assert train(command) == 0

@@ -43,7 +43,7 @@ def test_a_layer_is_trained_stored_and_drafts(target, capsys):
     """For a dense model, which is laid out anew, and for a checkpoint that brings a layer, which is trained on."""
     out_folder = f"{target}-mtp"
     command = (
-        f"--target {target} --corpus mine.jsonl --tokens {3 * STEP} --steps 2 --seed 1 --prompts ask.jsonl "
+        f"--target {target} --corpus mine.jsonl --tokens {3 * STEP} --steps 2 --seed 1 --suite ask.jsonl "
         f"--threads 1 --out {out_folder} --json"
     )
     assert train(command) == 0
@@ -78,6 +78,6 @@ def test_a_layer_is_trained_stored_and_drafts(target, capsys):
     ],
 )
 def test_mistakes_end_in_one_line(arguments, code, message, capsys):
-    assert train(f"{arguments} --prompts ask.jsonl --tokens 10") == code
+    assert train(f"{arguments} --suite ask.jsonl --tokens 10") == code
     assert_one_line(capsys, message)
     assert not Path("new").exists()

@@ -34,7 +34,7 @@ def inside(folder, monkeypatch):
 def test_a_head_is_trained_measured_and_drafts(capsys):
     command = (
         f"train scylla --target target --corpus mine.jsonl --tokens {4 * STEP} --draft-vocab-size 60 --steps 2 "
-        "--seed 1 --own-words 0 --prompts ask.jsonl --threads 1 --out head --json"
+        "--seed 1 --own-words 0 --suite ask.jsonl --threads 1 --out head --json"
     )
     assert main(command.split()) == 0
     out, err = capsys.readouterr()
@@ -46,7 +46,7 @@ def test_a_head_is_trained_measured_and_drafts(capsys):
     assert f"greedy: {served:.2f} tokens per step (training expected {walked:.2f}" in err
     assert Scylla.load(Path("head")).config.target_fingerprint == fingerprint(Path("target"))
     calibrate = (
-        "calibrate scylla --model target --head head --batches 1,2 --nodes 2,4 --suite ask.jsonl --tokens 12 "
+        "calibrate scylla --model target --head head --batch-size 1,2 --nodes 2,4 --suite ask.jsonl --max-tokens 12 "
         "--repeats 1 --threads 1 --json"
     )
     assert main(calibrate.split()) == 0
@@ -70,7 +70,7 @@ def test_a_head_is_trained_measured_and_drafts(capsys):
         ("calibrate scylla --model target --head new", 2, "--head new: there is no such folder"),
         ("calibrate scylla --model target --head target --out no/where.json", 2, "there is no folder no"),
         ("calibrate scylla --model target --head target --nodes 0,2", 2, "--nodes 0,2: numbers from 1 to 256"),
-        ("calibrate scylla --model target --head target --batches x", 2, "--batches"),
+        ("calibrate scylla --model target --head target --batch-size x", 2, "--batch-size"),
         ("calibrate scylla --model target --head target", 1, "is not of a Scylla head"),
     ],
 )

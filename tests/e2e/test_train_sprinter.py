@@ -43,14 +43,16 @@ def train(arguments):
 
 def test_a_head_from_text_to_generation(capsys):
     command = (
-        "--target zoo:base --draft zoo:draft --corpus mine.jsonl --prompts prompts.jsonl --examples 400 --steps 10 "
-        "--temperature 1 --soft --replies --seed 1 --threads 1 --out head --json"
+        "--target zoo:base --draft-model zoo:draft --corpus mine.jsonl --suite prompts.jsonl --examples 400 "
+        "--draft-length 10 --temperature 1 --soft --replies --seed 1 --threads 1 --out head --json"
     )
     assert train(command) == 0
     out, err = capsys.readouterr()
     record = json.loads(out)
     assert record == json.loads(Path("head/training.json").read_text())
-    assert record["provenance"]["command"].startswith("foretoken train sprinter --target zoo:base --draft zoo:draft")
+    assert record["provenance"]["command"].startswith(
+        "foretoken train sprinter --target zoo:base --draft-model zoo:draft"
+    )
     assert 400 <= record["examples"] < 450
     assert set(record["held_out"]["drawn"]) == {"loss", "auc", "accuracy", "acceptable", "examples"}
     assert set(record["serving"]) == {"T=0", "T=1"}
@@ -70,8 +72,8 @@ def test_a_head_from_text_to_generation(capsys):
 
 BAD = [
     ("--corpus mine.jsonl --target zoo:bse", 2, "did you mean 'base'"),
-    ("--corpus mine.jsonl --draft ./nowhere", 1, "./nowhere"),
-    ("--corpus mine.jsonl --draft tiny", 1, "has another vocabulary than 'zoo:base'"),
+    ("--corpus mine.jsonl --draft-model ./nowhere", 1, "./nowhere"),
+    ("--corpus mine.jsonl --draft-model tiny", 1, "has another vocabulary than 'zoo:base'"),
     ("--corpus mine.jsonl --feature mid", 2, "--feature mid: must be pre, drawn or post"),
     ("--corpus mine.jsonl --examples 0", 2, "--examples 0: must be more than 0"),
     ("--corpus mine.jsonl --minutes 0", 2, "--minutes 0.0: must be more than 0"),
@@ -87,7 +89,7 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=[arguments for arguments, _, _ in BAD])
 def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, message):
-    given = {"--target": "zoo:base", "--draft": "zoo:draft", "--out": "none"}
+    given = {"--target": "zoo:base", "--draft-model": "zoo:draft", "--out": "none"}
     for option, value in given.items():
         if option not in arguments:
             arguments += f" {option} {value}"

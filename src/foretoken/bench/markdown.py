@@ -27,6 +27,7 @@ def markdown_page(
         f"# foretoken bench: {_escape(str(provenance['model']))}",
         f"{_escape(in_words(provenance))}. Commit {commit}, {provenance['date']}.",
         f"```console\n$ {provenance['command']}\n```",
+        "Bold is a slowdown or a failure; (?) stands where the repeats disagree, or where too little was observed.",
     ]
     if provenance["interrupted"]:
         parts.append("**Interrupted: only what every method had finished is counted.**")

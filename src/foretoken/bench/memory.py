@@ -50,7 +50,9 @@ def _buffers(thing: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, Tensor):
+        if isinstance(each, Tensor) and each.layout != torch.strided:  # packed for a library, which keeps it to itself
+            yield id(each), each.numel() * each.element_size()
+        elif isinstance(each, Tensor):
             storage = each.untyped_storage()
             yield storage.data_ptr(), storage.nbytes()
         elif isinstance(each, np.ndarray):

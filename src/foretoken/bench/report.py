@@ -101,7 +101,8 @@ def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, st
         if methods:
             found["by batch size and prompt length"] = (
                 "Speed-up by batch size and prompt length",
-                "A line for every method, over the number of prompts that run together; above the broken line it pays.",
+                "A line for every method and length; above the broken line it pays. Whiskers are the lowest and the "
+                "highest repeat.",
                 _picture("grid", "speed-up by batch size and prompt length", _draw_grid, methods, lambda wide: 3.4),
             )
         return found
@@ -423,27 +424,35 @@ def _stacked(
 
 
 def _draw_grid(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide: bool) -> None:
+    """Over the batch size, with a line for each length; over the length where there is one batch size."""
     axes = panels[0]
-    sizes = sorted({method["batch_size"] for method in results})
-    lengths = list(dict.fromkeys(method["prompt_tokens"] for method in results))
-    labels = list(dict.fromkeys(method["method"] for method in results))
-    for row, label in enumerate(labels):
-        for style, length in enumerate(lengths):
-            own = [
-                m for m in results if (m["method"], m["prompt_tokens"]) == (label, length) and m["speedup"] is not None
+    across, other = "batch_size", "prompt_tokens"
+    if len({result["batch_size"] for result in results}) == 1:
+        across, other = other, across
+    places = sorted({result[across] for result in results})
+    for row, label in enumerate(dict.fromkeys(result["method"] for result in results)):
+        for style, kind in enumerate(dict.fromkeys(result[other] for result in results)):
+            own = [r for r in results if (r["method"], r[other]) == (label, kind) and r["speedup"] is not None]
+            if not own:
+                continue
+            ends = [r["spread"]["speedup"] for r in own]
+            whiskers = [
+                [r["speedup"] - low for r, (low, _) in zip(own, ends, strict=True)],
+                [high - r["speedup"] for r, (_, high) in zip(own, ends, strict=True)],
             ]
-            if own:
-                axes.plot(
-                    [sizes.index(m["batch_size"]) for m in own],
-                    [m["speedup"] for m in own],
-                    marker="os^Dv"[style % 5],
-                    linestyle=("-", "--", ":", "-.")[style % 4],
-                    color=_COLOURS[row % len(_COLOURS)],
-                    label=label if length is None else f"{label}, {length} tokens",
-                )
+            axes.errorbar(
+                [places.index(r[across]) for r in own],
+                [r["speedup"] for r in own],
+                yerr=whiskers if own[0]["num_repeats"] > 1 else None,
+                capsize=2,
+                marker="os^Dv"[style % 5],
+                linestyle=("-", "--", ":", "-.")[style % 4],
+                color=_COLOURS[row % len(_COLOURS)],
+                label=label if other == "batch_size" or kind is None else f"{label}, {kind} tokens",
+            )
     axes.axhline(1.0, color="#1c2430", linewidth=1, linestyle="--")
-    axes.set_xticks(range(len(sizes)), sizes)
-    axes.set_xlabel("prompts that run together")
+    axes.set_xticks(range(len(places)), places)
+    axes.set_xlabel("prompts that run together" if across == "batch_size" else "tokens of a prompt")
     axes.set_ylabel("speed-up")
     axes.set_ylim(bottom=0)
     _legend(axes, wide)

@@ -39,6 +39,7 @@ def side_by_side(
 
 def _answer(sample: Sample, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     drafted = [place < step.drafted for step in sample.metrics.emitted for place in range(step.tokens)]
+    drafted += [False] * (len(sample.tokens) - len(drafted))  # of an engine that does not note when tokens came
     tokens = sample.tokens[:_MOST_TOKENS]
     return {
         "method": sample.label,

@@ -84,12 +84,17 @@ def in_words(provenance: Mapping[str, Any]) -> str:
     lengths = provenance.get("prompt_tokens")
     of_length = "" if lengths is None else f" of {_listed(lengths)} tokens"
     peak = memory.get("peak_resident_bytes")
+    prompts, repeats = _num(suite["num_prompts"], "prompt"), _num(provenance["repeats"], "repeat")
     return (
-        f"{provenance['model']} {provenance['dtype']}, {suite['num_prompts']} prompts{of_length}, at most "
-        f"{provenance['max_tokens']} tokens each, temperature {provenance['temperature']:g}, {provenance['repeats']} "
-        f"repeats, {provenance['threads']} threads, batch {_listed(provenance['batch_size'])}, {provenance['cpu']}"
+        f"{provenance['model']} {provenance['dtype']}, {prompts}{of_length}, at most {provenance['max_tokens']} tokens "
+        f"each, temperature {provenance['temperature']:g}, {repeats}, {_num(provenance['threads'], 'thread')}, batch "
+        f"{_listed(provenance['batch_size'])}, {provenance['cpu']}"
         + ("" if peak is None else f"; at most {peak / 1e9:.2f} GB of memory")
     )
+
+
+def _num(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _listed(value: Any) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,17 @@ def limit_per_category(prompts: Iterable[Prompt], limit: int | None) -> list[Pro
         if limit is None or seen[prompt.category] <= limit:
             kept.append(prompt)
     return kept
+
+
+def filled_up(prompts: Iterable[Prompt], size: int) -> list[Prompt]:
+    """The prompts, and behind them copies of each category's first ones until groups of ``size`` are all full."""
+    found = list(prompts)
+    by_category: dict[str, list[Prompt]] = {}
+    for prompt in found:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    for own in by_category.values():
+        found += [replace(own[place % len(own)]) for place in range(-len(own) % size)]
+    return found
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json as jsonlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
-from foretoken.cli.console import emit, finite, note, progress_bar
+from foretoken.bench.suite import fingerprint, read_suite
+from foretoken.bench.workloads import Prompt, limit_per_category
+from foretoken.cli.console import emit, emit_json, note, progress_bar
 from foretoken.cli.options import (
     Device,
+    DraftModel,
     Dtype,
-    JsonFile,
-    Target,
+    Model,
     Threads,
     TrustRemoteCode,
     Verbose,
     check_model_name,
     check_placement,
+    json_option,
+    limit_option,
     load_model,
+    out_option,
+    suite_option,
 )
-from foretoken.cli.settings import parse_numbers
+from foretoken.cli.outputs import check_outputs, check_pictures, write_json
+from foretoken.cli.settings import DEFAULT_DRAFT, DEFAULT_MODEL, parse_numbers
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.files import check_writable, write_whole
+from foretoken.core.files import check_writable
 from foretoken.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
 _MOST_DRAFTS = 64
-_MODELS, _GRID, _OUTPUT = "Models", "Grid", "Output"
+_GRID, _OUTPUT = "Grid", "Output"
 
 app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
 
@@ -50,31 +54,20 @@ def analyze() -> None:
 @app.command()
 def acceptance(
     context: typer.Context,
-    target: Target = "zoo:base",
-    draft: Annotated[
-        str,
-        typer.Option("--draft", help="The draft model, of the target's vocabulary.", rich_help_panel=_MODELS),
-    ] = "zoo:draft",
-    suite: Annotated[
-        Path | None,
-        typer.Option(
-            "--suite",
-            metavar="FILE.jsonl",
-            help="Prompts, as for 'foretoken bench'.",
-            show_default="a bundled suite of 30",
-            rich_help_panel=_GRID,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Prompts of every category at most.", rich_help_panel=_GRID)
-    ] = None,
+    model: Model = DEFAULT_MODEL,
+    draft: DraftModel = DEFAULT_DRAFT,
+    suite: Annotated[str | None, suite_option(_GRID)] = None,
+    limit: Annotated[int | None, limit_option(_GRID, "Prompts of every category at most.")] = None,
     temperature: Annotated[
-        str, typer.Option("--temperature", metavar="A,B,…", help="Above 0.", rich_help_panel=_GRID)
+        str, typer.Option("--temperature", metavar="X,…", help="Above 0.", rich_help_panel=_GRID)
     ] = "0.3,0.7,1.0",
-    top_p: Annotated[str, typer.Option("--top-p", metavar="A,B,…", rich_help_panel=_GRID)] = "1.0,0.9",
+    top_p: Annotated[
+        str,
+        typer.Option("--top-p", metavar="X,…", help="Smallest set of tokens with this mass.", rich_help_panel=_GRID),
+    ] = "1.0,0.9",
     num_drafts: Annotated[
         str,
-        typer.Option("--num-drafts", metavar="A,B,…", help="Drafts at one position.", rich_help_panel=_GRID),
+        typer.Option("--num-drafts", metavar="N,…", help="Drafts at one position.", rich_help_panel=_GRID),
     ] = "1,2,3,4",
     positions: Annotated[
         int, typer.Option("--positions", min=1, help="Positions of an answer at most.", rich_help_panel=_GRID)
@@ -89,12 +82,20 @@ def acceptance(
     seed: Annotated[
         int, typer.Option("--seed", help="Seeds answers, positions and sampled drafts.", rich_help_panel=_GRID)
     ] = 0,
-    raw: Annotated[bool, typer.Option("--raw", "--no-chat", help="No chat template.", rich_help_panel=_GRID)] = False,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_GRID
+        ),
+    ] = False,
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    json: JsonFile = None,
+    json: Annotated[
+        bool, json_option("Settings and provenance as one JSON object on stdout, no tables.", _OUTPUT)
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
     pictures: Annotated[
         Path | None,
         typer.Option("--pictures", metavar="DIR", help="Write pictures (PNG) there.", rich_help_panel=_OUTPUT),
@@ -114,7 +115,7 @@ def acceptance(
 
       foretoken analyze acceptance --limit 2 --temperature 1 --top-p 1
 
-      foretoken analyze acceptance --target ./big --draft ./small --json a.json --pictures pictures
+      foretoken analyze acceptance --model ./big --draft-model ./small --out a.json --pictures pictures
     """
     grid = _Grid(
         parse_numbers(temperature, "--temperature", float),
@@ -128,14 +129,14 @@ def acceptance(
     ]
     grid.check()
     check_placement(dtype, device)
-    check_model_name(target)
-    check_model_name(draft)
-    _check_outputs(json, pictures)
-    path = suite or BUNDLED_SUITE
-    prompts = limit_per_category(read_prompts(path), limit)
+    check_model_name(model)
+    small_name = draft or DEFAULT_DRAFT
+    check_model_name(small_name)
+    _check_outputs(out, pictures)
+    prompts = limit_per_category(read_suite(suite), limit)
 
     llm = load_model(
-        target,
+        model,
         {"method": "none"},
         verbose=verbose,
         dtype=dtype,
@@ -146,7 +147,7 @@ def acceptance(
     from foretoken.analysis.acceptance.observe import load_draft, observe
     from foretoken.analysis.acceptance.study import study
 
-    small = load_draft(draft, llm.target)
+    small = load_draft(small_name, llm.target)
     if max(grid.num_drafts) > llm.target.vocab_size:
         raise ConfigError(
             f"--num-drafts {max(grid.num_drafts)} is above the vocabulary of {llm.target.vocab_size} tokens"
@@ -168,14 +169,23 @@ def acceptance(
         note("interrupted before the first setting was done: nothing to report")
         return _INTERRUPTED
     facts = _facts(
-        context.find_root().obj or sys.argv[1:], llm, draft, path, prompts, fitting, chat=chat, interrupted=interrupted
+        context.find_root().obj or sys.argv[1:],
+        llm,
+        small_name,
+        suite,
+        prompts,
+        fitting,
+        chat=chat,
+        interrupted=interrupted,
     )
     facts.update(seed=seed, max_tokens=max_tokens, positions_per_prompt=positions, samples=samples)
-    _print(settings, facts)
-    if json is not None:
-        data = {"provenance": facts, "settings": [setting.fields() for setting in settings]}
-        write_whole(json, jsonlib.dumps(finite(data), indent=1) + "\n")
-        note(f"wrote {json}")
+    record = {"provenance": facts, "settings": [setting.fields() for setting in settings]}
+    if json:
+        emit_json(record)
+    else:
+        _print(settings, facts)
+    if out is not None:
+        write_json(out, record)
     if pictures is not None:
         from foretoken.analysis.acceptance.pictures import draw
 
@@ -204,21 +214,15 @@ class _Grid:
                 raise ConfigError(f"--num-drafts {n}: give numbers from 1 to {_MOST_DRAFTS}")
 
 
-def _check_outputs(json: Path | None, pictures: Path | None) -> None:
+def _check_outputs(out: Path | None, pictures: Path | None) -> None:
     """Find out before the measuring, not after, that results cannot be written."""
-    if json is not None:
-        check_writable(json, "--json")
+    check_outputs({"--out": out})
     if pictures is None:
         return
     if not pictures.is_dir():
         raise ConfigError(f"--pictures {pictures}: there is no such folder; make it first")
     check_writable(pictures / "acceptance.png", "--pictures")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--pictures needs matplotlib: pip install 'foretoken[report]', or leave --pictures out"
-        ) from None
+    check_pictures("--pictures")
 
 
 def _prompt_ids(llm: Any, prompt: Prompt, chat: bool) -> list[int]:
@@ -247,7 +251,7 @@ def _facts(
     arguments: Sequence[str],
     llm: Any,
     draft: str,
-    suite: Path,
+    suite: str | None,
     prompts: Sequence[Prompt],
     used: Sequence[Any],
     *,
@@ -269,8 +273,8 @@ def _facts(
         interrupted=interrupted,
         intervals="95 %, Student, clustered by prompt",
         suite={
-            "file": "bundled" if suite == BUNDLED_SUITE else str(suite),
-            "sha256": hashlib.sha256(suite.read_bytes()).hexdigest(),
+            "file": suite or "bundled",
+            "sha256": fingerprint(suite, prompts),
             "num_prompts": len(prompts),
             "num_used": len(used),
         },

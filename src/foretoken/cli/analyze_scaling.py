@@ -2,83 +2,81 @@
 
 from __future__ import annotations
 
-import hashlib
-import json as jsonlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.bench.workloads import BUNDLED_SUITE, limit_per_category, read_prompts
-from foretoken.cli.console import emit, finite, note, quiet_transformers
-from foretoken.cli.options import Target, Threads, Verbose, check_model_name
-from foretoken.cli.settings import parse_numbers
+from foretoken.bench.suite import fingerprint, read_suite
+from foretoken.bench.workloads import limit_per_category
+from foretoken.cli.console import emit, emit_json, note, quiet_transformers
+from foretoken.cli.options import (
+    Model,
+    Threads,
+    Verbose,
+    check_model_name,
+    data_option,
+    json_option,
+    limit_option,
+    out_option,
+    suite_option,
+)
+from foretoken.cli.outputs import check_pictures, write_json, write_text
+from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers
 from foretoken.cli.training import progress, terminating
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.files import check_writable, write_whole
+from foretoken.core.files import check_writable
 
 if TYPE_CHECKING:
     from foretoken.analysis.scaling.study import Study
 
 _SWEEP, _HEADS, _OUTPUT = "Sweep", "Heads", "Output"
-_MOST = {"--layers": 32, "--batches": 256, "--nodes": 256}
+_MOST = {"--layers": 32, "--batch-size": 256, "--nodes": 256}
 _RESULT = "scaling.json"
 
 
 def scaling(
     context: typer.Context,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="DIR", help="Folder; again to go on.", rich_help_panel=_OUTPUT),
-    ],
-    target: Target = "zoo:base",
+    out: Annotated[Path, out_option("Folder to make; give it again to go on after a stop.", _OUTPUT)],
+    target: Model = DEFAULT_MODEL,
     tokens: Annotated[
-        str, typer.Option("--tokens", metavar="A,B,…", help="Training tokens of heads.", rich_help_panel=_SWEEP)
+        str, typer.Option("--tokens", metavar="N,…", help="Training tokens of heads.", rich_help_panel=_SWEEP)
     ] = "65536,131072,262144,524288,1048576",
     layers: Annotated[
         str,
         typer.Option(
-            "--layers", metavar="A,B,…", help="Decoder layers; the first is that of --tokens.", rich_help_panel=_SWEEP
+            "--layers", metavar="N,…", help="Decoder layers; the first is that of --tokens.", rich_help_panel=_SWEEP
         ),
     ] = "1,2,3,4",
     batches: Annotated[
-        str, typer.Option("--batches", metavar="A,B,…", help="Requests at once.", rich_help_panel=_SWEEP)
+        str, typer.Option("--batch-size", metavar="N,…", help="Prompts that run together.", rich_help_panel=_SWEEP)
     ] = "1,2,4,8",
     nodes: Annotated[
         str,
         typer.Option(
-            "--nodes", metavar="A,B,…", help="Nodes of a draft; acceptance is that of the most.", rich_help_panel=_SWEEP
+            "--nodes", metavar="N,…", help="Nodes of a draft; acceptance is that of the most.", rich_help_panel=_SWEEP
         ),
     ] = "2,4,8,16",
     max_depth: Annotated[int, typer.Option("--max-depth", help="Longest path.", rich_help_panel=_SWEEP)] = 6,
     width: Annotated[int, typer.Option("--width", help="Nodes expanded at a level.", rich_help_panel=_SWEEP)] = 8,
-    suite: Annotated[
-        Path | None,
-        typer.Option(
-            "--suite",
-            metavar="FILE.jsonl",
-            help="Prompts that drafts are made for.",
-            show_default="the bundled suite",
-            rich_help_panel=_SWEEP,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Prompts of every category at most.", rich_help_panel=_SWEEP)
-    ] = None,
+    suite: Annotated[str | None, suite_option(_SWEEP)] = None,
+    limit: Annotated[int | None, limit_option(_SWEEP, "Prompts of every category at most.")] = None,
     answer: Annotated[
-        int, typer.Option("--max-tokens", min=8, help="Tokens of an answer.", rich_help_panel=_SWEEP)
+        int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.", rich_help_panel=_SWEEP)
     ] = 64,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Timed runs of each setting.", rich_help_panel=_SWEEP)
     ] = 3,
     corpus: Annotated[
         list[str] | None,
-        typer.Option("--corpus", metavar="FILE[=SHARE]", help="Your own text. Repeatable.", rich_help_panel=_HEADS),
+        typer.Option(
+            "--corpus",
+            metavar="FILE",
+            help="FILE or FILE=SHARE: your own text, or stored outputs; 'generated': tasks, no file. Repeatable.",
+            rich_help_panel=_HEADS,
+        ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Folder of the corpora; default: $FORETOKEN_DATA.", rich_help_panel=_HEADS),
-    ] = None,
+    data: Annotated[Path | None, data_option(_HEADS)] = None,
     draft_vocab_size: Annotated[
         int | None, typer.Option("--draft-vocab-size", min=1, help="Tokens scored.", rich_help_panel=_HEADS)
     ] = None,
@@ -87,9 +85,10 @@ def scaling(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.", rich_help_panel=_HEADS)] = 0,
     threads: Threads = None,
+    json: Annotated[bool, json_option("What was fitted as one JSON object on stdout, no text.", _OUTPUT)] = False,
     pictures: Annotated[
         Path | None,
-        typer.Option("--picture", metavar="FILE.png", help="Draw the laws there.", rich_help_panel=_OUTPUT),
+        typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),
     ] = None,
     verbose: Verbose = False,
 ) -> int:
@@ -105,27 +104,21 @@ def scaling(
 
       foretoken analyze scaling --out sweep
 
-      foretoken analyze scaling --target ./big --corpus chats.jsonl --tokens 1e6,2e6,4e6,8e6 --out sweep
+      foretoken analyze scaling --model ./big --corpus chats.jsonl --tokens 1e6,2e6,4e6,8e6 --out sweep
     """
     check_model_name(target)
     lists = {
         "--tokens": _whole(tokens, "--tokens"),
         "--layers": _whole(layers, "--layers"),
-        "--batches": _whole(batches, "--batches"),
+        "--batch-size": _whole(batches, "--batch-size"),
         "--nodes": _whole(nodes, "--nodes"),
     }
     if pictures is not None:
         check_writable(pictures, "--picture")
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                "--picture needs matplotlib: pip install 'foretoken[report]', or leave --picture out"
-            ) from None
+        check_pictures("--picture")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder to make")
-    path = suite or BUNDLED_SUITE
-    prompts = limit_per_category(read_prompts(path), limit)
+    prompts = limit_per_category(read_suite(suite, data), limit)
 
     import torch
 
@@ -151,13 +144,13 @@ def scaling(
             target_fingerprint=fingerprint_of(llm.target.source),
             tokens=lists["--tokens"],
             layers=lists["--layers"],
-            batches=lists["--batches"],
+            batches=lists["--batch-size"],
             nodes=lists["--nodes"],
             max_depth=max_depth,
             width=width,
             draft_vocab_size=draft_vocab_size,
             mlp_width=mlp_width,
-            prompts=f"{len(fitting)} of sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}",
+            prompts=f"{len(fitting)} of sha256 {fingerprint(suite, prompts)}",
             answer=answer,
             repeats=repeats,
             text=tuple(f"{source.name} {source.share:g}" for source in text),
@@ -171,15 +164,17 @@ def scaling(
         llm.close()
     found = study(points, sweep.layers[0], sweep.tokens[-1])
     facts = provenance(context.find_root().obj or [], sweep=sweep.fields())
-    write_whole(out / _RESULT, jsonlib.dumps(finite({"provenance": facts, **found.fields()}), indent=1) + "\n")
-    for line in _in_words(found):
-        emit(line)
-    note(f"wrote {out / _RESULT}")
+    record = {"provenance": facts, **found.fields()}
+    if json:
+        emit_json(record)
+    else:
+        for line in _in_words(found):
+            emit(line)
+    write_json(out / _RESULT, record)
     if pictures is not None:
         from foretoken.analysis.scaling.pictures import draw
 
-        write_whole(pictures, draw(found, f"{target}, {len(fitting)} prompts"))
-        note(f"wrote {pictures}")
+        write_text(pictures, draw(found, f"{target}, {len(fitting)} prompts"))
     return 0
 
 

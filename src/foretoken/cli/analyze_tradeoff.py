@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken import catalog
-from foretoken.cli.console import emit, finite, note, progress_bar
+from foretoken.cli.console import emit, emit_json, note, progress_bar
 from foretoken.cli.eval import find_tasks, num_tokens
 from foretoken.cli.options import (
     Device,
+    DraftModel,
     Dtype,
-    JsonFile,
-    Target,
+    Model,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -26,10 +25,14 @@ from foretoken.cli.options import (
     check_model_name,
     check_placement,
     data_option,
+    json_option,
+    limit_option,
     load_model,
+    out_option,
     prompt_length_option,
     seed_option,
 )
+from foretoken.cli.outputs import check_outputs, check_pictures, write_json, write_text
 from foretoken.cli.settings import (
     DEFAULT_MODEL,
     parse_knobs,
@@ -39,7 +42,6 @@ from foretoken.cli.settings import (
     split_settings,
 )
 from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.core.files import check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,29 +53,20 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _FILE_WIDTH = 100
 _MANY = 100  # questions of a task, from which on nobody is told to ask more
-_MODELS, _RULES, _MEASURE, _OUTPUT = "Models", "Rules", "Measuring", "Output"
+_METHOD, _RULES, _MEASURE, _OUTPUT = "Method", "Rules", "Measuring", "Output"
 
 
 def tradeoff(
     context: typer.Context,
-    target: Target = DEFAULT_MODEL,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            "--draft-model",
-            metavar="MODEL",
-            help="The draft model. zoo:base brings zoo:draft.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
+    target: Model = DEFAULT_MODEL,
+    draft: DraftModel = None,
     method: Annotated[
         str | None,
         typer.Option(
             "--method",
             help="Another drafter; 'foretoken methods' lists them.",
             show_default="draft_model",
-            rich_help_panel=_MODELS,
+            rich_help_panel=_METHOD,
         ),
     ] = None,
     sets: Annotated[
@@ -83,7 +76,7 @@ def tradeoff(
             metavar="KEY=VALUE",
             help="An option of the method, or num_speculative_tokens; not for rules with a drafter of their own. "
             "Repeatable.",
-            rich_help_panel=_MODELS,
+            rich_help_panel=_METHOD,
         ),
     ] = None,
     rules: Annotated[
@@ -112,7 +105,7 @@ def tradeoff(
         str | None,
         typer.Option(
             "--budget",
-            metavar="A,B,…",
+            metavar="X,…",
             help="Every rule at its last value also within these budgets (max_distortion).",
             rich_help_panel=_RULES,
         ),
@@ -123,15 +116,13 @@ def tradeoff(
     ] = "code,profiles",
     limit: Annotated[
         int,
-        typer.Option(
-            "--limit", help="Questions of every task; four times as many halve the intervals.", rich_help_panel=_MEASURE
-        ),
+        limit_option(_MEASURE, "Questions of every task at most; four times as many halve the intervals.", least=None),
     ] = 30,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_MEASURE)] = None,
     temperature: Annotated[
         str,
-        typer.Option("--temperature", metavar="A,B,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE),
+        typer.Option("--temperature", metavar="X,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE),
     ] = "0",
     max_tokens: Annotated[int | None, answer_length_option(_MEASURE)] = None,
     repeats: Annotated[
@@ -148,7 +139,10 @@ def tradeoff(
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    json: JsonFile = None,
+    json: Annotated[
+        bool, json_option("Settings and provenance as one JSON object on stdout, no tables.", _OUTPUT)
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),
@@ -176,9 +170,9 @@ def tradeoff(
 
       foretoken analyze tradeoff --rules typical --budget 0.01,0.05
 
-      foretoken analyze tradeoff --temperature 0,1 --json a.json --picture a.png
+      foretoken analyze tradeoff --temperature 0,1 --out a.json --picture a.png
 
-      foretoken analyze tradeoff --target ./big --draft ./small --task json
+      foretoken analyze tradeoff --model ./big --draft-model ./small --task json
     """
     from foretoken.analysis.tradeoff.points import default_rules, make_points
 
@@ -198,7 +192,7 @@ def tradeoff(
     check_model_name(target)
     if alone is not None:
         check_model_name(str(alone))
-    _check_outputs(json, picture)
+    _check_outputs(out, picture)
 
     from foretoken.tasks.catalog import Setting
 
@@ -237,8 +231,17 @@ def tradeoff(
         data=None if setting.folder is None else str(setting.folder),
         context=prompt_length,
     )
-    _print(studies, facts)
-    _write(studies, facts, json, picture)
+    record = _record(studies, facts)
+    if json:
+        emit_json(record)
+    else:
+        _print(studies, facts)
+    if out is not None:
+        write_json(out, record)
+    if picture is not None:
+        from foretoken.analysis.tradeoff.picture import draw_tradeoff
+
+        write_text(picture, draw_tradeoff(studies, f"{facts['target']}, {', '.join(facts['tasks'])}"))
     for engine in engines.values():
         engine.close()
     if interrupted:
@@ -285,23 +288,14 @@ def _parse_rules(text: str) -> dict[str, dict[str, Any]]:
     return rules
 
 
-def _check_outputs(json: Path | None, picture: Path | None) -> None:
+def _check_outputs(out: Path | None, picture: Path | None) -> None:
     """Find out before the measuring, not after, that results cannot be written."""
-    if json is not None:
-        check_writable(json, "--json")
+    check_outputs({"--out": out, "--picture": picture})
     if picture is None:
         return
-    check_writable(picture, "--picture")
-    if json is not None and json.resolve() == picture.resolve():
-        raise ConfigError(f"--json and --picture both name {picture}: choose two files")
     if picture.suffix.lower() != ".png":
         raise ConfigError(f"--picture {picture}: pictures are PNG; name a file that ends in .png")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--picture needs matplotlib: pip install 'foretoken[report]', or leave --picture out"
-        ) from None
+    check_pictures("--picture")
 
 
 def _params(task: Task, max_tokens: int | None, seed: int) -> SamplingParams:
@@ -431,16 +425,7 @@ def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
         emit("interrupted: only what every point had answered is counted")
 
 
-def _write(studies: Sequence[Tradeoff], facts: Mapping[str, Any], json: Path | None, picture: Path | None) -> None:
-    if json is not None:
-        from foretoken.analysis.tradeoff.advice import advice
+def _record(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> dict[str, Any]:
+    from foretoken.analysis.tradeoff.advice import advice
 
-        settings = [{**study.fields(), "advice": advice(study)} for study in studies]
-        write_whole(json, jsonlib.dumps(finite({"provenance": facts, "settings": settings}), indent=1) + "\n")
-        note(f"wrote {json}")
-    if picture is not None:
-        from foretoken.analysis.tradeoff.picture import draw_tradeoff
-
-        names = ", ".join(facts["tasks"])
-        write_whole(picture, draw_tradeoff(studies, f"{facts['target']}, {names}"))
-        note(f"wrote {picture}")
+    return {"provenance": facts, "settings": [{**study.fields(), "advice": advice(study)} for study in studies]}

@@ -25,6 +25,7 @@ from foretoken.cli.options import (
     check_model_name,
     check_placement,
     load_model,
+    out_option,
 )
 from foretoken.cli.serve import check_installed
 from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
@@ -37,7 +38,7 @@ def batch(
     file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object a line.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Answers; default: beside FILE, with .answers.jsonl."),
+        out_option("File to write.", show_default="beside FILE, with .answers.jsonl"),
     ] = None,
     model: Model = DEFAULT_MODEL,
     method: Method = None,

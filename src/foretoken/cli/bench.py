@@ -13,7 +13,7 @@ import typer
 
 from foretoken.bench.harness import Method, Plan, Records, measure
 from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite, fingerprint, is_file, read_suite
-from foretoken.bench.workloads import Prompt, limit_per_category
+from foretoken.bench.workloads import Prompt, filled_up, limit_per_category
 from foretoken.cli.console import emit, emit_json, note, progress_bar, status_line
 from foretoken.cli.options import (
     Device,
@@ -42,7 +42,7 @@ from foretoken.core.sampling import SamplingParams
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
 _DEFAULT_METHODS = "draft_model,ngram,suffix"
-_MEASURE, _METHODS, _OUTPUT = "Measuring", "Methods", "Output"
+_MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -59,16 +59,16 @@ def bench(
             help="Names with commas; options of an entry with '+': draft_model+num_speculative_tokens=4. "
             "Plain decoding (none) is always measured.",
             show_default="draft_model, ngram, suffix",
-            rich_help_panel=_METHODS,
+            rich_help_panel=_METHOD,
         ),
     ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="METHOD.KEY=VALUE",
-            help="An option for every entry of a method. Repeatable.",
-            rich_help_panel=_METHODS,
+            metavar="KEY=VALUE",
+            help="An option for every entry of a method, METHOD.NAME=VALUE. Repeatable.",
+            rich_help_panel=_METHOD,
         ),
     ] = None,
     draft_model: DraftModel = None,
@@ -108,14 +108,21 @@ def bench(
     ] = 128,
     temperature: Annotated[float, temperature_option(_MEASURE)] = 0.0,
     seed: Annotated[
-        int, typer.Option("--seed", help="Seeds prompts and repeats, alike for all methods.", rich_help_panel=_MEASURE)
+        int, typer.Option("--seed", help="Seeds the sampling, of all methods alike.", rich_help_panel=_MEASURE)
     ] = 0,
     ignore_eos: Annotated[
         bool,
-        typer.Option("--ignore-eos", help="No natural end; flatters n-gram drafts.", rich_help_panel=_MEASURE),
+        typer.Option(
+            "--ignore-eos",
+            help="Go on behind the natural end of an answer; flatters drafts that copy.",
+            rich_help_panel=_MEASURE,
+        ),
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", "--no-chat", help="No chat template.", rich_help_panel=_MEASURE)
+        bool,
+        typer.Option(
+            "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_MEASURE
+        ),
     ] = False,
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -221,7 +228,7 @@ def bench(
     interrupted = False
     for place, cell in enumerate(grid, start=1):
         plan = Plan(
-            asked[cell.prompt_tokens],
+            _in_full_groups(asked[cell.prompt_tokens], cell.batch_size),
             params,
             repeats=repeats,
             batch_size=cell.batch_size,
@@ -307,6 +314,14 @@ def _prompts_of(
         return len(llm.tokenizer(text)["input_ids"])
 
     return of_length(prompts, num_tokens, count)
+
+
+def _in_full_groups(prompts: Sequence[Prompt], batch_size: int) -> Sequence[Prompt]:
+    """As many prompts run together as was asked for; groups never mix categories."""
+    filled = filled_up(prompts, batch_size)
+    if len(filled) > len(prompts):
+        note(f"batch {batch_size}: {len(filled) - len(prompts)} prompts are asked again, so that every group is full")
+    return filled
 
 
 def _num_calls(engines: Mapping[str, Any], plan: Plan) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from foretoken.bench.workloads import BUNDLED_SUITE, limit_per_category, read_prompts
-from foretoken.cli.console import emit, finite, progress_bar
-from foretoken.cli.options import JsonFile, Verbose
+from foretoken.bench.suite import read_suite
+from foretoken.bench.workloads import limit_per_category
+from foretoken.cli.console import emit, emit_json, progress_bar
+from foretoken.cli.options import Verbose, json_option, limit_option, out_option, suite_option
+from foretoken.cli.outputs import check_outputs, write_json
 from foretoken.cli.settings import parse_numbers, parse_setting, split_settings
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_writable, write_whole
 
-_SERVERS, _MEASURE = "Servers", "Measuring"
+_SERVERS, _MEASURE, _OUTPUT = "Servers", "Measuring", "Output"
 
 
 def serve(
@@ -30,30 +30,42 @@ def serve(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="What the servers call the model.", rich_help_panel=_SERVERS)
+        str,
+        typer.Option(
+            "--served-model-name", metavar="NAME", help="What the servers call the model.", rich_help_panel=_SERVERS
+        ),
     ] = "zoo:base",
     api_key: Annotated[
         str | None,
-        typer.Option("--api-key", metavar="KEY", envvar="FORETOKEN_API_KEY", rich_help_panel=_SERVERS),
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="FORETOKEN_API_KEY",
+            help="Sent to the servers.",
+            rich_help_panel=_SERVERS,
+        ),
     ] = None,
     clients: Annotated[
         str,
-        typer.Option("--clients", metavar="N,…", help="That ask at the same time.", rich_help_panel=_MEASURE),
-    ] = "1,8,32",
-    prompts: Annotated[
-        Path | None,
         typer.Option(
-            "--prompts", metavar="FILE.jsonl", help="Prompts; default: the bundled suite.", rich_help_panel=_MEASURE
+            "--clients",
+            metavar="N,…",
+            help="Clients that ask at the same time; several numbers take turns.",
+            rich_help_panel=_MEASURE,
         ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Prompts of each category.", rich_help_panel=_MEASURE)
-    ] = None,
+    ] = "1,8,32",
+    suite: Annotated[str | None, suite_option(_MEASURE)] = None,
+    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts of every category at most.")] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Of an answer.", rich_help_panel=_MEASURE)
+        int, typer.Option("--max-tokens", min=2, help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
     ] = 128,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds.", rich_help_panel=_MEASURE)] = 3,
-    json: JsonFile = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Interleaved repeats (the median counts).", rich_help_panel=_MEASURE)
+    ] = 3,
+    json: Annotated[
+        bool, json_option("Results and provenance as one JSON object on stdout, no table.", _OUTPUT)
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the table.", _OUTPUT)] = None,
     verbose: Verbose = False,
 ) -> int:
     """Time a server: the first token, the time between tokens, tokens per second, at so many clients.
@@ -75,19 +87,19 @@ def serve(
     endpoints = [_endpoint(text, model, api_key) for text in urls]
     if len({each.label for each in endpoints}) < len(endpoints):
         raise ConfigError("--url names two servers alike: write LABEL=URL")
-    texts = [each.text for each in limit_per_category(read_prompts(prompts or BUNDLED_SUITE), limit)]
-    if json is not None:
-        check_writable(json, "--json")
+    check_outputs({"--out": out})
+    texts = [each.text for each in limit_per_category(read_suite(suite), limit)]
     with progress_bar("rounds", repeats * len(counts) * len(endpoints)) as advance:
         results = serving.measure(endpoints, texts, counts, max_tokens=max_tokens, repeats=repeats, advance=advance)
-    for line in _table(results):
-        emit(line)
-    if json is not None:
-        record = {
-            "results": finite(results),
-            "provenance": provenance(arguments.obj or [], prompts=len(texts), max_tokens=max_tokens, repeats=repeats),
-        }
-        write_whole(json, jsonlib.dumps(record, indent=1) + "\n")
+    settings = {"prompts": len(texts), "max_tokens": max_tokens, "repeats": repeats}
+    record = {"results": results, "provenance": provenance(arguments.find_root().obj or [], **settings)}
+    if json:
+        emit_json(record)
+    else:
+        for line in _table(results):
+            emit(line)
+    if out is not None:
+        write_json(out, record)
     return int(any(each["failed"] for each in results))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,21 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
-from foretoken.cli.console import emit, finite, note, progress_bar, quiet_transformers
+from foretoken.cli.console import emit, emit_json, progress_bar, quiet_transformers
 from foretoken.cli.options import (
     Device,
     Dtype,
-    JsonFile,
     Model,
     Threads,
     TrustRemoteCode,
     Verbose,
     check_model_name,
     check_placement,
+    json_option,
+    out_option,
 )
+from foretoken.cli.outputs import check_outputs, write_json
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings, split_settings
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.files import check_writable, write_whole
 from foretoken.models.shapes import PREFIX as SHAPE
 from foretoken.models.shapes import SHAPES, write_random_model
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _PLANS = ("dense", "hybrid", "sparse")
 _KEY = "verification."
 _FILE_WIDTH = 120
-_PLANS_PANEL, _MEASURE = "Plans", "Measuring"
+_PLANS_PANEL, _MEASURE, _OUTPUT = "Plans", "Measuring", "Output"
 
 
 def verify(
@@ -45,11 +45,18 @@ def verify(
     model: Model = DEFAULT_MODEL,
     context: Annotated[
         str,
-        typer.Option("--context", metavar="N,…", help="Tokens before the root.", rich_help_panel=_MEASURE),
+        typer.Option(
+            "--context", metavar="N,…", help="Tokens of the prefix that was read before.", rich_help_panel=_MEASURE
+        ),
     ] = "2048",
     rows: Annotated[
         str,
-        typer.Option("--rows", metavar="R,…", help="Rows of the forward: root and draft.", rich_help_panel=_MEASURE),
+        typer.Option(
+            "--rows",
+            metavar="N,…",
+            help="Rows of the forward: the last token, and the draft behind it.",
+            rich_help_panel=_MEASURE,
+        ),
     ] = "8",
     plans: Annotated[
         str,
@@ -64,8 +71,8 @@ def verify(
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="verification.KEY=VALUE",
-            help="A setting of every sparse plan. Repeatable.",
+            metavar="KEY=VALUE",
+            help="A setting of every sparse plan, verification.NAME=VALUE. Repeatable.",
             rich_help_panel=_PLANS_PANEL,
         ),
     ] = None,
@@ -84,7 +91,10 @@ def verify(
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    json: JsonFile = None,
+    json: Annotated[
+        bool, json_option("Results and provenance as one JSON object on stdout, no table.", _OUTPUT)
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the table.", _OUTPUT)] = None,
     verbose: Verbose = False,
 ) -> None:
     """Time the target's verification forward, plan against plan: same rows, same prefix, interleaved.
@@ -116,8 +126,7 @@ def verify(
         raise ConfigError(f"unknown --fill '{fill}': {nearest(fill, ('text', 'random'))}")
     settings = _parse_plans(plans, sets or [])
     check_placement(dtype, device)
-    if json is not None:
-        check_writable(json, "--json")
+    check_outputs({"--out": out})
 
     import torch
 
@@ -166,10 +175,13 @@ def verify(
         fill=fill,
         repeats=repeats,
     )
-    _print_table(results, facts)
-    if json is not None:
-        write_whole(json, jsonlib.dumps(finite({"provenance": facts, "results": results}), indent=1) + "\n")
-        note(f"wrote {json}")
+    record = {"provenance": facts, "results": results}
+    if json:
+        emit_json(record)
+    else:
+        _print_table(results, facts)
+    if out is not None:
+        write_json(out, record)
 
 
 def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from foretoken.cli import calibrate_scylla
 from foretoken.cli.console import emit_json, note, quiet_transformers
-from foretoken.cli.options import Device, Dtype, Threads, TrustRemoteCode, Verbose, check_model_name, check_placement
+from foretoken.cli.options import (
+    Device,
+    Dtype,
+    Model,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    corpus_option,
+    json_option,
+    out_option,
+)
+from foretoken.cli.training import counting as counting_up
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
 
 if TYPE_CHECKING:
     from foretoken.methods.sparse.calibration import Calibration
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="calibrate",
@@ -26,7 +42,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(epilog="Example: foretoken calibrate sparse --model zoo:moe --data chats.jsonl --out sparse.json")
+@app.callback(epilog="Example: foretoken calibrate sparse --model zoo:moe --corpus chats.jsonl --out sparse.json")
 def root() -> None:
     """Measure what sparse verification, trimmed drafting and Scylla have to know of a model."""
 
@@ -37,15 +53,9 @@ app.command("scylla")(calibrate_scylla.scylla)
 @app.command("sparse")
 def sparse(
     context: typer.Context,
-    model: Annotated[str, typer.Option("--model", "-m", help="A Hugging Face folder, a hub id, or zoo:NAME.")],
-    data: Annotated[
-        list[Path],
-        typer.Option("--data", metavar="FILE", help="JSON Lines of chats or texts, or plain text. Repeatable."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where to write.", show_default="beside the model's weights"),
-    ] = None,
+    model: Model,
+    corpus: Annotated[list[Path], corpus_option()],
+    out: Annotated[Path | None, out_option("File to write.", show_default="beside the model's weights")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Read so many tokens of the text.")] = 65536,
     block: Annotated[
         int | None,
@@ -55,7 +65,7 @@ def sparse(
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
+    as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure what sparse verification has to know: for verification.moe, reuse, and what ffn would save.
@@ -69,15 +79,13 @@ def sparse(
 
     [bold]Example[/bold]
 
-      foretoken calibrate sparse --model zoo:moe --data chats.jsonl --out moe.json
+      foretoken calibrate sparse --model zoo:moe --corpus chats.jsonl --out moe.json
 
       foretoken generate "Once" --model zoo:moe --set verification.moe=1 --set verification.calibration=moe.json
     """
     check_placement(dtype, device)
     check_model_name(model)
-    for path in data:
-        if not path.is_file():
-            raise InputError(f"--data {path}: {'this is a folder, name a file' if path.is_dir() else 'no such file'}")
+    _check_corpus(corpus)
     if out is not None:
         check_writable(out, "--out")
 
@@ -98,15 +106,16 @@ def sparse(
             raise ConfigError(f"'{model}' does not lie in a folder of yours: say with --out where to write")
         check_writable(out, "--out")
     length = min(2048, target.max_length) if block is None else block
+    blocks = blocks_of(corpus, target, block=length, num_tokens=tokens)
     found = calibrate(
         target,
-        blocks_of(data, target, block=length, num_tokens=tokens),
+        _counted(blocks, len, "tokens read", tokens),
         provenance=provenance(
             context.obj or [],
             dtype=target.precision,
             device=str(target.device),
             block=length,
-            files=[path.name for path in data],
+            files=[path.name for path in corpus],
         ),
     )
     found.save(out)
@@ -128,23 +137,21 @@ class Writer(str, Enum):
 @app.command("vocabulary")
 def vocabulary(
     context: typer.Context,
-    model: Annotated[str, typer.Option("--model", "-m", help="The target: a folder, a hub id, or zoo:NAME.")],
-    corpus: Annotated[
-        list[Path],
-        typer.Option("--corpus", metavar="FILE", help="JSON Lines of chats or texts, or plain text. Repeatable."),
-    ],
+    model: Model,
+    corpus: Annotated[list[Path], corpus_option()],
     size: Annotated[int, typer.Option("--size", min=1, help="Tokens to keep, beside some that always are.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write.")],
-    text: Annotated[
+    out: Annotated[Path, out_option("Folder to make.")],
+    writer: Annotated[
         Writer,
         typer.Option(
-            "--text",
-            help="Whose words to count: the target's answers to the corpus (best), the draft model's (--draft), or the "
-            "corpus's own (raw: in seconds).",
+            "--writer",
+            help="Whose words to count: the target's answers to the corpus (best), the draft model's, or the corpus's "
+            "own (raw: in seconds).",
         ),
     ] = Writer.target,
     draft: Annotated[
-        str | None, typer.Option("--draft", help="With --text drafter: the draft model that writes.")
+        str | None,
+        typer.Option("--draft-model", metavar="MODEL", help="With --writer drafter: the draft checkpoint that writes."),
     ] = None,
     tokens: Annotated[
         int | None,
@@ -162,7 +169,7 @@ def vocabulary(
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was counted as JSON.")] = False,
+    as_json: Annotated[bool, json_option("What was counted as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Choose the tokens that drafters score: the most frequent ones (VocabTrim).
@@ -181,11 +188,9 @@ def vocabulary(
     """
     check_placement(dtype, device)
     check_model_name(model)
-    for path in corpus:
-        if not path.is_file():
-            raise InputError(f"--corpus {path}: {'this is a folder, name a file' if path.is_dir() else 'no such file'}")
-    if (draft is None) == (text is Writer.drafter):
-        raise ConfigError("--draft MODEL goes with --text drafter, and only with that")
+    _check_corpus(corpus)
+    if (draft is None) == (writer is Writer.drafter):
+        raise ConfigError("--draft-model MODEL goes with --writer drafter, and only with that")
 
     import torch
 
@@ -205,28 +210,29 @@ def vocabulary(
     target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if size > target.vocab_size:
         raise ConfigError(f"--size {size}: '{model}' has {target.vocab_size} tokens")
-    writer = target
+    writing = target
     if draft is not None:
-        writer = load(draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-        reason = check_same_vocabulary(target, writer)
+        writing = load(draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        reason = check_same_vocabulary(target, writing)
         if reason is not None:
-            raise ConfigError(f"--draft {draft}: has another vocabulary than '{model}' ({reason})")
+            raise ConfigError(f"--draft-model {draft}: has another vocabulary than '{model}' ({reason})")
     read = counting.in_turn([documents(path) for path in corpus])
-    if text is Writer.raw:
+    if writer is Writer.raw:
         texts = counting.raw(read, target.tokenizer)
     else:
-        llm = LLM.from_target(writer, seed=seed)
+        llm = LLM.from_target(writing, seed=seed)
         texts = counting.generated(read, llm, length=96, temperature=temperature, seed=seed)
+    most = tokens or (2_000_000 if writer is Writer.raw else 50_000)
     found = counting.choose(
-        texts,
+        _counted(texts, lambda text: sum(text.counts), "tokens counted", most),
         size,
         target.vocab_size,
         counting.forced(target),
-        tokens=tokens or (2_000_000 if text is Writer.raw else 50_000),
+        tokens=most,
         context_rows=context_rows,
     )
     counted = {
-        "text": text.value,
+        "text": writer.value,
         "tokens": found.num_tokens,
         "held_out_tokens": found.num_held_out,
         "coverage": found.coverage,
@@ -235,7 +241,7 @@ def vocabulary(
             context.obj or [],
             dtype=target.precision,
             device=str(target.device),
-            writer=writer.name,
+            writer=writing.name,
             files=[path.name for path in corpus],
         ),
     }
@@ -250,7 +256,7 @@ def vocabulary(
     kept.save(out)
     if as_json:
         emit_json({"draft_vocab_size": len(kept), "vocab_size": kept.vocab_size, **counted})
-    note(f"{model}: {len(kept):,} of {kept.vocab_size:,} tokens kept, counted on {found.num_tokens:,} ({text.value})")
+    note(f"{model}: {len(kept):,} of {kept.vocab_size:,} tokens kept, counted on {found.num_tokens:,} ({writer.value})")
     if found.coverage is None or found.with_context is None:
         note("coverage: nothing was held out to measure it on; give more texts")
     else:
@@ -261,6 +267,22 @@ def vocabulary(
         if found.with_context < counting.ENOUGH:
             note(f"that is below {counting.ENOUGH:.0%}: a larger --size, or text nearer to what is to be drafted")
     note(f"wrote {out}: use it with --set draft_vocab={out}")
+
+
+def _counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: int) -> Iterator[T]:
+    """The same pieces; says how much has gone by, of about a total."""
+    done = 0
+    with counting_up(title, total) as report:
+        for piece in pieces:
+            yield piece
+            done += size(piece)
+            report(done)
+
+
+def _check_corpus(corpus: Sequence[Path]) -> None:
+    for path in corpus:
+        if not path.is_file():
+            raise InputError(f"--corpus {path}: {'this is a folder, name a file' if path.is_dir() else 'no such file'}")
 
 
 def _in_words(found: Calibration) -> list[str]:

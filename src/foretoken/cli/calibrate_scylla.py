@@ -8,9 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.bench.workloads import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken.bench.suite import read_suite
+from foretoken.bench.workloads import limit_per_category
 from foretoken.cli.console import emit_json, note, progress_bar, quiet_transformers
-from foretoken.cli.options import Device, Dtype, Threads, TrustRemoteCode, Verbose, check_model_name, check_placement
+from foretoken.cli.options import (
+    Device,
+    Dtype,
+    Model,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    json_option,
+    limit_option,
+    out_option,
+    suite_option,
+)
 from foretoken.cli.settings import parse_numbers
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable, write_whole
@@ -20,29 +34,23 @@ _MOST_BATCH, _MOST_NODES = 256, 256
 
 def scylla(
     context: typer.Context,
-    model: Annotated[str, typer.Option("--model", "-m", help="A Hugging Face folder, a hub id, or zoo:NAME.")],
+    model: Model,
     head: Annotated[Path, typer.Option("--head", metavar="DIR", help="The head, of foretoken train scylla.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where to write.", show_default="widths.json in --head"),
-    ] = None,
-    batches: Annotated[str, typer.Option("--batches", metavar="A,B,…", help="Requests at once.")] = "1,2,4,8",
-    nodes: Annotated[str, typer.Option("--nodes", metavar="A,B,…", help="Nodes of a draft.")] = "1,2,4,8,16,32",
+    out: Annotated[Path | None, out_option("File to write.", show_default="widths.json in --head")] = None,
+    batches: Annotated[str, typer.Option("--batch-size", metavar="N,…", help="Prompts that run together.")] = "1,2,4,8",
+    nodes: Annotated[str, typer.Option("--nodes", metavar="N,…", help="Nodes of a draft.")] = "1,2,4,8,16,32",
     max_depth: Annotated[int, typer.Option("--max-depth", help="Longest path of a draft.")] = 6,
     width: Annotated[int, typer.Option("--width", help="Of a tree: nodes expanded at a level.")] = 8,
     chain: Annotated[bool, typer.Option("--chain", help="Chains instead of trees.")] = False,
-    suite: Annotated[
-        Path | None,
-        typer.Option("--suite", metavar="FILE.jsonl", help="Prompts.", show_default="the bundled suite"),
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of every category at most.")] = 2,
-    tokens: Annotated[int, typer.Option("--tokens", min=8, help="Of an answer.")] = 48,
+    suite: Annotated[str | None, suite_option()] = None,
+    limit: Annotated[int | None, limit_option(None, "Prompts of every category at most.")] = 2,
+    tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.")] = 48,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each setting.")] = 3,
     dtype: Dtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
+    as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure the best size of Scylla's tree for every number of requests, on this machine.
@@ -60,14 +68,14 @@ def scylla(
     """
     check_placement(dtype, device)
     check_model_name(model)
-    sizes = _increasing(batches, "--batches", _MOST_BATCH)
+    sizes = _increasing(batches, "--batch-size", _MOST_BATCH)
     widths = _increasing(nodes, "--nodes", _MOST_NODES)
     if out is None and not head.is_dir():
         raise InputError(f"--head {head}: there is no such folder")
     from foretoken.methods.scylla.width import FILE, KIND
 
     place = check_writable(out or head / FILE, "--out")
-    prompts = limit_per_category(read_prompts(suite or BUNDLED_SUITE), limit)
+    prompts = limit_per_category(read_suite(suite), limit)
 
     import torch
 
@@ -91,7 +99,7 @@ def scylla(
         read = [_ids(llm, prompt.text) for prompt in prompts]
         fitting = [ids for ids in read if len(ids) + tokens <= llm.target.max_length]
         if not fitting:
-            raise InputError(f"no prompt leaves room for an answer of {tokens} tokens; lower --tokens")
+            raise InputError(f"no prompt leaves room for an answer of {tokens} tokens; lower --max-tokens")
         total = 1 + repeats * len(sizes) * (1 + len(widths))
         with progress_bar("batches x sizes", total) as advance:
             found = measure(

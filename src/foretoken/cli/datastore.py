@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.console import emit, emit_json, note, quiet_transformers, stderr_console
-from foretoken.cli.options import Verbose, check_model_name
+from foretoken.cli.options import Verbose, check_model_name, json_option, out_option
 from foretoken.cli.training import SECONDS_BETWEEN_LINES
 from foretoken.core.errors import InputError, ModelError
 
@@ -33,7 +33,7 @@ Files = Annotated[
     typer.Argument(metavar="FILES", help="JSON Lines of chats or texts, or plain text; .gz and .xz are read through."),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A datastore.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what there is now as JSON.")]
+AsJson = Annotated[bool, json_option("What there is now as one JSON object on stdout.")]
 
 
 @app.callback(epilog="Example: foretoken datastore build chats.jsonl --model zoo:base --out store")
@@ -45,8 +45,10 @@ def root() -> None:
 def build(
     context: typer.Context,
     files: Files,
-    model: Annotated[str, typer.Option("--model", "-m", help="Whose tokenizer: a folder, a hub id, or zoo:NAME.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to make.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="Whose tokenizer: a folder, a hub id, or zoo:NAME.")
+    ],
+    out: Annotated[Path, out_option("Folder to make.")],
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -81,7 +83,10 @@ def append(
     folder: Folder,
     files: Files,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Whose tokenizer.", show_default="the one it was built with")
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Whose tokenizer.", show_default="the one it was built with"
+        ),
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,

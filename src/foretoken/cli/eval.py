@@ -28,6 +28,8 @@ from foretoken.cli.options import (
     check_model_name,
     check_placement,
     data_option,
+    json_option,
+    limit_option,
     load_model,
     prompt_length_option,
     seed_option,
@@ -66,8 +68,7 @@ def eval_command(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show the tasks.", rich_help_panel=_TASK)] = False,
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", help="Examples of every task.", show_default="the task's", rich_help_panel=_TASK),
+        int | None, limit_option(_TASK, "Questions of every task at most.", least=None, show_default="the task's")
     ] = None,
     data: Annotated[Path | None, data_option(_TASK)] = None,
     text: Annotated[
@@ -102,10 +103,7 @@ def eval_command(
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object a task on stdout, and nothing else.", rich_help_panel=_OUTPUT),
-    ] = False,
+    json: Annotated[bool, json_option("One JSON object a task on stdout, and nothing else.", _OUTPUT)] = False,
     save_outputs: Annotated[
         Path | None,
         typer.Option(
@@ -141,9 +139,9 @@ def eval_command(
 
       foretoken eval --task json,code --limit 50 --method draft_model
 
-      foretoken eval --task keys --context 300 --save-outputs plain.jsonl
+      foretoken eval --task keys --prompt-tokens 300 --save-outputs plain.jsonl
 
-      foretoken eval --task keys --context 300 --method suffix --against plain.jsonl
+      foretoken eval --task keys --prompt-tokens 300 --method suffix --against plain.jsonl
 
       foretoken eval --task arithmetic,json --text novel.txt --text meetings.jsonl
     """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from foretoken.cli.console import emit_json, note, quiet_transformers, stderr_console
-from foretoken.cli.options import Device, Threads, Verbose, check_placement
+from foretoken.cli.options import Device, Threads, Verbose, check_placement, data_option, json_option, out_option
 from foretoken.core.errors import ConfigError, InputError, nearest
 
 if TYPE_CHECKING:
@@ -32,19 +32,25 @@ SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 
 
 def features(
-    target: Annotated[str, typer.Option("--target", "-t", help="A Hugging Face folder, a hub id, or zoo:NAME.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make; give it again to go on after a stop.")],
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the corpora; default: $FORETOKEN_DATA.")
-    ] = None,
+    target: Annotated[
+        str, typer.Option("--target", "-t", metavar="MODEL", help="A Hugging Face folder, a hub id, or zoo:NAME.")
+    ],
+    out: Annotated[Path, out_option("Folder to make; give it again to go on after a stop.")],
+    data: Annotated[Path | None, data_option()] = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option("--corpus", help="FILE or FILE=SHARE: your own text, or 'generated': tasks. Repeatable."),
+        typer.Option(
+            "--corpus",
+            metavar="FILE",
+            help="FILE or FILE=SHARE: your own text, or 'generated': tasks. Repeatable.",
+        ),
     ] = None,
     layers: Annotated[
         str,
         typer.Option(
-            "--layers", help="Hidden states after so many layers: 0 to L, -1 the last; final: after the norm."
+            "--depths",
+            metavar="N,…",
+            help="Hidden states after so many layers: 0 to L, -1 the last; final: after the norm.",
         ),
     ] = "final",
     top_logits: Annotated[
@@ -56,12 +62,12 @@ def features(
     ] = 2.0,
     block: Annotated[int, typer.Option("--block", min=1, help="Tokens of a sequence.")] = 512,
     dtype: Annotated[
-        str, typer.Option("--dtype", help="To store hidden states in: bfloat16, float16 or float32.")
+        str, typer.Option("--state-dtype", help="To store hidden states in: bfloat16, float16 or float32.")
     ] = "bfloat16",
     seed: Annotated[int, typer.Option("--seed", help="Of the order of the text.")] = 0,
     device: Device = "cpu",
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the folder holds as JSON.")] = False,
+    as_json: Annotated[bool, json_option("What the folder holds as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Run a target over text and keep its hidden states and logits.
@@ -73,7 +79,7 @@ def features(
     depths = _depths(layers)
     kept = _top_logits(top_logits)
     if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype}: {nearest(dtype, DTYPES)}")
+        raise ConfigError(f"--state-dtype {dtype}: {nearest(dtype, DTYPES)}")
     if not max_gb > 0:
         raise ConfigError(f"--max-gb {max_gb}: must be more than 0")
     check_placement("auto", device)
@@ -123,7 +129,7 @@ def _depths(layers: str) -> tuple[int | Literal["final"], ...]:
             found.append(int(each))
         except ValueError:
             raise ConfigError(
-                f"--layers {layers}: '{each}' is no depth: give whole numbers and 'final', with commas between, "
+                f"--depths {layers}: '{each}' is no depth: give whole numbers and 'final', with commas between, "
                 "as in 4,final"
             ) from None
     return tuple(found)

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,12 +29,14 @@ from foretoken.cli import (
     generate,
     methods,
     rag,
+    renamed,
     serve,
     train,
     zoo,
 )
 from foretoken.cli.console import OutputClosed, note, prepare_output, silence_libraries
 from foretoken.cli.eval import eval_command
+from foretoken.cli.options import HELP_NAMES, name_values
 from foretoken.core.errors import ForetokenError
 
 INTERRUPTED = 130
@@ -43,7 +45,7 @@ app = typer.Typer(
     name="foretoken",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output()
     try:
         command = typer.main.get_command(app)
-        _name_flags(command)
+        name_values(command)
         code = command.main(arguments, prog_name="foretoken", standalone_mode=False, obj=arguments)
     except OutputClosed:
         _forget_stdout()
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command-line parser
-            return _usage_error(error)
+            return _usage_error(error, arguments)
         if verbose:
             traceback.print_exc()
         note(f"error: internal: {type(error).__name__}: {error}")
@@ -123,19 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _name_flags(command: Any) -> None:
-    """Take the type off switches in the help, where ``<bool>`` would look as if they took a value."""
-    for param in command.params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    for inner in getattr(command, "commands", {}).values():
-        _name_flags(inner)
-
-
-def _usage_error(error: Exception) -> int:
+def _usage_error(error: Exception, arguments: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message()  # type: ignore[attr-defined]
-    if message:  # empty where the help was printed instead
+    remedy = None if context is None else renamed.remedy(context.command_path, arguments)
+    if remedy is not None:
+        note(f"error: {remedy}")
+    elif message:  # empty where the help was printed instead
         note(f"error: {message[:1].lower()}{message[1:].rstrip('.')}")
         if context is not None:
             note(f"see: {context.command_path} --help")

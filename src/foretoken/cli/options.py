@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -13,6 +13,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.models.gguf.magic import is_gguf
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+HELP_NAMES = ["-h", "--help"]
 DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
@@ -23,6 +24,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
+        metavar="MODEL",
         help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.",
         rich_help_panel=_MODEL,
     ),
@@ -41,7 +43,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         metavar="MODEL",
-        help="The draft checkpoint; short for --set model=…. zoo:base brings zoo:draft.",
+        help="The draft checkpoint, of the model's vocabulary; zoo:base brings zoo:draft.",
         rich_help_panel=_METHOD,
     ),
 ]
@@ -85,14 +87,6 @@ Threads = Annotated[
 MaxNumSeqs = Annotated[
     int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
 ]
-Target = Annotated[
-    str,
-    typer.Option(
-        "--target",
-        help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.",
-        rich_help_panel="Models",
-    ),
-]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -101,10 +95,6 @@ Settings = Annotated[
         help="An option of the method, num_speculative_tokens, verifier, or verification.*. Repeatable.",
         rich_help_panel=_METHOD,
     ),
-]
-JsonFile = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write results and provenance as JSON.", rich_help_panel="Output"),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show what the libraries print, and tracebacks of internal errors.")
@@ -145,9 +135,19 @@ def suite_option(panel: str | None = None, note: str = "") -> Any:
     )
 
 
-def limit_option(panel: str | None, words: str) -> Any:
-    """``--limit``: so many of every category or task at most."""
-    return typer.Option("--limit", metavar="N", min=1, help=words, rich_help_panel=panel)
+def corpus_option(panel: str | None = None) -> Any:
+    """``--corpus``, text of the user's own."""
+    return typer.Option(
+        "--corpus",
+        metavar="FILE",
+        help="JSON Lines of chats or texts, or plain text. Repeatable.",
+        rich_help_panel=panel,
+    )
+
+
+def limit_option(panel: str | None, words: str, *, least: int | None = 1, **more: Any) -> Any:
+    """``--limit``: so many of every category or task at most; ``least`` None: the tasks check it themselves."""
+    return typer.Option("--limit", metavar="N", min=least, help=words, rich_help_panel=panel, **more)
 
 
 def answer_length_option(panel: str) -> Any:
@@ -157,7 +157,7 @@ def answer_length_option(panel: str) -> Any:
     )
 
 
-def data_option(panel: str) -> Any:
+def data_option(panel: str | None = None) -> Any:
     """``--data``, the folder of the corpora."""
     return typer.Option(
         "--data", metavar="DIR", help="The folder of the corpora; short for FORETOKEN_DATA.", rich_help_panel=panel
@@ -165,15 +165,40 @@ def data_option(panel: str) -> Any:
 
 
 def prompt_length_option(panel: str) -> Any:
-    """``--context``, for tasks whose prompts are cut to a length."""
+    """``--prompt-tokens``, for tasks whose prompts are cut to a length."""
     return typer.Option(
-        "--context",
+        "--prompt-tokens",
         min=1,
         metavar="N",
         help="Tokens of a prompt, for keys and qmsum.",
         show_default="the task's",
         rich_help_panel=panel,
     )
+
+
+def name_values(command: Any) -> None:
+    """Give every option of a kind the same word for its value in the help, and switches none: they take no value.
+
+    Args:
+        command: of typer; the commands in it are looked through, too.
+    """
+    shown = command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))
+    for param in (*command.params, *([] if shown is None else [shown])):
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.metavar is None and param.opts[0].startswith("-"):
+            param.metavar = _word(param)
+    for inner in getattr(command, "commands", {}).values():
+        name_values(inner)
+
+
+def _word(option: Any) -> str | None:
+    """By the type; None: the choices that it has."""
+    kind = option.type_descriptor.annotation
+    for each, word in ((int, "N"), (float, "X"), (Path, "PATH"), (str, "TEXT")):
+        if each in (kind, *get_args(kind)):
+            return word
+    return None
 
 
 def check_placement(dtype: str, device: str) -> None:

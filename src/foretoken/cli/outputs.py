@@ -24,7 +24,7 @@ def check_outputs(files: Mapping[str, Path | None]) -> None:
     for option, path in files.items():
         if path is None:
             continue
-        check_writable(path, option)
+        check_writable(path.resolve() if path.is_symlink() else path, option)
         other = taken.setdefault(path.resolve(), option)
         if other != option:
             raise ConfigError(f"{other} and {option} both name {path}: choose two files")
@@ -50,6 +50,6 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def write_text(path: Path, content: str | bytes) -> None:
-    """Write a file whole, and say so."""
-    write_whole(path, content)
+    """Write a file whole, where a link leads to, and say so."""
+    write_whole(path.resolve(), content)
     note(f"wrote {path}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.bench.workloads import Prompt, read_prompts
+from foretoken.bench.workloads import Prompt, limit_per_category, read_prompts
 from foretoken.cli.answers import completion_fields
 from foretoken.cli.console import emit, emit_json, note, quiet_transformers, stderr_console
 from foretoken.cli.options import (
@@ -23,6 +23,7 @@ from foretoken.cli.options import (
     Verbose,
     check_model_name,
     check_placement,
+    limit_option,
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_settings
 from foretoken.cli.training import SECONDS_BETWEEN_LINES
@@ -103,9 +104,7 @@ def rag(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", rich_help_panel=_FACE)
     ] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Answer the first questions only.", rich_help_panel=_FACE)
-    ] = None,
+    limit: Annotated[int | None, limit_option(_FACE, "Questions of every category at most.")] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a question on stdout, and nothing else.", rich_help_panel=_FACE),
@@ -146,7 +145,7 @@ def rag(
             raise ConfigError(f"{name} does nothing with --retriever {retriever}: leave it out, or use flat or hnsw")
     check_placement(dtype, device)
     check_model_name(model)
-    records = read_prompts(questions)[:limit]
+    records = limit_per_category(read_prompts(questions), limit)
     found = read_passages(passages)
     quiet_transformers(verbose)
     import torch

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from foretoken import catalog
 from foretoken.cli import features
 from foretoken.cli.console import emit_json, note, quiet_transformers
+from foretoken.cli.options import name_values
 from foretoken.cli.training import check_device, counting, progress, terminating
 from foretoken.train.command import Command, Described, Session, check_positive, options
 
@@ -41,6 +42,7 @@ class Group(TyperGroup):
         for command in commands():
             made.command(command.name, help=command.help, epilog=f"Example: {command.example}")(_function(command))
         for name, each in typer.main.get_group(made).commands.items():
+            name_values(each)
             self.commands.setdefault(name, each)
 
 
@@ -107,7 +109,7 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
         note(line)
 
 
-def _prompts(path: Any) -> list[str]:
-    from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
+def _prompts(suite: str | None) -> list[str]:
+    from foretoken.bench.suite import read_suite
 
-    return [prompt.text for prompt in read_prompts(path or BUNDLED_SUITE)]
+    return [prompt.text for prompt in read_suite(suite)]

@@ -19,6 +19,10 @@ def check_writable(path: str | Path, option: str) -> Path:
     path = Path(path)
     if path.is_dir():
         raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
+    if _is_special(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"{option} {path}: cannot write there")
+        return path
     folder = path.parent
     if not folder.is_dir():
         raise ConfigError(f"{option} {path}: there is no folder {folder}")
@@ -31,12 +35,19 @@ def check_writable(path: str | Path, option: str) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there, so that no reader ever sees half of it."""
+    """Write a file beside its place and move it there, so that no reader ever sees half of it.
+
+    A pipe or a device (``/dev/null``) is written to: a file in its place would take it away from everybody.
+    """
     temporary = None
+    data = content.encode() if isinstance(content, str) else content
     try:
+        if _is_special(path):
+            path.write_bytes(data)
+            return
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = file.name
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # temporary files are private; results need not be
@@ -45,6 +56,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         raise ForetokenError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def own_cache_folder() -> Path | None:

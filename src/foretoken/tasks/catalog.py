@@ -80,7 +80,9 @@ class Task:
             raise ConfigError(f"--limit {limit}: ask at least one example")
         if setting.context is not None and self.context is None:
             fitting = ", ".join(task.name for task in TASKS.values() if task.context is not None)
-            raise ConfigError(f"--context does not go with task '{self.name}': leave it out (it is for {fitting})")
+            raise ConfigError(
+                f"--prompt-tokens does not go with task '{self.name}': leave it out (it is for {fitting})"
+            )
         if self.data == "folder":
             data_root(setting.data)
         elif self.data == "sample" and setting.folder is None and limit > passages.SAMPLE_SIZE:

@@ -68,9 +68,10 @@ class Described:
     option: Option
 
 
-OUT = Option("Folder to make.", "-o")
-OUT_AGAIN = Option("Folder to make; give it again to go on after a stop.", "-o")
-DATA = Option("Folder of the corpora; default: $FORETOKEN_DATA.")
+OUT = Option("Folder to make.", "-o", metavar="PATH")
+OUT_AGAIN = Option("Folder to make; give it again to go on after a stop.", "-o", metavar="PATH")
+DATA = Option("The folder of the corpora; short for FORETOKEN_DATA.", metavar="DIR")
+DRAFT = Option("The draft checkpoint, of the target's vocabulary.", "-d", name="draft-model", metavar="MODEL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class Common:
     seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0)] = 0
     device: Annotated[str, Option("cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, Option("CPU threads.", metavar="N", least=1)] = None
-    as_json: Annotated[bool, Option("Print the record of the run as JSON.", name="json")] = False
+    as_json: Annotated[bool, Option("The record of the run as one JSON object on stdout.", name="json")] = False
     verbose: Annotated[bool, Option("Let the libraries talk.")] = False
 
     @property
@@ -97,7 +98,10 @@ class Text(Common):
     data: Annotated[Path | None, DATA] = None
     corpus: Annotated[
         list[str] | None,
-        Option("FILE or FILE=SHARE: your own text, or stored outputs; 'generated': tasks, no file. Repeatable."),
+        Option(
+            "FILE or FILE=SHARE: your own text, or stored outputs; 'generated': tasks, no file. Repeatable.",
+            metavar="FILE",
+        ),
     ] = None
 
     def sources(self, default: Callable[[Path], list[Source]]) -> list[Source]:
@@ -158,7 +162,10 @@ class Loop(Text):
 class Judged(Common):
     """Options of commands whose result is tried in the engine."""
 
-    prompts: Annotated[Path | None, Option("Held-out prompts to judge by; default: the bundled suite.")] = None
+    suite: Annotated[
+        str | None,
+        Option("Held-out prompts to judge by, as for foretoken bench; default: the bundled ones.", metavar="NAME|FILE"),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -169,13 +176,13 @@ class Session:
         arguments: the command line, for the record.
         training: shows a training loop's progress while it is entered, given a title.
         counting: the same for something that is counted up to about a total, given title and total.
-        prompts: the texts of a file of prompts; None: of the bundled suite.
+        prompts: the texts of a suite; None: of the bundled one.
     """
 
     arguments: list[str]
     training: Callable[[str], AbstractContextManager[Report]]
     counting: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-    prompts: Callable[[Path | None], list[str]]
+    prompts: Callable[[str | None], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class StoredBlocks:
             few, listed = ", ".join(map(str, depths)), ",".join(map(str, (*depths, FINAL)))
             raise InputError(
                 f"{folder}: holds the depths {held}; needed are {few} and {FINAL} (or {few} and all logits): "
-                f"extract them into another folder with: foretoken train features --layers {listed}"
+                f"extract them into another folder with: foretoken train features --depths {listed}"
             )
         self._first = [0]  # number of each shard's first sequence, and of the one after the last
         for shard in index.shards:

@@ -41,7 +41,8 @@ class BaseConfig(Compiling):
 
     recipe: Annotated[str, Option(", ".join(NAMES) + ".", "-r")]
     out: Annotated[
-        Path | None, Option("Folder to make; default: where zoo:NAME is found, if it is not bundled.", "-o")
+        Path | None,
+        Option("Folder to make; default: where zoo:NAME is found, if it is not bundled.", "-o", metavar="PATH"),
     ] = None  # type: ignore[assignment]  # the one command that knows a place of its own
     start: Annotated[
         str | None, Option("zoo:NAME or folder whose weights to start from; default: the recipe's.", name="from")
@@ -68,7 +69,7 @@ class BaseConfig(Compiling):
 class DraftConfig(Compiling, Judged):
     """Options of ``foretoken train draft``."""
 
-    target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t")]
+    target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
     start: Annotated[str | None, Option("A draft to go on from; default: a new one of 2 thin layers.", name="from")] = (
         None
     )
@@ -115,7 +116,7 @@ def train_draft(config: DraftConfig, session: Session) -> dict[str, Any]:
     from foretoken.train.recipe import add_to_record, run
     from foretoken.train.recipes import draft as recipes
 
-    prompts = session.prompts(config.prompts)
+    prompts = session.prompts(config.suite)
     recipe = recipes.distil(config.target, config.start, config.loss, config.own_words, config.on_policy)
     sources = config.sources(recipe.sources)
     chain = {"method": "draft_model", "num_speculative_tokens": config.num_drafts}

@@ -61,7 +61,7 @@ def test_all_prompts_are_asked_once_a_round_whoever_asks(server: Served) -> None
 
 def test_the_command(server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
-    options = ["--clients", "2", "--limit", "1", "--repeats", "1", "--max-tokens", "4", "--json", str(out)]
+    options = ["--clients", "2", "--limit", "1", "--repeats", "1", "--max-tokens", "4", "--out", str(out)]
     assert main(["bench", "serve", "--url", f"ours={server.url}/v1+top_k=5", *options]) == 0
     shown = capsys.readouterr().out
     assert "first token p50 / p99" in shown

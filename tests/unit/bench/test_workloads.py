@@ -9,8 +9,10 @@ from collections import Counter
 
 import pytest
 
-from foretoken.bench.workloads import BUNDLED_SUITE, NO_CATEGORY, limit_per_category, read_prompts
+from foretoken.bench.harness import Plan
+from foretoken.bench.workloads import BUNDLED_SUITE, NO_CATEGORY, Prompt, filled_up, limit_per_category, read_prompts
 from foretoken.core.errors import InputError
+from foretoken.core.sampling import SamplingParams
 
 
 def write(tmp_path, *lines, name="p.jsonl"):
@@ -88,6 +90,18 @@ def test_limit_keeps_the_first_of_every_category(tmp_path):
     prompts = read_prompts(write(tmp_path, *lines))
     assert [prompt.text for prompt in limit_per_category(prompts, 2)] == ["0", "1", "2", "3"]
     assert limit_per_category(prompts, None) == prompts
+
+
+def test_groups_are_filled_up_with_copies_of_their_own_category():
+    prompts = [Prompt(str(i), str(i), "abb"[i % 3]) for i in range(9)]  # 3 of a, 6 of b
+    assert filled_up(prompts, 1) == filled_up(prompts, 3) == prompts
+    filled = filled_up(prompts, 4)
+    assert filled[:9] == prompts
+    assert [each.id for each in filled[9:]] == ["0", "1", "2"]
+    assert len({id(each) for each in filled}) == 12  # a copy is measured as a prompt of its own
+    groups = Plan(filled, SamplingParams(), batch_size=4).groups()
+    assert [len(group) for group in groups] == [4, 4, 4]
+    assert [each.id for each in filled_up(prompts[:1], 3)] == ["0", "0", "0"]
 
 
 def test_the_bundled_suite():

@@ -53,6 +53,21 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "out.json").read_text() == "one"
 
 
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    """A device such as /dev/null would else be replaced by a file, where one may."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert check_writable(pipe, "--out") == pipe
+        write_whole(pipe, "naïve")
+        assert os.read(reader, 100) == "naïve".encode()
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 def test_the_cache_is_a_folder_that_nobody_else_looks_into(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     (tmp_path / "caches" / "foretoken").mkdir(parents=True)

@@ -15,9 +15,9 @@ from foretoken.train.feature_heads.said import served
 class Config(HeadOptions):
     """Options of ``foretoken train diffuspec``; None: the recipe's."""
 
-    layers: Annotated[int, Option("Decoder layers of the network.", metavar="L", least=1)] = 2
-    slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="K", least=1)] = 8
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 4096.", metavar="K", least=1)] = (
+    layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1)] = 2
+    slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="N", least=1)] = 8
+    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 4096.", metavar="N", least=1)] = (
         None
     )
     mlp_width: Annotated[

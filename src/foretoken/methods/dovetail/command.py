@@ -15,15 +15,15 @@ from foretoken.train.feature_heads.said import served
 class Config(HeadOptions):
     """Options of ``foretoken train dovetail``; None: the recipe's."""
 
-    blocks: Annotated[int, Option("Decoder blocks.", metavar="M", least=1)] = 2
+    blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1)] = 2
     fusion: Annotated[str, Option("How feature and token meet: gate, or concat for EAGLE-2's.")] = "gate"
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="K", least=1)] = (
+    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
         None
     )
     mlp_width: Annotated[
         int | None, Option("Channels of a block's MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -17,13 +17,13 @@ class Config(HeadOptions):
 
     algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.")] = "eagle3"
     draft_vocab_size: Annotated[
-        int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="K", least=1)
+        int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="N", least=1)
     ] = None
     mlp_width: Annotated[
         int | None, Option("Channels of its MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
     own_head: Annotated[bool, Option("Train and store a head, which other engines need; else the target's.")] = False
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.train.command import Command, Common, Option, Session
+from foretoken.train.command import DRAFT, Command, Common, Option, Session
 
 DEFAULT_TASKS = "profiles,code,arithmetic,json"
 
@@ -16,12 +16,13 @@ DEFAULT_TASKS = "profiles,code,arithmetic,json"
 class Config(Common):
     """Options of ``foretoken train judge``; ``tasks`` None: the default ones, or none where there are triples."""
 
-    target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t")]
-    draft: Annotated[str | None, Option("The model that drafts, of the target's vocabulary; for --tasks.", "-d")] = None
+    target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
+    draft: Annotated[str | None, DRAFT] = None
     tasks: Annotated[
         str | None,
         Option(
             f"Tasks to mine labels from; default: {DEFAULT_TASKS}, or none with --triples.",
+            name="task",
             metavar="A,B,…",
             says_default=False,
         ),
@@ -99,7 +100,7 @@ COMMAND = Command(
     they come from annotations. Reported for questions held out of the training: ROC AUC, and what the threshold lets
     pass of the fine and of the bad tokens.
     """,
-    example="foretoken train judge --target zoo:base --draft zoo:draft --out my-judge",
+    example="foretoken train judge --target zoo:base --draft-model zoo:draft --out my-judge",
     config=Config,
     run=run,
     say=say,

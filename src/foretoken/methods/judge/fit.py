@@ -62,7 +62,7 @@ def fit(labels: Labels, train_N: Tensor, choose_N: Tensor, *, anywhere: Sequence
     bad_weights = _bad_weights(trained, anywhere)
     if not set(bad_weights) - set(anywhere):
         raise InputError(
-            "no task has both fine and bad tokens to fit to: ask more (--examples, --minutes), or other --tasks"
+            "no task has both fine and bad tokens to fit to: ask more (--examples, --minutes), or other --task"
         )
     weight_N = torch.zeros(len(y_N))
     for source, bad_weight in bad_weights.items():

@@ -70,4 +70,4 @@ class JudgeHead(LogisticHead):
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
         """The command that trains a judge."""
-        return f"foretoken train judge --target {target} --draft {draft} --out DIR"
+        return f"foretoken train judge --target {target} --draft-model {draft} --out DIR"

@@ -69,10 +69,10 @@ class Mining:
     def __post_init__(self) -> None:
         """Refuse tasks that are not there."""
         if not self.tasks:
-            raise ConfigError(f"--tasks: name at least one of {', '.join(TASKS)}")
+            raise ConfigError(f"--task: name at least one of {', '.join(TASKS)}")
         for name in self.tasks:
             if name not in TASKS:
-                raise ConfigError(f"--tasks {name}: {nearest(name, TASKS)}")
+                raise ConfigError(f"--task {name}: {nearest(name, TASKS)}")
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,9 @@ def _check(draft: str | None, out: Path, mining: Mining | None, triples: Path | 
     if not 0 <= false_accepts < 1:
         raise ConfigError(f"--false-accepts {false_accepts}: must be a share from 0 up to, not including, 1")
     if mining is None and triples is None:
-        raise ConfigError("there is nothing to train on: name --tasks, or give --triples FILE")
+        raise ConfigError("there is nothing to train on: name --task, or give --triples FILE")
     if mining is not None and draft is None:
-        raise ConfigError("--draft is needed for --tasks: its tokens are tried in the target's answers")
+        raise ConfigError("--draft-model is needed for --task: its tokens are tried in the target's answers")
 
 
 def _draft(llm: LLM, name: str, device: str) -> LanguageModel:
@@ -208,7 +208,7 @@ def _split(labels: Labels, tried_N: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         if count < FEWEST:
             raise InputError(
                 f"only {count} tokens were found that are {what} and not what the target would say itself; {FEWEST} "
-                "are needed: ask more (--examples, --minutes), or other --tasks, or give --triples FILE"
+                "are needed: ask more (--examples, --minutes), or other --task, or give --triples FILE"
             )
     generator = torch.Generator().manual_seed(seed)
     train_N = grouped_split(labels.question_N, TRAINED, generator)

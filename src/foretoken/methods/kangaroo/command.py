@@ -14,7 +14,7 @@ from foretoken.train.command import Command, Judged, Loop, Option, Session
 class Config(Loop, Judged):
     """Options of ``foretoken train kangaroo``; ``own_words`` None: the recipe's share."""
 
-    target: Annotated[str, Option("The model to adapt: zoo:NAME, folder or hub id.", "-t")]
+    target: Annotated[str, Option("The model to adapt: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
     exit_layer: Annotated[int, Option("Layers of the target below the adapter, 1 to L - 1.", metavar="E")]
     features: Annotated[
         Path | None, Option("Train from what foretoken train features stored instead.", metavar="DIR")
@@ -34,7 +34,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
     share = training.OWN_WORDS if config.own_words is None else config.own_words
     recipe = training.recipe(config.target, config.exit_layer, share)
-    prompts = session.prompts(config.prompts)
+    prompts = session.prompts(config.suite)
     text = config.sources(recipe.sources) if config.features is None else []
     with session.training("training an adapter") as report:
         training.run(

@@ -14,8 +14,8 @@ from foretoken.train.command import Command, Judged, Loop, Option, Session
 class Config(Loop, Judged):
     """Options of ``foretoken train longspec``; None: the recipe's."""
 
-    target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t")]
-    levels: Annotated[int, Option("Tokens of a draft; training hides as many keys.", metavar="S", least=1)] = 5
+    target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
+    levels: Annotated[int, Option("Tokens of a draft; training hides as many keys.", metavar="N", least=1)] = 5
     mlp_width: Annotated[int | None, Option("Channels of its MLP; default: the target's.", metavar="N", least=32)] = (
         None
     )
@@ -34,7 +34,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
     share = training.OWN_WORDS if config.own_words is None else config.own_words
     recipe = training.recipe(config.target, share)
-    prompts = session.prompts(config.prompts)
+    prompts = session.prompts(config.suite)
     text = config.sources(recipe.sources)
     with session.training("training a LongSpec head") as report:
         training.run(

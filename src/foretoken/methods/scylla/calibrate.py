@@ -172,7 +172,7 @@ def measure(
         )
     missing = [batch for batch in batches if (batch, 0) not in rates]
     if missing:
-        raise InputError(f"--tokens {tokens}: too few steps of {missing[0]} requests to be timed; give more")
+        raise InputError(f"--max-tokens {tokens}: too few steps of {missing[0]} requests to be timed; give more")
     context = round(sum(map(len, prompts)) / len(prompts) + tokens / 2)
     return {
         "accepted": {str(width): gain for width, gain in gains.items()},

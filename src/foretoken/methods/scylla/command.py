@@ -15,14 +15,14 @@ from foretoken.train.feature_heads.said import served
 class Config(HeadOptions):
     """Options of ``foretoken train scylla``; None: the recipe's."""
 
-    layers: Annotated[int, Option("Decoder layers.", metavar="D", least=1)] = 2
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="K", least=1)] = (
+    layers: Annotated[int, Option("Decoder layers.", metavar="N", least=1)] = 2
+    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
         None
     )
     mlp_width: Annotated[
         int | None, Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
     pretrain: Annotated[float, Option("Share of the run that is pre-training; the rest is the SFT stage.")] = 0.75
     own_words: Annotated[
         float | None, Option("Share of the SFT stage's text that the target writes itself; default: 0.5.")

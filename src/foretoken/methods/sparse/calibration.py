@@ -203,7 +203,7 @@ def needed(target: LanguageModel, path: str | Path | None, what: str) -> Calibra
 
 
 def _remedy(model: str) -> str:
-    return f"make one with 'foretoken calibrate sparse --model {model} --data FILE'"
+    return f"make one with 'foretoken calibrate sparse --model {model} --corpus FILE'"
 
 
 def _sparsity(found: Mapping[str, Any]) -> Sparsity:

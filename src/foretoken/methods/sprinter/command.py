@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Command, Judged, Option, Session, Text
+from foretoken.train.command import DRAFT, Command, Judged, Option, Session, Text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Text, Judged):
     """Options of ``foretoken train sprinter``."""
 
-    target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t")]
-    draft: Annotated[str, Option("The model that drafts; of the target's vocabulary.", "-d")]
+    target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
+    draft: Annotated[str, DRAFT]
     feature: Annotated[
         str,
         Option("drawn: judge a token by state and law; pre: by the state before it, as published; post: after it."),
@@ -24,7 +24,7 @@ class Config(Text, Judged):
     minutes: Annotated[float, Option("Stop collecting after so many minutes.", positive=True)] = 5.0
     temperature: Annotated[float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.")] = 0.0
     ratio: Annotated[float, Option("A token is acceptable where q <= RATIO p.", positive=True)] = 1.0
-    steps: Annotated[int, Option("Tokens drafted behind a document.", metavar="N", least=1)] = 20
+    steps: Annotated[int, Option("Tokens drafted behind a document.", name="draft-length", metavar="N", least=1)] = 20
     replies: Annotated[bool, Option("Draft where replies begin, not behind the first 30 % of a document.")] = False
     soft: Annotated[bool, Option("Train on the chance of acceptance, min(1, p/q), not on yes or no.")] = False
     seed: Annotated[int, Option("Of order, split and sampling.", metavar="N", least=0)] = 0
@@ -41,7 +41,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     from foretoken.train.recipe import add_to_record
     from foretoken.train.recipes.base import mixture
 
-    prompts = session.prompts(config.prompts)
+    prompts = session.prompts(config.suite)
     text = config.sources(mixture)
     how = Collecting(
         count=config.examples,
@@ -109,7 +109,7 @@ COMMAND = Command(
     would certainly accept each of them is what the head learns. Reported on documents held out of the training: ROC AUC
     and accuracy. Then the real engine drafts for the held-out prompts, and tells what that saves and what it costs.
     """,
-    example="foretoken train sprinter --target zoo:base --draft zoo:draft --data DATA --out my-head",
+    example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --data DATA --out my-head",
     config=Config,
     run=run,
     say=say,

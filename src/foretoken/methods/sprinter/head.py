@@ -109,4 +109,4 @@ class SprinterHead(LogisticHead):
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
         """The command that trains a head."""
-        return f"foretoken train sprinter --target {target} --draft {draft} --out DIR"
+        return f"foretoken train sprinter --target {target} --draft-model {draft} --out DIR"

@@ -16,7 +16,7 @@ from foretoken.train.command import Judged, Loop, Option, Session
 if TYPE_CHECKING:
     from foretoken.train.recipe import Recipe
 
-TARGET = Option("The model to draft for: zoo:NAME, folder or hub id.", "-t")
+TARGET = Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def train_and_serve(
     from foretoken.train import acceptance
     from foretoken.train.recipe import add_to_record
 
-    prompts = session.prompts(config.prompts)
+    prompts = session.prompts(config.suite)
     text = config.sources(recipe.sources) if config.features is None else []
     with session.training(title) as report:
         run(

@@ -280,7 +280,7 @@ def test_what_stops_a_run_leaves_nothing(folder: Path) -> None:
         run(folder, "mine.jsonl")
     with pytest.raises(ConfigError, match="there is nothing to train on"):
         run(folder, "none", triples=None)
-    with pytest.raises(ConfigError, match="--draft is needed for --tasks"):
+    with pytest.raises(ConfigError, match="--draft-model is needed for --task"):
         training.run(str(folder / "target"), None, folder / "none", Mining())
     with pytest.raises(MismatchError, match="has another vocabulary"):
         training.run(str(folder / "target"), "zoo:draft", folder / "none", Mining())

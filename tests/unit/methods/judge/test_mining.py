@@ -223,9 +223,9 @@ def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_tasks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--tasks cod: did you mean 'code'\?"):
+    with pytest.raises(ConfigError, match=r"--task cod: did you mean 'code'\?"):
         Mining(tasks=("profiles", "cod"))
-    with pytest.raises(ConfigError, match="--tasks : "):
+    with pytest.raises(ConfigError, match="--task : "):
         Mining(tasks=("",))
 
 

@@ -243,7 +243,7 @@ def test_a_run_from_features(folder):
 
 def test_features_that_do_not_fit(folder):
     place = features(folder, "shallow", wanted=Wanted((2, "final"), 4))
-    with pytest.raises(InputError, match=r"holds the depths 2, final; needed are 1 and final .* --layers 1,final"):
+    with pytest.raises(InputError, match=r"holds the depths 2, final; needed are 1 and final .* --depths 1,final"):
         train(folder, "none", 1, features=place)
     loaded = load_as_is(str(folder / "target"), device="cpu")
     extract(loaded.model, block_of(), folder / "others", Wanted((EXIT, "final")), target="0" * 64)

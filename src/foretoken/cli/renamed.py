@@ -1,0 +1,42 @@
+"""Options that had another name, or meant something else elsewhere: the error says how it is written now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_ANALYZE = ("analyze acceptance", "analyze tradeoff", "analyze scaling")
+_RENAMED: dict[tuple[str, ...], dict[str, str]] = {
+    _ANALYZE: {"--target": "--model", "--draft": "--draft-model"},
+    ("analyze scaling", "calibrate scylla"): {"--batches": "--batch-size"},
+    ("calibrate scylla",): {"--tokens": "--max-tokens"},
+    ("calibrate sparse",): {"--data": "--corpus"},
+    ("calibrate vocabulary",): {"--text": "--writer", "--draft": "--draft-model"},
+    ("bench serve",): {"--model": "--served-model-name", "--prompts": "--suite"},
+    ("eval", "analyze tradeoff"): {"--context": "--prompt-tokens"},
+    ("train",): {"--prompts": "--suite"},
+    ("train features",): {"--layers": "--depths", "--dtype": "--state-dtype"},
+    ("train sprinter",): {"--draft": "--draft-model", "--steps": "--draft-length"},
+    ("train judge",): {"--draft": "--draft-model", "--tasks": "--task"},
+}
+_WRITE_A_FILE = ("bench", "analyze acceptance", "analyze tradeoff")  # --json took the name of a file
+
+
+def remedy(command: str, arguments: Sequence[str]) -> str | None:
+    """What to write in place of the first old name among arguments that could not be parsed; None: there is none.
+
+    Args:
+        command: as it was typed, the program's name in front.
+        arguments: everything behind the program's name.
+    """
+    path = command.partition(" ")[2]
+    for commands, names in _RENAMED.items():
+        if any(f"{path} ".startswith(f"{each} ") for each in commands):
+            for argument in arguments:
+                old = argument.partition("=")[0]
+                if old in names:
+                    return f"{old} of 'foretoken {path}' is called {names[old]}, as in every command"
+    if any(f"{path} ".startswith(f"{each} ") for each in _WRITE_A_FILE) and "--json" in arguments:
+        value = next(iter(arguments[arguments.index("--json") + 1 :]), "-")
+        if not value.startswith("-"):
+            return f"--json prints to standard output and takes no file: write --out {value}"
+    return None
