@@ -140,7 +140,8 @@ def tradeoff(
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
-        bool, json_option("Settings and provenance as one JSON object on stdout, no tables.", _OUTPUT)
+        bool,
+        json_option("Settings and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
     picture: Annotated[

@@ -129,7 +129,8 @@ def bench(
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
-        bool, json_option("Results and provenance as one JSON object on stdout, no tables.", _OUTPUT)
+        bool,
+        json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
     csv: Annotated[

@@ -63,7 +63,8 @@ def serve(
         int, typer.Option("--repeats", min=1, help="Interleaved repeats (the median counts).", rich_help_panel=_MEASURE)
     ] = 3,
     json: Annotated[
-        bool, json_option("Results and provenance as one JSON object on stdout, no table.", _OUTPUT)
+        bool,
+        json_option("Results and provenance as one JSON object on stdout, no table; --json FILE: as --out.", _OUTPUT),
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, beside the table.", _OUTPUT)] = None,
     verbose: Verbose = False,

@@ -92,7 +92,8 @@ def verify(
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
-        bool, json_option("Results and provenance as one JSON object on stdout, no table.", _OUTPUT)
+        bool,
+        json_option("Results and provenance as one JSON object on stdout, no table; --json FILE: as --out.", _OUTPUT),
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, beside the table.", _OUTPUT)] = None,
     verbose: Verbose = False,

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foretoken.cli.console import finite, note
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_writable, write_whole
+
+_MEASURE = (("bench",), ("analyze", "acceptance"), ("analyze", "tradeoff"))
+
+
+def json_in_a_file(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command that measures, with ``--json FILE`` written as ``--out FILE``.
+
+    ``--json`` alone prints, there as everywhere; options whose value may be left out are unknown to the parser.
+
+    Args:
+        arguments: everything behind the program's name.
+    """
+    if not any(tuple(arguments[: len(command)]) == command for command in _MEASURE):
+        return list(arguments)
+    found = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue="-"):
+        names_file = argument.startswith("--json=") or (argument == "--json" and not following.startswith("-"))
+        found.append(argument.replace("--json", "--out", 1) if names_file else argument)
+    return found
 
 
 def check_outputs(files: Mapping[str, Path | None]) -> None:

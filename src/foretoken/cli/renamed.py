@@ -18,7 +18,6 @@ _RENAMED: dict[tuple[str, ...], dict[str, str]] = {
     ("train sprinter",): {"--draft": "--draft-model", "--steps": "--draft-length"},
     ("train judge",): {"--draft": "--draft-model", "--tasks": "--task"},
 }
-_WRITE_A_FILE = ("bench", "analyze acceptance", "analyze tradeoff")  # --json took the name of a file
 
 
 def remedy(command: str, arguments: Sequence[str]) -> str | None:
@@ -35,8 +34,4 @@ def remedy(command: str, arguments: Sequence[str]) -> str | None:
                 old = argument.partition("=")[0]
                 if old in names:
                     return f"{old} of 'foretoken {path}' is called {names[old]}, as in every command"
-    if any(f"{path} ".startswith(f"{each} ") for each in _WRITE_A_FILE) and "--json" in arguments:
-        value = next(iter(arguments[arguments.index("--json") + 1 :]), "-")
-        if not value.startswith("-"):
-            return f"--json prints to standard output and takes no file: write --out {value}"
     return None

@@ -10,6 +10,7 @@ import typer
 
 from foretoken.cli.main import app, main
 from foretoken.cli.options import name_values
+from foretoken.cli.outputs import json_in_a_file
 from foretoken.cli.renamed import remedy
 
 _OF_ITS_OWN = {"--help", "--install-completion", "--show-completion"}  # typer's
@@ -73,8 +74,6 @@ def test_short_names_belong_to_one_long_name():
 
 
 OLD = [
-    ("bench --json out.json", "write --out out.json"),
-    ("bench verify --json out.json", "write --out out.json"),
     (
         "bench serve --url http://localhost:1 --model m",
         "--model of 'foretoken bench serve' is called --served-model-name",
@@ -96,6 +95,29 @@ def test_an_old_name_is_answered_with_the_new_one(command, message, capsys):
     assert out == ""
     assert message in err
     assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("bench --json a.json --limit 1", "bench --out a.json --limit 1"),
+        ("bench verify --rows 1 --json a.json", "bench verify --rows 1 --out a.json"),
+        ("analyze tradeoff --json a.json", "analyze tradeoff --out a.json"),
+        ("bench --limit 1 --json=--json", "bench --limit 1 --out=--json"),
+        ("bench --json", "bench --json"),
+        ("bench --json --limit 1", "bench --json --limit 1"),
+        ("generate --json a.json", "generate --json a.json"),  # a prompt
+        ("methods --json ngram", "methods --json ngram"),
+    ],
+)
+def test_what_measures_takes_a_file_behind_json(typed, meant):
+    assert json_in_a_file(typed.split()) == meant.split()
+
+
+def test_a_file_behind_json_is_written(tmp_path, capsys):
+    there = tmp_path / "there" / "a.json"
+    assert main(["bench", "--json", str(there)]) == 2  # refused before the work, as the place of --out is
+    assert "--out" in capsys.readouterr().err
 
 
 def test_what_was_never_another_name_has_no_remedy():
