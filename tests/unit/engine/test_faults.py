@@ -182,6 +182,7 @@ class WrongRule(NaiveVerifier):
     [
         (lambda draft, verdict: Verdict((), 1.0), "emitted the token 1.0"),
         (lambda draft, verdict: Verdict((), 10**6), "emitted the token 1000000"),
+        (lambda draft, verdict: Verdict((), target().vocab_size), "emitted the token 8192"),
         (lambda draft, verdict: Verdict((), -1), "emitted the token -1"),
         (lambda draft, verdict: Verdict((), True), "emitted the token True"),
         (lambda draft, verdict: Verdict((), torch.tensor(5)), "emitted the token tensor(5)"),

@@ -99,12 +99,20 @@ def test_a_damaged_library_is_built_again(machine: Machine, content: bytes | Non
     assert machine.kept.read_bytes() == whole
 
 
-def test_a_library_that_others_can_write_is_not_loaded(machine: Machine) -> None:
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602], ids=["all", "group", "others"])
+def test_a_library_that_others_can_write_is_not_loaded(machine: Machine, mode: int) -> None:
     machine.library()
-    machine.kept.chmod(0o666)
+    machine.kept.chmod(mode)
     machine.library()
     assert machine.num_built == 2
     assert machine.kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_library_of_somebody_else_is_not_loaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.library()
+    monkeypatch.setattr("os.getuid", lambda: machine.kept.stat().st_uid + 1)
+    with pytest.raises(build._Unfit, match="only its owner, who runs this, can write"):
+        build._loaded(machine.kept)
 
 
 def test_a_link_is_not_loaded(machine: Machine, tmp_path: Path) -> None:

@@ -102,6 +102,20 @@ SPOILT: dict[str, tuple[Callable[[Case], Any], str]] = {
     "exact scores of means": (lambda c: plan(c, blocks=blocks(score="exact")), "plan.blocks.score='exact' with"),
     "bounds without any": (lambda c: plan(c, blocks=blocks(score="bounds", summaries=None)), "'bounds' without"),
     "another model's cache": (other_cache, "give it a cache of its own"),
+    # by one: where the check ends, foreign memory begins
+    "the first token that is none": (lambda c: c.batch.tokens.__setitem__(2, c.model.vocab_size), "token 8192 is not"),
+    "one row too many": (lambda c: c.segment(prefix=c.cache.capacity - 3), "reserve them before the forward"),
+    "no room behind a tail": (
+        lambda c: c.segment(prefix=c.cache.capacity - 4, tail=1, seen=None),
+        "reserve them before the forward",
+    ),
+    "the first slot that is none": (lambda c: c.segment(slot=c.cache.num_slots), "segment.slot=1: 0 to 0"),
+    "the first position that is none": (
+        lambda c: c.batch.positions.__setitem__(1, c.model.max_length),
+        "batch.positions holds",
+    ),
+    "one layer too many": (lambda c: setattr(c, "span", Span(0, c.model.num_layers + 1)), "span.last="),
+    "one more than the vocabulary": (lambda c: setattr(c, "top", c.model.vocab_size + 1), "top=8193"),
 }
 
 
