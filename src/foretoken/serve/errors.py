@@ -110,7 +110,10 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
         if each["type"] == "extra_forbidden":
             name = _place(each["loc"])
             return ApiError(400, f"unknown field '{name}'{_hint(name)}", param=name, code="unknown_field")
-    return ApiError(400, _in_words(found, found[0]), param=_place(found[0]["loc"]) or None)
+    # a list is no text, where a field may be either; what is wrong with the list says more
+    meant = [each for each in found if each["type"] != "string_type" or not isinstance(each.get("input"), list)]
+    first = (meant or found)[0]
+    return ApiError(400, _in_words(found, first), param=_place(first["loc"]) or None)
 
 
 def _hint(name: str) -> str:
