@@ -14,11 +14,23 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from foretoken.core.errors import ConfigError, InputError, nearest
+from foretoken.serve import schema
 from foretoken.serve.loop import Overloaded, Stopped
 from foretoken.serve.schema import ChatRequest, CompletionRequest, ResponsesRequest
 
 _NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has |'|\.)")
 _BODIES = (ChatRequest, CompletionRequest, ResponsesRequest)
+_ADDED = {"body", "str", "int", *(name for name, each in vars(schema).items() if isinstance(each, type))}
+_OTHERWISE = {
+    "functions": "write tools",
+    "function_call": "write tool_choice",
+    "guided_json": "write structured_outputs.json",
+    "guided_regex": "write structured_outputs.regex",
+    "guided_choice": "write structured_outputs.choice",
+    "guided_grammar": "write structured_outputs.grammar",
+    "extra_body": "write its fields beside the others",
+    "max_completion_tokens": "write max_tokens, or max_output_tokens in /v1/responses",
+}
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 _MORE_TYPES = {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -92,15 +104,24 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
         why, place = found[0].get("ctx", {}).get("error", "?"), found[0]["loc"][-1]
         return ApiError(400, f"the body is not JSON: {why} at character {place}")
     for each in found:  # a part of another kind has other fields, too
-        if each["type"] == "literal_error" and each["loc"][-1] == "type":
+        if each["type"] == "item_type" or (each["type"] == "literal_error" and each["loc"][-1] == "type"):
             return ApiError(400, _in_words(found, each), param=_place(each["loc"]))
     for each in found:  # a misspelt field explains what else is missing
         if each["type"] == "extra_forbidden":
             name = _place(each["loc"])
-            known = {field for body in _BODIES for field in body.model_fields}
-            hint = "" if "." in name else "; another path has it" if name in known else f"; {nearest(name, known)}"
-            return ApiError(400, f"unknown field '{name}'{hint}", param=name, code="unknown_field")
-    return ApiError(400, _in_words(found, found[0]), param=_place(found[0]["loc"]) or None)
+            return ApiError(400, f"unknown field '{name}'{_hint(name)}", param=name, code="unknown_field")
+    # a list is no text, where a field may be either; what is wrong with the list says more
+    meant = [each for each in found if each["type"] != "string_type" or not isinstance(each.get("input"), list)]
+    first = (meant or found)[0]
+    return ApiError(400, _in_words(found, first), param=_place(first["loc"]) or None)
+
+
+def _hint(name: str) -> str:
+    """What to do about a field that is not known here."""
+    known = {field for body in _BODIES for field in body.model_fields}
+    if name in _OTHERWISE:
+        return f": {_OTHERWISE[name]}"
+    return "" if "." in name else "; another path has it" if name in known else f"; {nearest(name, known)}"
 
 
 def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> str:
@@ -113,6 +134,11 @@ def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> s
 
 
 def _place(location: Sequence[int | str]) -> str:
-    """The path to a field, without the names that pydantic gives to the types of a union."""
-    parts = [str(each) for each in location]
-    return ".".join(each for each in parts if each not in ("body", "str", "int") and not set("[-") & set(each))
+    """The path to a field, without what pydantic adds: names of the types of a union, and which of them it took."""
+    parts = [str(each) for each in location if str(each) not in _ADDED and not set("[-") & set(str(each))]
+    return ".".join(each for place, each in enumerate(parts) if not _is_tag(parts, place))
+
+
+def _is_tag(parts: Sequence[str], place: int) -> bool:
+    before = list(parts[:place][-2:])
+    return before[-1:] in (["response_format"], ["format"]) or ("input" in before[:-1] and before[-1].isdigit())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
@@ -145,11 +145,30 @@ class Sampling(Ignored):
     ] = None
 
 
+_Cached = Annotated[Any, Field(description="Taken: what was read of a prompt is kept without being asked.")]
+
+
 class TextPart(Fields):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
+    cache_control: _Cached = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_other_names(cls, given: Any) -> Any:
+        """Take pieces as ``/v1/responses`` write them, and a refusal in an earlier answer as what it says."""
+        given = _refusal_as_text(given)
+        if isinstance(given, dict) and given.get("type") in ("input_text", "output_text"):
+            return {**given, "type": "text"}
+        return given
+
+
+def _refusal_as_text(given: Any) -> Any:
+    if isinstance(given, dict) and given.get("type") == "refusal" and "refusal" in given:
+        return {"text" if name == "refusal" else name: each for name, each in given.items()} | {"type": "text"}
+    return given
 
 
 class FunctionCall(Fields):
@@ -182,6 +201,8 @@ class Message(Fields):
     refusal: None = None
     audio: None = None
     annotations: Any = None
+    cache_control: _Cached = None
+    provider_specific_fields: Annotated[Any, Field(description="Taken: LiteLLM adds it to earlier answers.")] = None
 
     @property
     def text(self) -> str:
@@ -205,6 +226,7 @@ class Tool(Fields):
 
     type: Literal["function"]
     function: Function
+    cache_control: Annotated[Any, Field(exclude=True, description="Taken, as in messages.")] = None
 
 
 class FunctionName(Fields):
@@ -237,6 +259,7 @@ class ChatRequest(Sampling):
     ] = None
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
+    verbosity: Annotated[Literal["medium"] | None, Field(description="As the model writes.")] = None
 
 
 class CompletionRequest(Sampling):
@@ -262,6 +285,12 @@ class InputPart(Fields):
     text: str
     annotations: Any = None
     logprobs: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refusal(cls, given: Any) -> Any:
+        """Take a refusal in an earlier answer as what it says."""
+        return _refusal_as_text(given)
 
 
 class InputMessage(Fields):
@@ -306,6 +335,22 @@ class InputReasoning(Fields):
     status: str | None = None
 
 
+def _kind(item: Any) -> str:
+    """What an input item is; a message need not say so."""
+    found = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return "message" if found is None else str(found)
+
+
+_KINDS = "message, function_call, function_call_output or reasoning"
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(_kind, custom_error_type="item_type", custom_error_message=f"an item must be of type {_KINDS}"),
+]
+
+
 class ResponseTool(Fields):
     """A function, as ``/v1/responses`` writes it."""
 
@@ -332,7 +377,7 @@ class TextFormat(Fields):
     """The form of the answer."""
 
     format: Annotated[AnyText | JsonObject | NamedSchema, Field(discriminator="type")] | None = None
-    verbosity: None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Fields):
@@ -347,7 +392,7 @@ class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
     model: str
-    input: str | Annotated[list[InputCall | InputCallOutput | InputReasoning | InputMessage], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: _Count | None = None
     temperature: Annotated[float | None, Field(ge=0)] = None

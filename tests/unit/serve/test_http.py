@@ -153,6 +153,59 @@ def test_what_agents_ask_of_responses(server: Served) -> None:
         assert (status, answer["error"]["message"]) == (400, f"unknown field '{field}'; another path has it")
 
 
+TOLD = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "no"}, {"role": "user", "content": "Hi"}]
+HELD = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [{"type": "text", "text": "Hi", **HELD}]}, *TOLD[1:]],
+        [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}, *TOLD[1:]],
+        [TOLD[0], {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, TOLD[2]],
+        [TOLD[0], {**TOLD[1], "refusal": None, "provider_specific_fields": {"refusal": None}}, {**TOLD[2], **HELD}],
+        [TOLD[0], {**TOLD[1], "tool_calls": [], "function_call": None, "annotations": []}, TOLD[2]],
+    ],
+)
+def test_the_same_conversation_as_clients_write_it(server: Served, messages: list[dict[str, Any]]) -> None:
+    wanted, found = (post(server, said(messages=each, max_tokens=6))[1] for each in (TOLD, messages))
+    assert found["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+    assert found["choices"][0]["message"] == wanted["choices"][0]["message"]
+
+
+def test_the_same_items_as_agents_write_them(server: Served) -> None:
+    refused = {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": None}
+    refused["content"] = [{"type": "refusal", "refusal": "no"}]
+    asked = {"model": NAME, "temperature": 0, "max_output_tokens": 4}
+    wanted, found = (
+        post(server, asked | {"input": each}, RESPONSES)[1] for each in (TOLD, [TOLD[0], refused, TOLD[2]])
+    )
+    assert found["usage"]["input_tokens"] == wanted["usage"]["input_tokens"]
+    assert found["output"][0]["content"] == wanted["output"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "says"),
+    [
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "of type message, function_call,"),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "required"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.name", "required"),
+        (CHAT, {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown field"),
+        (CHAT, {"tools": [], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
+        (CHAT, {"guided_json": {}}, "guided_json", "write structured_outputs.json"),
+        (CHAT, {"functions": []}, "functions", "write tools"),
+        (CHAT, {"verbosity": "low"}, "verbosity", "'medium'"),
+    ],
+)
+def test_a_place_is_named_as_it_was_sent(
+    server: Served, path: str, more: dict[str, Any], param: str, says: str
+) -> None:
+    sound = said() if path == CHAT else {"model": NAME, "input": "Hi"}
+    status, answer, _ = post(server, sound | more, path)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert says in answer["error"]["message"]
+
+
 def test_an_effort_that_the_template_knows() -> None:
     with served(with_config({"method": "suffix"}, target=templated(MAY_THINK))) as running:
         plain, none = (running.send(CHAT, said(**more))[1] for more in ({}, {"reasoning_effort": "none"}))

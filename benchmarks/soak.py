@@ -1,0 +1,396 @@
+"""A server under requests of all kinds, one in five of which is given up at a random moment: what is lost, what leaks.
+
+    python benchmarks/soak.py --requests 10000 --json soak.json
+
+``foretoken serve`` runs in a process of its own, in float32. Every answer is compared with what the library says to the
+same question, which it is asked first; of a structured answer the form is checked, too. Afterwards nothing may run or
+wait, every slot must be there, the counters of ``/metrics`` must agree with what was asked, and the server's memory
+must not have grown since a third of the requests. Ends with 1 where anything of that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+import psutil
+
+from foretoken import LLM, SamplingParams
+from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
+from foretoken.core.provenance import provenance
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+PATTERN = "(yes|no), [0-9]{1,3}"
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}, "sure": {"type": "boolean"}},
+    "required": ["count", "sure"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "pick", "parameters": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}}
+MISTAKES: tuple[tuple[str, Any, int], ...] = (
+    (CHAT, {"messages": []}, 400),
+    (CHAT, b"{", 400),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "temperature": "warm"}, 400),
+    (TEXT, {"prompt": "x", "guided_json": {}}, 400),
+    (TEXT, {"prompt": "x" * 200_000}, 400),
+    (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, 400),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 404),
+    ("/v1/embeddings", {"input": "x"}, 404),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request and how its answer is known.
+
+    Attributes:
+        kind: for the table.
+        path, body: of the request.
+        expected: every completion's text, or the status of what is refused; none: the form is all that is known.
+        form: what must hold of every text, too.
+    """
+
+    kind: str
+    path: str
+    body: Any
+    expected: list[str] | int
+    form: Callable[[str], bool] = lambda text: True
+
+
+@dataclass
+class Tally:
+    """What came of the requests."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    completions: int = 0
+    tokens: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random) -> list[Question]:
+    """One of every kind for every prompt, with what the library answers."""
+    found: list[Question] = []
+
+    def add(kind: str, path: str, fields: dict[str, Any], texts: list[str], **more: Any) -> None:
+        body = {"model": name, "temperature": 0, **fields}
+        found.append(Question(kind, path, body, texts, **more))
+        options = {"stream_options": {"include_usage": True}} if path != RESPONSES else {}
+        found.append(Question(f"{kind}, streamed", path, {**body, "stream": True, **options}, texts, **more))
+
+    for prompt in prompts:
+        said = {"messages": [{"role": "user", "content": prompt}]}
+        count, seed = rng.randrange(1, 40), rng.randrange(2**40)
+        greedy = SamplingParams(max_tokens=count)
+        talk = [said["messages"]]
+
+        def chat(params: SamplingParams, talk: Any = talk) -> list[str]:
+            return [each.text for each in llm.chat(talk, params)[0].outputs]
+
+        def text(params: SamplingParams, prompt: str = prompt) -> list[str]:
+            return [each.text for each in llm.generate([prompt], params)[0].outputs]
+
+        salted = {"cache_salt": rng.choice(["a", "b"])}
+        add("chat", CHAT, {**said, "max_tokens": count}, chat(greedy))
+        add("chat, salted", CHAT, {**said, **salted, "max_completion_tokens": count}, chat(greedy))
+        add("text", TEXT, {"prompt": prompt, "max_tokens": count}, text(greedy))
+        add("response", RESPONSES, {"input": prompt, "max_output_tokens": count}, chat(greedy))
+        drawn = {"temperature": 0.9, "seed": seed, "n": 2, "top_p": 0.9}
+        params = SamplingParams(max_tokens=count, **drawn)
+        add("two, drawn with a seed", CHAT, {**said, **drawn, "max_tokens": count}, chat(params))
+        add("log-probabilities", CHAT, {**said, "max_tokens": count, "logprobs": True, "top_logprobs": 3}, chat(greedy))
+        echoed = [prompt + each for each in text(greedy)]
+        add("echo", TEXT, {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": count}, echoed)
+        stopped = SamplingParams(max_tokens=count, stop=["e"])
+        add("stop", TEXT, {"prompt": prompt, "stop": "e", "max_tokens": count}, text(stopped))
+        form = SamplingParams(max_tokens=40, structured_outputs={"regex": PATTERN})
+        add(
+            "pattern", CHAT, {**said, "max_tokens": 40, "structured_outputs": {"regex": PATTERN}}, chat(form),
+            form=lambda answer: re.fullmatch(PATTERN, answer) is not None,
+        )  # fmt: skip
+        schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+        filled = SamplingParams(max_tokens=64, structured_outputs={"json": SCHEMA})
+        add("schema", CHAT, {**said, "max_tokens": 64, "response_format": schema}, chat(filled))
+        tools = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 60}
+        add("tools", CHAT, {**said, **tools, "parallel_tool_calls": False}, [], form=_is_call)
+    for path, body, status in MISTAKES:
+        whole = {"model": name, **body} if isinstance(body, dict) else body
+        found.append(Question("mistake", path, whole, status))
+    return found
+
+
+def _is_call(text: str) -> bool:
+    name, _, arguments = text.partition(" ")
+    return name == TOOL["name"] and json.loads(arguments) in ({"a": 1}, {"a": 2})
+
+
+def texts_of(question: Question, raw: bytes) -> tuple[list[str], int]:
+    """The texts of an answer, calls as name and arguments, and how many tokens it says it has."""
+    stream = question.body.get("stream")
+    events = [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")] if stream else []
+    if question.path == RESPONSES:
+        whole = events[-1]["response"] if stream else json.loads(raw)
+        said = "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta")
+        text = whole["output"][0]["content"][0]["text"]
+        assert said == text or not stream, "the deltas are another text than the whole"
+        return [text], whole["usage"]["output_tokens"]
+    if not stream:
+        whole = json.loads(raw)
+        for choice in whole["choices"]:
+            if question.kind == "log-probabilities":
+                assert len(choice["logprobs"]["content"]) == whole["usage"]["completion_tokens"], "log-probabilities"
+        return [_text(each, each.get("message", each)) for each in whole["choices"]], whole["usage"][
+            "completion_tokens"
+        ]
+    assert raw.rstrip().endswith(b"data: [DONE]"), "the stream breaks off"
+    texts: dict[int, str] = {}
+    for each in events:
+        assert "error" not in each, each
+        for choice in each["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + _text(choice, choice.get("delta", choice))
+    return [texts[index] for index in sorted(texts)], events[-1]["usage"]["completion_tokens"]
+
+
+def _text(choice: dict[str, Any], said: dict[str, Any]) -> str:
+    calls = [each["function"] for each in said.get("tool_calls") or ()]
+    pieces = [f"{each['name']} {each['arguments']}" if each.get("name") else each["arguments"] for each in calls]
+    return "".join(pieces) or said.get("content") or choice.get("text") or ""
+
+
+def ask(question: Question, port: int, patience: float | None) -> tuple[int, bytes] | None:
+    """Status and body; None: it was given up."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=300)
+    raw = question.body if isinstance(question.body, bytes) else json.dumps(question.body)
+    deadline = None if patience is None else time.monotonic() + patience
+    pieces: list[bytes] = []
+    try:
+        connection.request("POST", question.path, raw, {"content-type": "application/json"})
+        _wait(connection, deadline)
+        response = connection.getresponse()
+        while not pieces or pieces[-1]:
+            _wait(connection, deadline)
+            pieces.append(response.read1(65536))
+        return response.status, b"".join(pieces)
+    except TimeoutError:
+        if deadline is None:
+            raise
+        return None
+    finally:
+        connection.close()
+
+
+def _wait(connection: HTTPConnection, deadline: float | None) -> None:
+    if deadline is not None and connection.sock is not None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.sock.settimeout(left)
+
+
+def check(question: Question, answer: tuple[int, bytes], tally: Tally) -> None:
+    """Count an answer, and what is wrong with it."""
+    status, raw = answer
+    fault = None
+    tokens = completions = 0
+    if isinstance(question.expected, int):
+        said = json.loads(raw).get("error", {})
+        if status != question.expected or set(said) != {"message", "type", "param", "code"}:
+            fault = f"{status} for {question.expected}: {raw[:200]!r}"
+    elif status != 200:
+        fault = f"{status}: {raw[:200]!r}"
+    else:
+        try:
+            texts, tokens = texts_of(question, raw)
+            completions = len(texts)
+            if question.expected and texts != question.expected:
+                fault = f"{texts} for {question.expected}"
+            elif not all(map(question.form, texts)):
+                fault = f"{texts} is not of the form"
+        except (AssertionError, KeyError, IndexError, ValueError) as error:
+            fault = f"{type(error).__name__} {error}: {raw[-300:]!r}"
+    with tally.lock:
+        tally.ended[question.kind] += 1
+        tally.tokens += tokens
+        tally.completions += completions
+        if fault is not None:
+            tally.faults.append(f"{question.kind}: {fault}")
+
+
+def metrics(port: int) -> dict[str, float]:
+    """The server's numbers, summed over labels but for the reasons of ends."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    found: dict[str, float] = {}
+    for line in lines:
+        if match := re.fullmatch(r"(?:vllm|foretoken):(\w+)\{(.*)\} (\S+)", line):
+            reason = re.search(r'finished_reason="(\w+)"', match[2])
+            name = f"{match[1]} {reason[1]}" if reason else match[1]
+            found[name] = found.get(name, 0.0) + float(match[3])
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def slots_in_use(port: int, model: str, count: int) -> int:
+    """How many requests run at once when as many as there are slots ask without an end."""
+    body = {"model": model, "prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
+    open_ones = []
+    for _ in range(count):
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", TEXT, json.dumps(body), {"content-type": "application/json"})
+        open_ones.append(connection)
+    until(lambda: metrics(port)["num_requests_running"] == count, 10.0)
+    found = int(metrics(port)["num_requests_running"])
+    for connection in open_ones:
+        connection.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="zoo:draft")
+    parser.add_argument("--method", default="suffix")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--prompts", type=int, default=8, help="each is asked about in every kind")
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--cancelled", type=float, default=0.2, help="share of the requests that are given up")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=8398)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    llm = LLM(options.model, dtype="float32", threads=1)
+    prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
+    pool = questions(llm, options.model, prompts, rng)
+    flags = ["--method", options.method, "--dtype", "float32", "--threads", "1", "--port", str(options.port)]
+    flags += ["--max-num-seqs", str(options.max_num_seqs)]
+    server = subprocess.Popen([sys.executable, "-m", "foretoken", "serve", options.model, *flags])
+    try:
+        result = soak(server.pid, pool, options, rng)
+    finally:
+        server.terminate()
+        code = server.wait(timeout=60)
+    if code != 0:
+        result["faults"].append(f"the server has ended with {code}")
+    for fault in result["faults"][:20]:
+        print(fault)
+    print(json.dumps({key: value for key, value in result.items() if key != "faults"}, indent=1))
+    print(f"{len(result['faults'])} faults")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"results": result, "provenance": provenance(sys.argv, model=options.model)}, file, indent=1)
+    sys.exit(bool(result["faults"]))
+
+
+def soak(pid: int, pool: list[Question], options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Ask everything, look at what is left, and say what is wrong."""
+    port, tally = options.port, Tally()
+    process = psutil.Process(pid)
+
+    def answers() -> bool:
+        try:
+            return bool(metrics(port))
+        except (OSError, HTTPException):
+            return False
+
+    assert until(answers, 120.0), "the server does not answer"
+    plan = [
+        (rng.choice(pool), rng.uniform(0.0, 1.0) if rng.random() < options.cancelled else None)
+        for _ in range(options.requests)
+    ]
+    waiting = iter(plan)
+    memory: list[int] = []
+    given_up = Counter[str]()
+
+    def client() -> None:
+        while True:
+            with tally.lock:
+                asked = next(waiting, None)
+                done = sum(tally.ended.values()) + sum(given_up.values())
+                if done >= len(memory) * options.requests // 12:
+                    memory.append(process.memory_info().rss)
+            if asked is None:
+                return
+            question, patience = asked
+            try:
+                answer = ask(question, port, None if patience is None else patience**3)
+            except (OSError, HTTPException) as error:
+                with tally.lock:
+                    tally.faults.append(f"{question.kind}: {type(error).__name__} {error}")
+                continue
+            if answer is None:
+                with tally.lock:
+                    given_up[question.kind] += 1
+            else:
+                check(question, answer, tally)
+
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(options.clients)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - began
+    faults = tally.faults
+    if not until(lambda: metrics(port)["num_requests_running"] + metrics(port)["num_requests_waiting"] == 0):
+        faults.append(f"something runs or waits: {metrics(port)}")
+    counted = metrics(port)
+    memory.append(process.memory_info().rss)
+    ends = {key.split(" ")[1]: int(value) for key, value in counted.items() if key.startswith("request_success_total")}
+    whole = ends.get("stop", 0) + ends.get("length", 0)
+    most = tally.completions + 2 * sum(given_up.values())
+    if not tally.completions <= whole <= sum(ends.values()) <= most or ends.get("error"):
+        faults.append(
+            f"{ends} requests have ended for {tally.completions} answers and {sum(given_up.values())} given up"
+        )
+    if counted["generation_tokens_total"] < tally.tokens:
+        faults.append(f"{counted['generation_tokens_total']} tokens were counted for {tally.tokens} in the answers")
+    found = slots_in_use(port, options.model, options.max_num_seqs)
+    if found != options.max_num_seqs:
+        faults.append(f"{found} of {options.max_num_seqs} slots are there")
+    if not until(lambda: metrics(port)["num_requests_running"] == 0):
+        faults.append("requests go on whose clients have gone")
+    third = memory[len(memory) // 3]
+    if max(memory[len(memory) // 3 :]) > 1.05 * third:
+        faults.append(f"memory grows: {memory}")
+    return {
+        "requests": options.requests,
+        "answered": sum(tally.ended.values()),
+        "given_up": sum(given_up.values()),
+        "kinds": dict(sorted(tally.ended.items())),
+        "completions": tally.completions,
+        "tokens": tally.tokens,
+        "ended": ends,
+        "cached_tokens": int(counted["prefix_cache_hits_total"]),
+        "prompt_tokens": int(counted["prompt_tokens_total"]),
+        "memory_mb": [round(each / 2**20) for each in memory],
+        "seconds": round(took, 1),
+        "faults": faults,
+    }
+
+
+if __name__ == "__main__":
+    main()
