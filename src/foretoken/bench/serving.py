@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from foretoken.bench.fields import quantiles
+from foretoken.bench.sheets import DASH, Cell, Sheet, milliseconds, number
 from foretoken.core.errors import ConfigError
 
 
@@ -184,6 +185,47 @@ def _figures(rounds: Sequence[tuple[list[Answer], float]]) -> dict[str, Any]:
         "tokens": sum(each.tokens for each in good),
         "tokens_per_second": median(rates),
         "spread": [rates[0], rates[-1]],
+        "repeats": len(rounds),
         "first_token_seconds": quantiles(firsts),
         "between_tokens_seconds": quantiles(between),
     }
+
+
+def sheet(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    """What :func:`measure` returned, as a table.
+
+    Args:
+        results: of any number of endpoints and clients.
+    """
+    rows = []
+    for each in results:
+        low, high = each["spread"]
+        several = each["repeats"] > 1
+        first, between = each["first_token_seconds"], each["between_tokens_seconds"]
+        rows.append(
+            (
+                Cell(each["endpoint"]),
+                Cell(str(each["clients"])),
+                number(each["tokens_per_second"], "{:.0f}"),
+                Cell(f"{low:.0f}–{high:.0f}" if several else DASH),
+                *(milliseconds(found, name) for found in (first, between) for name in ("p50", "p99")),
+                Cell(str(each["failed"]), bad=bool(each["failed"])),
+            )
+        )
+    return Sheet(
+        "servers",
+        "Milliseconds. Between tokens: from an answer's first piece to its last, over the tokens behind the first.",
+        (
+            "server",
+            "clients",
+            "tokens per second",
+            "lowest to highest",
+            "first token P50",
+            "P99",
+            "between tokens P50",
+            "P99",
+            "failed",
+        ),
+        rows,
+        labels=2,
+    )

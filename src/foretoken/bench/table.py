@@ -22,14 +22,14 @@ def tables(
     """Everything that a run has found; see :func:`foretoken.bench.sheets.sheets`."""
     parts: list[RenderableType] = [Text(title, style="bold")]
     for sheet in sheets(results, columns, sections):
-        parts += [Text(), _table(sheet)]
+        parts += [Text(), sheet_table(sheet)]
         if sheet.meaning:
             parts.append(Text(sheet.meaning, style="dim"))
     parts += [_error_line(result, error) for result in results for error in result["errors"]]
     return Group(*parts)
 
 
-def _table(sheet: Sheet) -> Table:
+def sheet_table(sheet: Sheet) -> Table:
     """Narrow enough for 80 columns: long names fold, figures do not, and headings wrap between words only."""
     table = Table(
         title=sheet.title,

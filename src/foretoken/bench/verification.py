@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.bench.sheets import DASH, Cell, Sheet, number
+from foretoken.bench.summary import SLOWDOWN
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Plan
 from foretoken.core.tree import TokenTree
@@ -69,6 +71,59 @@ class Timing:
             "attention_seconds_min": min(self.attention_seconds),
             "repeats": len(self.seconds),
         }
+
+
+def sheets(results: Sequence[Mapping[str, Any]]) -> list[Sheet]:
+    """What ``foretoken bench verify`` has found, as tables; a setting's first plan is what others are compared to.
+
+    Args:
+        results: :meth:`Timing.facts` with ``flops``, ``bytes`` and ``read``.
+    """
+    times, work = [], []
+    first: Mapping[str, Any] = {}
+    for each in results:
+        begins = (each["context"], each["rows"]) != (first.get("context"), first.get("rows"))
+        if begins:
+            first = each
+        labels = [Cell(str(each[name])) if begins else Cell("") for name in ("context", "rows")]
+        labels.append(Cell(each["plan"].replace("+verification.", " +")))
+        low, high = 1e3 * each["seconds_lower"], 1e3 * each["seconds_upper"]
+        faster = first["seconds"] / each["seconds"]
+        times.append(
+            (
+                *labels,
+                number(1e3 * each["seconds"]),
+                Cell(f"{low:.2f}–{high:.2f}" if each["repeats"] > 1 else DASH),
+                Cell(f"{faster:.2f}x", bad=faster < SLOWDOWN),
+                number(1e3 * each["attention_seconds"]),
+                number(first["attention_seconds"] / each["attention_seconds"], "{:.2f}x"),
+            )
+        )
+        work.append(
+            (
+                *labels,
+                number(each["read"], "{:.0%}"),
+                number(each["flops"] / 1e9),
+                number(each["bytes"] / 1e6, "{:.1f}"),
+            )
+        )
+    names = ("context", "rows", "plan")
+    return [
+        Sheet(
+            "one verification forward",
+            "Medians in milliseconds. Attention is the part of a forward that stores keys, selects and attends.",
+            (*names, "ms", "middle half", "speed-up", "attention ms", "attention speed-up"),
+            times,
+            labels=3,
+        ),
+        Sheet(
+            "its work",
+            "Read is the share of the context that heads read; the others are arithmetic on shapes, not measured.",
+            (*names, "read", "GFLOP", "MB"),
+            work,
+            labels=3,
+        ),
+    ]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -159,8 +214,8 @@ def measure(
             for label in labels:
                 for _ in range(_WARM_UP):
                     _timed(model, prefix.cache, batch, plans[label])
-            for number in range(repeats):
-                turn = number % len(labels)
+            for repeat in range(repeats):
+                turn = repeat % len(labels)
                 for label in labels[turn:] + labels[:turn]:
                     seconds[label].append(_timed(model, prefix.cache, batch, plans[label]))
                 if progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +10,13 @@ import typer
 
 from foretoken.bench.suite import read_suite
 from foretoken.bench.workloads import limit_per_category
-from foretoken.cli.console import emit, emit_json, progress_bar
+from foretoken.cli.console import emit, emit_json, note, progress_bar
 from foretoken.cli.options import Verbose, json_option, limit_option, out_option, suite_option
 from foretoken.cli.outputs import check_outputs, write_json
 from foretoken.cli.settings import parse_numbers, parse_setting, split_settings
 from foretoken.core.errors import ConfigError
 
+_FILE_WIDTH = 120
 _SERVERS, _MEASURE, _OUTPUT = "Servers", "Measuring", "Output"
 
 
@@ -97,8 +99,7 @@ def serve(
     if json:
         emit_json(record)
     else:
-        for line in _table(results):
-            emit(line)
+        _print(results)
     if out is not None:
         write_json(out, record)
     return int(any(each["failed"] for each in results))
@@ -117,22 +118,19 @@ def _endpoint(text: str, model: str, key: str | None) -> Any:
     return Endpoint(label=label, url=url.rstrip("/").removesuffix("/v1"), model=model, key=key, extra=extra)
 
 
-def _table(results: list[dict[str, Any]]) -> list[str]:
-    wide = max(len(each["endpoint"]) for each in results)
-    lines = [
-        f"{'server':{wide}}  clients  tokens/s (spread)      first token p50 / p99   between tokens p50 / p99  failed"
-    ]
+def _print(results: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from foretoken.bench.serving import sheet
+    from foretoken.bench.table import sheet_table
+
+    # a file or a pipe has no width: wide enough then for every column
+    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    table = sheet(results)
+    with console.capture() as capture:
+        console.print(sheet_table(table))
+        console.print(table.meaning, style="dim")
+    emit(capture.get(), end="")
     for each in results:
-        low, high = each["spread"]
-        rate = f"{each['tokens_per_second']:7.0f} ({low:.0f}-{high:.0f})"
-        first, between = _milliseconds(each["first_token_seconds"]), _milliseconds(each["between_tokens_seconds"])
-        lines.append(
-            f"{each['endpoint']:{wide}}  {each['clients']:7}  {rate:21}  {first:22}  {between:24}  {each['failed']}"
-        )
         if each["first_error"]:
-            lines.append(f"  first error: {each['first_error']}")
-    return lines
-
-
-def _milliseconds(found: dict[str, float] | None) -> str:
-    return "-" if found is None else f"{1000 * found['p50']:.1f} / {1000 * found['p99']:.1f} ms"
+            note(f"error: {each['failed']} requests to {each['endpoint']} failed, the first: {each['first_error']}")

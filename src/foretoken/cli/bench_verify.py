@@ -180,7 +180,7 @@ def verify(
     if json:
         emit_json(record)
     else:
-        _print_table(results, facts)
+        _print_tables(results, facts)
     if out is not None:
         write_json(out, record)
 
@@ -247,36 +247,21 @@ def _text(target: LanguageModel, count: int) -> list[int]:
     return (ids * -(-count // len(ids)))[:count]
 
 
-def _print_table(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+def _print_tables(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from foretoken.bench.table import sheet_table
+    from foretoken.bench.verification import sheets
 
     title = f"{facts['model']} {facts['dtype']}, {facts['threads']} threads, {facts['cpu']}"
     if facts["decoder"] is not None:
         title += f", fused decoder {facts['decoder']}"
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for name in ("context", "rows", "plan", "ms", "attention", "read", "speed-up", "of attention", "GFLOP", "MB"):
-        table.add_column(name, justify="left" if name == "plan" else "right", no_wrap=name != "plan", overflow="fold")
-    first: Mapping[str, Any] = {}
-    for each in results:
-        if (each["context"], each["rows"]) != (first.get("context"), first.get("rows")):
-            first = each
-            if table.row_count:
-                table.add_section()
-        table.add_row(
-            str(each["context"]),
-            str(each["rows"]),
-            each["plan"].replace(f"+{_KEY}", " +"),
-            f"{1e3 * each['seconds']:.2f} ({1e3 * each['seconds_lower']:.2f}-{1e3 * each['seconds_upper']:.2f})",
-            f"{1e3 * each['attention_seconds']:.2f}",
-            f"{each['read']:.0%}",
-            f"{first['seconds'] / each['seconds']:.2f}x",
-            f"{first['attention_seconds'] / each['attention_seconds']:.2f}x",
-            f"{each['flops'] / 1e9:.2f}",
-            f"{each['bytes'] / 1e6:.1f}",
-        )
     # a file or a pipe has no width: wide enough then for every column
     console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     with console.capture() as capture:
-        console.print(table)
+        console.print(title, style="bold")
+        for sheet in sheets(results):
+            console.print()
+            console.print(sheet_table(sheet))
+            console.print(sheet.meaning, style="dim")
     emit(capture.get(), end="")

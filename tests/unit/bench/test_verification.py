@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from foretoken.bench.verification import Prefix, measure, quartiles
+from foretoken.bench.table import sheet_table
+from foretoken.bench.verification import Prefix, measure, quartiles, sheets
 from foretoken.core.errors import ConfigError
 from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import BlockRule
@@ -107,3 +110,23 @@ def test_a_context_that_the_model_does_not_hold_is_refused(model: LanguageModel)
 def test_quartiles() -> None:
     assert quartiles([3.0]) == (3.0, 3.0, 3.0)
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+
+
+def test_tables_compare_with_the_first_plan_of_each_setting_and_fit_80_columns():
+    def timed(context, plan, seconds, repeats=20):
+        facts = {"context": context, "rows": 8, "plan": plan, "seconds": seconds, "attention_seconds": seconds / 2}
+        ends = {"seconds_lower": 0.9 * seconds, "seconds_upper": 1.1 * seconds, "repeats": repeats}
+        return {**facts, **ends, "read": 0.5, "flops": 1e9, "bytes": 1e6}
+
+    plans = ("dense", "sparse+verification.budget=0.2+verification.block=16")
+    results = [timed(context, plan, factor) for context in (200, 4096) for factor, plan in enumerate(plans, start=1)]
+    results.append(timed(8192, "dense", 0.5, repeats=1))
+    times, work = sheets(results)
+    assert [row[5].text for row in times.rows] == ["1.00x", "0.50x", "1.00x", "0.50x", "1.00x"]
+    assert [row[5].bad for row in times.rows] == [False, True, False, True, False]
+    assert [row[4].text for row in times.rows][-2:] == ["1800.00–2200.00", "–"]  # once is no spread
+    assert [row[0].text for row in work.rows] == ["200", "", "4096", "", "8192"]
+    for sheet in (times, work):
+        buffer = io.StringIO()
+        Console(file=buffer, width=80).print(sheet_table(sheet))
+        assert max(map(len, buffer.getvalue().splitlines())) <= 80
