@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _PRIOR_WEIGHT = 8.0  # observations that the prior is worth
 _MEMORY = 2000.0  # weight is halved here, so that a rate keeps following the workload
+LONGEST_MATCH = 4096  # tokens of a context, for drafters that say how long one may be
 
 
 class AgreementRates:

@@ -17,7 +17,7 @@ from foretoken.engine import limits
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.progress import shown
 from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
-from foretoken.engine.vllm_options import check_options
+from foretoken.engine.vllm_options import absent, arguments, check_options
 
 # What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
 # are checked before.
@@ -213,7 +213,7 @@ class LLM:
         scheduler = self.engine.scheduler
         return self._totals.metrics(len(scheduler.running), len(scheduler.waiting))
 
-    @misspelt
+    @arguments
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -247,7 +247,7 @@ class LLM:
         with shown(use_tqdm, len(groups), progress) as told:
             return self._driver.run(groups, told)
 
-    @misspelt
+    @arguments
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -259,6 +259,7 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations: the chat template turns each into a prompt.
@@ -272,6 +273,7 @@ class LLM:
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
             for each in as_conversations(messages)
         ]
@@ -377,6 +379,11 @@ class LLM:
             prompt: its text if that is known; None: decoded again.
         """
         return self._driver.output_of(group, prompt)
+
+    if not TYPE_CHECKING:  # whose readers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent(name)
 
     def __enter__(self) -> LLM:
         return self

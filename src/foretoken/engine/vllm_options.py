@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.plain import plain
+from foretoken.core.plain import Made, misspelt, plain
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,41 @@ _ELSEWHERE = {
     "method": "it goes into speculative_config={'method': ...}",
     "speculative_model": "write speculative_config={'method': 'draft_model', 'model': ...}",
 }
+
+_NO_VECTORS = (
+    "text is all that is made here; SamplingParams(prompt_logprobs=1, max_tokens=1) says how probable a text is"
+)
+_METHODS = {
+    "beam_search": "draw several completions with SamplingParams(n=4, temperature=0.8) and compare cumulative_logprob",
+    **dict.fromkeys(("score", "encode", "embed", "classify", "reward"), _NO_VECTORS),
+    "get_default_beam_search_params": "there is no beam search",
+    **dict.fromkeys(("apply_model", "collective_rpc"), "llm.target.model is the model, in this very process"),
+    **dict.fromkeys(("sleep", "wake_up"), "llm.close() ends it"),
+    "reset_prefix_cache": "a request has a cache_salt, and LLM(enable_prefix_caching=False) keeps nothing",
+}
+_ARGUMENTS = {
+    "lora_request": "an adapter is merged when it is loaded, LLM('/path/to/adapter')",
+    "prompt_token_ids": "write prompts=[{'prompt_token_ids': [...]}, ...]",
+    "priority": "requests begin in the order in which they come",
+    "chat_template_content_format": "contents are texts, or lists of parts of text: leave it out",
+    "mm_processor_kwargs": "text is all that is read here",
+}
+
+
+class AbsentMethod(ConfigError, AttributeError):
+    """A method of vLLM's that is not here; ``hasattr`` says so, too."""
+
+
+def absent(name: str) -> AttributeError:
+    """What is said of an attribute that ``LLM`` does not have."""
+    if name in _METHODS:
+        return AbsentMethod(f"LLM has no '{name}': {_METHODS[name]}")
+    return AttributeError(f"'LLM' object has no attribute '{name}'")
+
+
+def arguments(function: Made) -> Made:
+    """Refuse a call's arguments that are not here, with what takes their place; see :func:`core.plain.misspelt`."""
+    return misspelt(function, _ARGUMENTS)
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:

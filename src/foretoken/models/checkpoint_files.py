@@ -90,7 +90,7 @@ class CheckpointFiles:
                 raise ConfigError(f"revision={revision!r:.60} goes with a hub id, and '{name}' is a file: leave it out")
             file = GGUFCheckpoint(Path(source))
             return cls(name, source, file.config, None, trusted, file)
-        _check_there(source)
+        check_there(source)
         if revision is not None:
             source = _snapshot(source, name, revision)
         correction = lora.correction_of(source, name)
@@ -154,7 +154,7 @@ class CheckpointFiles:
         return model if self.correction is None else lora.merge(model, self.correction, name)
 
 
-def _check_there(source: str) -> None:
+def check_there(source: str) -> None:
     """Ask the hub once for an id that is not on this machine; the library would try again for a minute.
 
     Raises:

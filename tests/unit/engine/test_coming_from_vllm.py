@@ -257,3 +257,33 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
 def test_what_cannot_be_understood_is_said_in_words(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("beam_search", "n=4"), ("score", "prompt_logprobs"), ("embed", "prompt_logprobs"), ("apply_model", "llm.target")],
+)
+def test_methods_that_are_not_here_say_what_comes_nearest(name, instead):
+    assert not hasattr(base(), name)
+    with pytest.raises(ConfigError, match=f"LLM has no '{name}': .*{instead}"):
+        getattr(base(), name)(["Hello"])
+    with pytest.raises(AttributeError, match="no attribute 'generat'"):
+        base().generat  # noqa: B018
+
+
+def test_arguments_that_are_not_here_say_what_takes_their_place():
+    with pytest.raises(
+        ConfigError, match=r"LLM.generate has no 'lora_request': an adapter is merged when it is loaded"
+    ):
+        base().generate("Hello", lora_request=object())
+    with pytest.raises(ConfigError, match="chat_template_content_format"):
+        base().chat(QUESTION, chat_template_content_format="openai")
+    with pytest.raises(ConfigError, match="did you mean 'sampling_params'"):
+        base().generate("Hello", sampling_param=SamplingParams(max_tokens=1))
+
+
+def test_variables_of_the_chat_template():
+    template = "{{ greeting }} {{ messages[0].content }}"
+    said = {"chat_template": template, "chat_template_kwargs": {"greeting": "Good day,"}}
+    (output,) = base().chat([{"role": "user", "content": "Tom"}], SamplingParams(max_tokens=1), **said)
+    assert output.prompt_token_ids == base().tokenizer("Good day, Tom", add_special_tokens=False)["input_ids"]

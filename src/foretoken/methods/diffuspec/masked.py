@@ -38,6 +38,7 @@ from foretoken.core.protocols import Context
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
 from foretoken.models import attention
 from foretoken.models.batch import PackedBatch
+from foretoken.models.checkpoint_files import check_there
 from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import folder_of
 from foretoken.models.language_model import LanguageModel, Output
@@ -170,7 +171,9 @@ def _trained_length(name: str) -> int | None:
 
 def _load(name: str, target: LanguageModel) -> Checkpoint:
     """See :class:`MaskedLattices`."""
-    folder = folder_of(source_of(name))
+    source = source_of(name)
+    check_there(source)
+    folder = folder_of(source)
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = settings["model_type"]

@@ -13,7 +13,6 @@ Letters: T packed rows, D width, L layers, X exits that are re-read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +37,7 @@ from foretoken.methods.dynamic_exit.statistics import (
 )
 from foretoken.models.language_model import LanguageModel, Output
 
+_DEAREST = 10_000  # layers that a head may cost: costs of layers vanish beside much more
 PROBE_EVERY = 16  # steps without a draft before one token is drafted all the same (ours)
 
 
@@ -135,7 +135,9 @@ class DynamicExitDrafter(Drafter):
                 ("min_exit", 1),
             ):
                 value = getattr(self, name)
-                if value is None or (name == "draft_length" and value == "planned"):
+                if (value is None and name in ("exit_layer", "draft_length")) or (
+                    value == "planned" and name == "draft_length"
+                ):
                     continue
                 if not isinstance(value, int) or isinstance(value, bool) or value < least:
                     kinds = " or 'planned'" if name == "draft_length" else ""
@@ -147,8 +149,8 @@ class DynamicExitDrafter(Drafter):
             if self.cost not in ("measured", "layers"):
                 raise ConfigError(f"cost={self.cost!r} must be 'measured' or 'layers'")
             cost = self.head_cost
-            if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost < math.inf):
-                raise ConfigError(f"head_cost={self.head_cost!r} must be 0 or more layers")
+            if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost <= _DEAREST):
+                raise ConfigError(f"head_cost={self.head_cost!r} must be a number of layers, from 0 to {_DEAREST}")
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config

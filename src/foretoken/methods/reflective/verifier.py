@@ -98,6 +98,11 @@ class ReflectiveVerifier(Verifier):
             ids = isinstance(self.prompt, tuple) and all(type(each) is int for each in self.prompt)
             if not isinstance(self.prompt, str) and not ids:
                 raise ConfigError(f"prompt={self.prompt!r} must be a text or token ids")
+            if isinstance(self.prompt, str) and not self.prompt.isascii():
+                try:
+                    self.prompt.encode("utf-8")
+                except UnicodeEncodeError:
+                    raise ConfigError(f"prompt={self.prompt!r} is not valid Unicode") from None
             if not isinstance(self.prefix, int) or isinstance(self.prefix, bool) or not 0 <= self.prefix <= 256:
                 raise ConfigError(f"prefix={self.prefix!r} must be an integer between 0 and 256")
             if not isinstance(self.mix_bonus, bool):

@@ -20,7 +20,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Drafter
 from foretoken.core.tree import ROOT, TokenTree
-from foretoken.drafters.agreement import AgreementRates
+from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
 from foretoken.drafting.datastore.search import Datastore
 from foretoken.models.fingerprint import vocabulary_fingerprint
 
@@ -103,6 +103,11 @@ class RestDrafter(Drafter):
                 value = getattr(self, name)
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     raise ConfigError(f"{name}={value!r} must be an integer, at least 1")
+            if self.max_match > LONGEST_MATCH:
+                raise ConfigError(
+                    f"max_match={self.max_match} is more than {LONGEST_MATCH}, and every length has a rate of its own: "
+                    "lower it"
+                )
             if self.min_match > self.max_match:
                 raise ConfigError(
                     f"min_match={self.min_match} is greater than max_match={self.max_match}: "

@@ -233,6 +233,12 @@ def test_a_checkpoint_that_does_not_fit_its_layout_is_refused(
         MaskedLattices(edited(folder / layout, tmp_path / "it", **changes), target, slots=4, top=1)
 
 
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "x", "\udcff"])
+def test_a_name_that_is_nothing_is_refused_at_once(name: str, target: LanguageModel) -> None:
+    with pytest.raises(ModelError, match="check the name"):
+        MaskedLattices(name, target, slots=4, top=1)
+
+
 def test_damaged_weights_and_another_tokenizer_are_refused(folder: Path, target: LanguageModel, tmp_path: Path) -> None:
     damaged = edited(folder / "dream", tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"nothing")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Features, Outcome
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
@@ -446,3 +447,9 @@ def test_one_request_that_fails_takes_nobody_with_it() -> None:
             assert output.error is None
             assert output.token_ids == greedy(prompt)[:20]
     assert_idle(llm)
+
+
+@pytest.mark.parametrize("options", [{"min_exit": None}, {"prompt_rows": None}, {"head_cost": 10**18}])
+def test_options_that_would_fail_in_the_middle_of_a_run_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        DynamicExitDrafter.Config(**options)

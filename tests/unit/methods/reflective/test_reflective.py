@@ -295,6 +295,8 @@ def test_what_cannot_be_reflected_on_is_refused_with_the_reason():
         with pytest.raises(ConfigError, match="own first layers have read already"):
             with_config({**inside, "verifier": "reflective"})
         with_config({**inside, "verifier": "reflective", "alpha": 0.0})  # which probes nothing
+    with pytest.raises(ConfigError, match="not valid Unicode"):
+        reflective(prompt="again \udcff")
     for prompt in ([9, 100_000], (-1,)):
         with pytest.raises(ConfigError, match="must be below 8192"):
             reflective(prompt=prompt)
