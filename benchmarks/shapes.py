@@ -1,12 +1,13 @@
-"""Bigger Llama shapes with random weights: a forward by rows, and what speculation gains at a known acceptance.
+"""Bigger shapes with random weights: a forward by rows, and what speculation gains at a known acceptance.
 
     python benchmarks/shapes.py --shapes 100m,500m --json shapes.json
+    python benchmarks/shapes.py --shapes gemma3-100m,phi3-100m --parts forward
 
 Weights are random, so texts mean nothing; times are those of any model of that shape. Two tables a shape:
 
 * a forward of 1 to 32 rows behind 256 cached rows: ours, transformers with its own cache, llama.cpp (BF16), with all
   rows' logits; interleaved, order rotating. ``--dtype int8`` and ``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and
-  bfloat16 of transformers.
+  bfloat16 of transformers. Of other families than Llama, our general path stands in the place of llama.cpp.
 * speculation through the real engine with a scripted drafter: it proposes the recorded plain continuation with every
   token spoilt with probability 1 - a, for nothing. So the speed-up is what verification leaves of the acceptance; the
   last columns say what remains if drafting a token costs 5, 10 or 20 % of a plain step.
@@ -38,12 +39,14 @@ from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.provenance import provenance
+from foretoken.models.fused import build
 from foretoken.models.load import load
-from foretoken.models.shapes import SHAPES, write_random_model
+from foretoken.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken.testing import EvenlySpoilt, ScriptRule
 
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)
+KNOWN = (*SHAPES, *FAMILY_SHAPES)
 
 
 def main() -> int:
@@ -54,8 +57,8 @@ def main() -> int:
         check_writable(options.json, "--json")
     names = options.shapes.split(",")
     for name in names:
-        if name not in SHAPES:
-            raise ConfigError(f"unknown shape '{name}': {nearest(name, SHAPES)}")
+        if name not in KNOWN:
+            raise ConfigError(f"unknown shape '{name}': {nearest(name, KNOWN)}")
     console = Console(width=None if sys.stdout.isatty() else 160)
     found = {}
     for name in names:
@@ -73,7 +76,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default="100m,500m", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default="100m,500m", help=f"of {', '.join(KNOWN)}")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "int4"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=256, help="cached rows before the forward, or prompt length")
@@ -96,10 +99,10 @@ def _options() -> argparse.Namespace:
 def _shape(name: str, folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     parameters = write_random_model(name, folder, adapters.dense(options.dtype))
-    found: dict[str, Any] = {"parameters": parameters, "shape": SHAPES[name]}
+    found: dict[str, Any] = {"parameters": parameters, "shape": SHAPES.get(name) or FAMILY_SHAPES[name]}
     parts = options.parts.split(",")
     if "forward" in parts:
-        found["forward"] = forward_times(folder, options)
+        found["forward"] = forward_times(folder, options, llama=name in SHAPES)
         console.print(_forward_table(found["forward"], f"{name}: {parameters / 1e6:.0f} M parameters, ms per forward"))
     if "scripted" in parts:
         found["scripted"] = scripted(folder, options)
@@ -110,8 +113,12 @@ def _shape(name: str, folder: Path, options: argparse.Namespace, console: Consol
 # ---------------------------------------------------------------------------------------------------- forward times
 
 
-def forward_times(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of a forward behind ``context`` rows, by engine and row count; logits of all rows in each."""
+def forward_times(folder: Path, options: argparse.Namespace, *, llama: bool) -> list[dict[str, Any]]:
+    """Seconds of a forward behind ``context`` rows, by engine and row count; logits of all rows in each.
+
+    Args:
+        llama: whether the shape is a Llama's.
+    """
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(7, 8000, (options.context,), generator=generator).tolist()
     rows_of = {n: torch.randint(7, 8000, (n,), generator=generator).tolist() for n in ROWS}
@@ -119,8 +126,9 @@ def forward_times(folder: Path, options: argparse.Namespace) -> list[dict[str, A
         "ours": _our_forward,
         "transformers": _transformers_forward,
     }
-    llama_cpp = adapters.import_llama_cpp()
-    if llama_cpp is not None:
+    if not llama:
+        makers["ours, general"] = _general_forward
+    elif adapters.import_llama_cpp() is not None:
         makers["llama.cpp"] = _llama_forward
     calls: dict[Any, Callable[[], Any]] = {}
     for engine, make in makers.items():
@@ -135,6 +143,18 @@ def _our_forward(folder: Path, prompt: list[int], options: argparse.Namespace) -
     decoder = Decoder(load(str(folder), dtype=options.dtype))
     decoder.prefill(prompt)
     return lambda tokens: decoder.forward(tokens, wanted=len(tokens))
+
+
+def _general_forward(folder: Path, prompt: list[int], options: argparse.Namespace) -> Callable[[Sequence[int]], Any]:
+    """Without the fused decoder, whose library is looked for once a process."""
+    before = os.environ.get("FORETOKEN_FUSED", "1")
+    try:
+        os.environ["FORETOKEN_FUSED"] = "0"
+        build.library.cache_clear()
+        return _our_forward(folder, prompt, options)
+    finally:
+        os.environ["FORETOKEN_FUSED"] = before
+        build.library.cache_clear()
 
 
 def _transformers_forward(

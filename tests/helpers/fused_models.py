@@ -68,6 +68,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, odd width": ("llama", {"head_dim": 48}),
     "llama, yarn": ("llama", {"rope_parameters": _YARN}),
     "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama, squared ReLU": ("llama", {"hidden_act": "relu2"}),
     "mistral, window": ("mistral", {"sliding_window": 21}),
     "qwen2": ("qwen2", {}),
     "qwen2, mixed windows": (

@@ -28,8 +28,8 @@ from foretoken.cli.options import (
 from foretoken.cli.outputs import check_outputs, write_json
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings, split_settings
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken.models.shapes import PREFIX as SHAPE
-from foretoken.models.shapes import SHAPES, write_random_model
 
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
@@ -229,8 +229,9 @@ def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack,
         check_model_name(model)
         return load(model, dtype=dtype, device=device, trust_remote_code=trusted)
     name = model.removeprefix(SHAPE)
-    if name not in SHAPES:
-        raise ConfigError(f"--model: unknown shape '{name}': {nearest(name, SHAPES)}")
+    known = (*SHAPES, *FAMILY_SHAPES)
+    if name not in known:
+        raise ConfigError(f"--model: unknown shape '{name}': {nearest(name, known)}")
     if dtype == "float16":
         raise ConfigError(f"--model {model} is made in bfloat16 or float32, not in float16")
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-shape-")))

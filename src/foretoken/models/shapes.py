@@ -1,6 +1,7 @@
 """``shape:100m``: Llama shapes with random weights. Their texts mean nothing, their times are those of the shape.
 
-``shape:mamba-100m`` is a Mamba-2, ``shape:hybrid-100m`` Mamba-2 and attention layers in the layout of Bamba.
+``shape:mamba-100m`` is a Mamba-2, ``shape:hybrid-100m`` Mamba-2 and attention layers in the layout of Bamba;
+``shape:gemma3-100m`` and its neighbours are of the families that they are named after.
 """
 
 from __future__ import annotations
@@ -23,6 +24,33 @@ SHAPES = {
     "draft152k": (1024, 4, 2816, 16, 4, 151936),
 }
 
+# options of a family's config beside those that all of them have
+FAMILY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3-100m": (
+        "gemma3_text",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "intermediate_size": 2304,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+        },
+    ),
+    "phi3-100m": (
+        "phi3",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "intermediate_size": 2048,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 12,
+        },
+    ),
+}
+_FAMILY_VOCABULARY = 32000
+
 
 # width, layers, MLP width (0: none), query heads, key/value heads, vocabulary, layers that attend; mixers have heads of
 # 64 and 128 states, and are twice as wide as the stream
@@ -39,8 +67,9 @@ def folder(name: str) -> Path:
         ConfigError: there is no such shape.
     """
     short = name.removeprefix(PREFIX)
-    if short not in SHAPES and short not in STATE_SHAPES:
-        raise ConfigError(f"unknown shape '{short}': {nearest(short, [*SHAPES, *STATE_SHAPES])}")
+    known = [*SHAPES, *FAMILY_SHAPES, *STATE_SHAPES]
+    if short not in known:
+        raise ConfigError(f"unknown shape '{short}': {nearest(short, known)}")
 
     def make(place: Path) -> None:
         write = write_random_states if short in STATE_SHAPES else write_random_model
@@ -53,32 +82,42 @@ def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 
     """A checkpoint of that shape with random weights and the bundled tokenizer; returns its parameter count.
 
     Args:
-        name: one of ``SHAPES``.
+        name: one of ``SHAPES`` or ``FAMILY_SHAPES``.
         folder: where to; must exist.
         dtype: "float32" or "bfloat16".
         positions: longest sequence.
     """
     import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    width, layers, mlp, heads, kv_heads, vocabulary = SHAPES[name]
+    if name in SHAPES:
+        width, layers, mlp, heads, kv_heads, vocabulary = SHAPES[name]
+        kind, options = (
+            "llama",
+            {
+                "hidden_size": width,
+                "intermediate_size": mlp,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "num_key_value_heads": kv_heads,
+                "head_dim": 64,
+            },
+        )
+    else:
+        (kind, options), vocabulary = FAMILY_SHAPES[name], _FAMILY_VOCABULARY
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=64,
         max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
         dtype=getattr(torch, dtype),
+        **options,
     )
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(getattr(torch, dtype))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
     return sum(weight.numel() for weight in model.parameters())

@@ -25,7 +25,7 @@ from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import UNITS, Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
-from foretoken.models.fused.rotary import RotaryTables
+from foretoken.models.fused.rotary import RotaryTables, Tables
 from foretoken.models.fused.shelf import Shelf
 from foretoken.models.fused.states import NativeStates, described_mixer
 from foretoken.models.native import Blocks, NativePlan
@@ -43,6 +43,13 @@ class Ranked:
     top_ids: array[int]
     top_shares: array[float]
     hidden: dict[int, Tensor]
+
+
+class _Angles(NamedTuple):
+    """What native code rotates by, and the memory that it points to."""
+
+    native: ctypes.Array[structs.Angles]
+    tables: list[Tables]
 
 
 class _NativeBlocks(NamedTuple):
@@ -172,9 +179,7 @@ class FusedDecoder:
         states = None
         if any(span.first <= layer < span.last for layer in self._mixers):
             states = NativeStates(self._mixers, cache, batch, span, self._dtype)
-        longest = max(batch.positions) + 1 if attends else 0
-        tables = [each.up_to(longest) for each in self._rotaries]  # held while the call runs
-        angles = (structs.Angles * len(tables))(*(structs.Angles(*(x.data_ptr() for x in each)) for each in tables))
+        angles = self._angles(max(batch.positions) + 1 if attends else 0)  # held while the call runs
         num_wanted = len(wanted)
         model = self._model if head is None else self._with_head(head)
         logits_MV = self._shelf.take(num_wanted, model.logits_stride)
@@ -195,7 +200,7 @@ class FusedDecoder:
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
-            angles=angles,
+            angles=angles.native,
             segments=segments,
             blocks=None if blocks is None else ctypes.pointer(blocks.native),
             keys=None if room is None else ctypes.addressof(room.keys),
@@ -231,6 +236,14 @@ class FusedDecoder:
             plan.clock.attention_seconds += attention.value
         hidden = {depth: tapped[place] for place, depth in enumerate(span.taps)}
         return Ranked(logits_MV[:, : own_head.vocab_size], best, peaks, ids, shares, hidden)
+
+    def _angles(self, length: int) -> _Angles:
+        """Of so many positions at least, by each of the layout's rotaries."""
+        tables = [each.up_to(length) for each in self._rotaries]
+        native = (structs.Angles * len(tables))()
+        for each, (cos_Nh, sin_Nh) in zip(native, tables, strict=True):
+            each.cos, each.sin = cos_Nh.data_ptr(), sin_Nh.data_ptr()
+        return _Angles(native, tables)
 
     def _with_head(self, head: Head) -> structs.Model:
         """A copy of the description, with another head."""

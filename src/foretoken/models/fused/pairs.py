@@ -172,7 +172,7 @@ class PairDecoder(FusedDecoder):
             native.committed = min(segment.prefix, cache.lengths[segment.slot])
             if segment.seen is not None:
                 native.seen = segment.seen.data_ptr()
-        tables = self._rotary.up_to(max(batch.positions) + count)
+        angles = self._angles(max(batch.positions) + count)  # held while the call runs
         tokens, positions, places = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         results = count * wanted
         logits_MV = self._shelf.take(results, model.logits_stride)
@@ -192,8 +192,7 @@ class PairDecoder(FusedDecoder):
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=places.buffer_info()[0],
-            cos=tables.cos_Nh.data_ptr(),
-            sin=tables.sin_Nh.data_ptr(),
+            angles=angles.native,
             segments=segments,
             keys=ctypes.addressof(room.keys),
             values=ctypes.addressof(room.values),

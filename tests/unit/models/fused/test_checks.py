@@ -15,7 +15,8 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build
+from foretoken.models.fused import build, selftest
+from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
@@ -171,3 +172,22 @@ def test_a_forward_is_checked_through_the_language_model_too() -> None:
     batch.add_chunk(cache.acquire(), 0, [1, 10**7], wanted=1)
     with pytest.raises(InputError, match="token 10000000"):
         model.forward(batch, DensePlan(cache, batch))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlp_end_norm_D": torch.ones(63)}, r"block.mlp_end_norm_D is \[63\]: \[64\]"),
+        ({"attention_norm_D": torch.ones(2, 32)}, r"block.attention_norm_D is \[2, 32\]: \[64\]"),
+        ({"q_norm_d": torch.ones(64), "k_norm_d": torch.ones(64)}, r"block.q_norm_d is \[64\]: \[128\]"),
+        ({"q_norm_d": torch.ones(128), "k_norm_d": None}, "k_norm_d is missing"),
+        ({"rotary": 1}, "block.rotary=1: 0 to 0"),
+    ],
+)
+def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any], message: str) -> None:
+    layout = selftest._layout(torch.float32, None)
+    layout = replace(layout, blocks=[replace(each, **changes) for each in layout.blocks])
+    library = build.library()
+    assert library is not None
+    with pytest.raises(ValueError, match=message):
+        FusedDecoder(layout, library)
