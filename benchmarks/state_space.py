@@ -4,24 +4,30 @@
 
 Per number of rows: a chain, a binary tree row by row (walk) and all at once (scan), and the same tree unrolled, every
 path to a leaf as a fork of the slot with rows of its own. One forward each, behind a prompt, in turns; nothing is
-committed. Then plain decoding beside ``generate`` of transformers, in the same process. Bytes are those of the cache
-behind the forward.
+committed. Bytes are those of the cache behind the forward.
+
+With --draft, decoding with that draft model: chains and trees of fixed sizes and adaptive chains, greedy, one bundled
+prompt a task, the recipes in turns prompt by prompt, timed from the first token on. Last, plain decoding beside
+``generate`` of transformers, in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from forwards import greedy, interleaved, quartiles, timed
 from transformers import AutoModelForCausalLM
 
-from foretoken import LLM
+from foretoken import LLM, SamplingParams
+from foretoken.bench.workloads import BUNDLED_SUITE, limit_per_category, read_prompts
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.methods.stree.plan import TreeScan
@@ -113,6 +119,58 @@ def decoding(name: str, dtype: str, repeats: int) -> dict[str, Any]:
     return {"model": name, "seconds_per_token": result, "ratio": ratio}
 
 
+def recipes(draft: str, sizes: list[int]) -> dict[str, dict[str, Any] | None]:
+    """Label to ``speculative_config``."""
+    config = {"method": "draft_model", "model": draft}
+    found: dict[str, dict[str, Any] | None] = {"plain": None, "chain, adaptive": config}
+    for size in sizes:
+        found[f"chain of {size}"] = {**config, "num_speculative_tokens": size}
+        found[f"tree of {size}"] = {**config, "num_speculative_tokens": size, "tree": "topk", "num_drafts": 2}
+    return found
+
+
+def speculation(name: str, dtype: str, draft: str, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
+    """Tokens per second of every recipe, over plain decoding and over the best chain, within each repeat."""
+    base = LLM(name, dtype=dtype, device="cpu", seed=0)
+    engines = {label: base.with_method(config) for label, config in recipes(draft, sizes).items()}
+    suite = limit_per_category(read_prompts(BUNDLED_SUITE), 1)
+    prompts = [base.chat_prompt([{"role": "user", "content": each.text}]) for each in suite]
+    params = SamplingParams(max_tokens=1 + TOKENS, ignore_eos=True)
+    rates: dict[str, list[float]] = {label: [] for label in engines}
+    per_step: dict[str, float] = {}
+    for repeat in range(repeats + 1):
+        seconds, steps = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0)
+        for prompt in prompts:
+            for label, llm in engines.items():
+                (request,) = llm.new_requests(prompt, params)
+                llm.engine.add(request)
+                while not request.num_output:
+                    llm.engine.step()
+                began, before = perf_counter(), request.metrics.num_steps
+                while not request.finished:
+                    llm.engine.step()
+                seconds[label] += perf_counter() - began
+                steps[label] += request.metrics.num_steps - before
+        for label in engines:
+            per_step[label] = TOKENS * len(prompts) / steps[label]
+            if repeat:  # in the first turn caches and controllers find their places
+                rates[label].append(TOKENS * len(prompts) / seconds[label])
+    best = max((statistics.median(rates[each]), each) for each in engines if each.startswith("chain"))[1]
+    found = []
+    for label, own in rates.items():
+        over = {
+            f"over {other}": quartiles([mine / its for mine, its in zip(own, rates[other], strict=True)])
+            for other in ("plain", best)
+        }
+        row = {"recipe": label, "tokens_per_second": quartiles(own), "tokens_per_step": per_step[label], **over}
+        found.append({"model": name, "draft": draft, "best_chain": best, **row})
+        print(
+            f"{name} {label:16s} {per_step[label]:.2f} tokens a step, {over['over plain']['median']:.2f} times plain, "
+            f"{over[f'over {best}']['median']:.2f} times the best chain"
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="zoo:hybrid,zoo:mamba")
@@ -120,17 +178,23 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--draft", help="a draft model with the models' vocabulary")
+    parser.add_argument("--sizes", default="2,4,8", help="nodes of its chains and trees")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     record: dict[str, Any] = {
         "provenance": provenance(sys.argv, dtype=given.dtype, threads=given.threads),
         "verification": [],
+        "speculation": [],
         "decoding": [],
     }
     for name in given.models.split(","):
-        counts = [int(each) for each in given.rows.split(",")]
+        counts = [int(each) for each in given.rows.split(",") if each]
         record["verification"] += verification(name, given.dtype, counts, given.repeats)
+        if given.draft is not None:
+            sizes = [int(each) for each in given.sizes.split(",")]
+            record["speculation"] += speculation(name, given.dtype, given.draft, sizes, max(3, given.repeats // 5))
         record["decoding"].append(decoding(name, given.dtype, max(3, given.repeats // 5)))
     if given.json is not None:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

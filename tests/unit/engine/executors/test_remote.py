@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine.executors import gloo, process
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.llm import LLM
+from helpers import delays as delays_at
 from helpers.threads import one_thread
 from helpers.zoo_llms import PROMPTS, assert_idle, base, ids, with_config
 
@@ -76,17 +76,12 @@ def test_the_text_is_that_of_plain_decoding(helped: LLM) -> None:
 
 
 @needs_gloo
-def test_the_text_is_the_same_over_gloo_and_after_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_text_is_the_same_over_gloo_and_after_a_loss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every message late by a random time; then the helper is killed, and another one is met at another place."""
     llm = with_config(OVER_GLOO)
-    helper, dice = helper_of(llm)._helper, random.Random(1)
-    send = helper._send
-
-    def late(order: Any) -> None:
-        time.sleep(dice.choice([0.0, 0.005]))
-        send(order)
-
-    helper._send = late  # type: ignore[method-assign]
+    delays = delays_at.at_every_hand_over(monkeypatch, 1)
     expected = ids(base().generate(list(PROMPTS), GREEDY))
     first = helper_of(llm).pid
     with caplog.at_level(logging.WARNING):
@@ -101,6 +96,7 @@ def test_the_text_is_the_same_over_gloo_and_after_a_loss(caplog: pytest.LogCaptu
             assert sum(each.metrics.num_accepted_tokens for each in outputs) > 40
     second = helper_of(llm).pid
     assert first != second
+    assert delays[0] > 50
     assert "another one is started" in caplog.text
     assert_idle(llm)
     llm.close()

@@ -27,6 +27,7 @@ from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from helpers import delays as delays_at
 from helpers.adapters import shelf
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -103,6 +104,22 @@ def test_a_lane_drafts_what_would_be_drafted_here(temperature: float, model: Lan
         found.append((texts(llm, params), drafted(llm)))
         llm.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_late_orders_and_answers_change_nothing(
+    temperature: float, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what is drafted: rows are read in their order, however late."""
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=5, ignore_eos=True)
+    here = engine(model)
+    expected = texts(here, params), drafted(here)
+    llm = engine(model, place="thread")
+    slowly(monkeypatch, 4)
+    delays = delays_at.at_every_hand_over(monkeypatch, 5)
+    assert (texts(llm, params), drafted(llm)) == expected
+    assert delays[0] > 50
+    llm.close()
 
 
 def test_a_gpu_that_is_not_there_is_said_once(model: LanguageModel, plain: list[list[int]]) -> None:
@@ -283,6 +300,15 @@ def test_a_process_drafts_the_same(helped: LLM, model: LanguageModel, plain: lis
     here = engine(model)
     assert drafted(helped) == drafted(here)
     assert_idle(helped)
+
+
+def test_a_process_that_is_told_late_drafts_the_same(
+    helped: LLM, model: LanguageModel, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = delays_at.at_every_hand_over(monkeypatch, 6)
+    assert texts(helped) == plain
+    assert drafted(helped) == drafted(engine(model))
+    assert delays[0] > 30
 
 
 def test_bytes_are_those_of_the_pipe(helped: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from foretoken.models.dense import DensePlan
 from foretoken.models.fuzzy import groups_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from helpers import delays as delays_at
 from helpers.adapters import shelf
 from helpers.requests import make_request
 from helpers.threads import one_thread
@@ -207,6 +208,18 @@ def test_the_text_is_that_of_plain_decoding(tree: str, executor: str) -> None:
         expected = ids(with_config(None, target=model(0)).generate(TEXTS, params))
         llm = recipe(tree=tree, verifier="match" if params.seed else "auto", parallel=3, executor=executor)
         assert ids(llm.generate(TEXTS, params)) == expected
+
+
+@pytest.mark.parametrize("tree", ["chain", "coupled"])
+def test_fuzzy_drafts_that_are_handed_over_late_change_nothing(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written ahead beside the target; calibration then reads pending tokens, and what was refused is read again."""
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, ignore_eos=True)
+    expected = ids(with_config(None, target=model(0)).generate(TEXTS, params))
+    llm = recipe(tree=tree, verifier="match", parallel=3, executor="pearl")
+    delays = delays_at.at_every_hand_over(monkeypatch, 2)
+    assert ids(llm.generate(TEXTS, params)) == expected
+    assert delays[0] > 10
+    llm.close()
 
 
 def test_what_is_grouped_is_said() -> None:

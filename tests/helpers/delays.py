@@ -1,0 +1,50 @@
+"""Random delays at every hand-over between an engine and what works beside it: lanes, helpers' channels."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from foretoken.engine.executors.lane import Lane
+from foretoken.engine.executors.process import HelperProcess
+
+LONGEST = 0.004  # seconds
+
+
+def at_every_hand_over(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[int]:
+    """Orders are late, what comes back is late, a request to stop is seen late; the list counts them."""
+    dice, lock, count = random.Random(seed), threading.Lock(), [0]
+
+    def wait() -> None:
+        with lock:
+            seconds = dice.choice([0.0, dice.uniform(0.0, LONGEST)])
+            count[0] += 1
+        time.sleep(seconds)
+
+    run, send, ask = Lane._run, HelperProcess._send, HelperProcess.ask
+
+    def late_run(self: Lane, work: Callable[..., Any], stopped: Callable[[], bool]) -> Any:
+        wait()
+        try:
+            return run(self, work, stopped)
+        finally:
+            wait()
+
+    def late_send(self: HelperProcess, order: Any) -> None:
+        wait()
+        send(self, order)
+
+    def late_ask(self: HelperProcess, order: Any, **options: Any) -> Any:
+        found = ask(self, order, **options)
+        wait()
+        return found
+
+    monkeypatch.setattr(Lane, "_run", late_run)
+    monkeypatch.setattr(HelperProcess, "_send", late_send)
+    monkeypatch.setattr(HelperProcess, "ask", late_ask)
+    return count
