@@ -228,7 +228,7 @@ def run(
         objective=UnrolledLayer,
         unroll=unrolled,
     )
-    training.run(str(learned_from), course, sources, out, features=features, **loop)
+    training.run(str(learned_from), course, sources, out, features=features, laid_out_from=source, **loop)
     return add_to_record(out, {"target": name})
 
 
