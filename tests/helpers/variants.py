@@ -70,9 +70,18 @@ class Case:
         }
 
 
-def cases() -> list[Case]:
-    """Every declared variant of every drafter that the catalogue has."""
-    return [Case(entry, variant) for entry in catalog.entries("drafter") for variant in entry.load().declared.variants]
+def cases(*, brought: bool = False) -> list[Case]:
+    """Every declared variant of every drafter that the catalogue has.
+
+    Args:
+        brought: of those that draft with a part that the target brings, and need one that does; else of the others.
+    """
+    return [
+        Case(entry, variant)
+        for entry in catalog.entries("drafter")
+        for variant in entry.load().declared.variants
+        if brought == (entry.load().declared.brought is not None)
+    ]
 
 
 def lossless_rules() -> list[str]:

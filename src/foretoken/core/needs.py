@@ -135,6 +135,8 @@ class Declared:
         datastore: whether the option ``datastore`` names texts in the target's tokens to retrieve from.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
         learned_part: "module:Class" of what was trained for it (drafting/learned_part.py); None: nothing was.
+        brought: where the target brings what a method drafts with, "module:function" that writes one whose part nobody
+            trained: (name of a target, folder) -> name of the new one. None: any target will do.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
         variants: the shapes that the exactness tests must see.
     """
@@ -143,5 +145,6 @@ class Declared:
     datastore: bool = False
     own_verifier: str | None = None
     learned_part: str | None = None
+    brought: str | None = None
     knob: Knob | None = None
     variants: tuple[Variant, ...] = (Variant(),)

@@ -7,29 +7,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.train.command import Command, Option, Session
-from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
+from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(HeadOptions):
+class Config(UnrolledOptions):
     """Options of ``foretoken train dovetail``; None: the recipe's."""
 
     blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1)] = 2
     fusion: Annotated[str, Option("How feature and token meet: gate, or concat for EAGLE-2's.")] = "gate"
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
-        None
-    )
-    mlp_width: Annotated[
-        int | None, Option("Channels of a block's MLP; default: a quarter of the target's.", metavar="N", least=32)
-    ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft chains for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.dovetail import train as training
-    from foretoken.train.feature_heads.run import OWN_WORDS
 
     shape = training.Shape(
         blocks=config.blocks,
@@ -38,7 +30,6 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         mlp_width=config.mlp_width,
         steps=config.steps,
     )
-    share = OWN_WORDS if config.own_words is None else config.own_words
     depth = {"max_depth": config.steps, "num_speculative_tokens": config.steps}
     chain = {"method": "dovetail", "head": str(config.out), "tree": False, "budget": "fixed", **depth}
     return train_and_serve(
@@ -46,8 +37,8 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         session,
         title="training a Dovetail head",
         shape=shape,
-        share=share,
-        recipe=training.recipe(config.target, shape, share),
+        share=config.share,
+        recipe=training.recipe(config.target, shape, config.share),
         run=training.run,
         chain=chain,
     )

@@ -7,29 +7,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.train.command import Command, Option, Session
-from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
+from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(HeadOptions):
+class Config(UnrolledOptions):
     """Options of ``foretoken train eagle``; None: the recipe's."""
 
     algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.")] = "eagle3"
     draft_vocab_size: Annotated[
         int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="N", least=1)
     ] = None
-    mlp_width: Annotated[
-        int | None, Option("Channels of its MLP; default: a quarter of the target's.", metavar="N", least=32)
-    ] = None
     own_head: Annotated[bool, Option("Train and store a head, which other engines need; else the target's.")] = False
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.eagle import train as training
-    from foretoken.train.feature_heads.run import OWN_WORDS
 
     shape = training.Shape(
         algorithm=config.algorithm,
@@ -38,15 +33,14 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         own_head=config.own_head,
         steps=config.steps,
     )
-    share = OWN_WORDS if config.own_words is None else config.own_words
     chain = {"method": "eagle", "head": str(config.out), "num_speculative_tokens": config.steps}
     return train_and_serve(
         config,
         session,
         title="training an EAGLE head",
         shape=shape,
-        share=share,
-        recipe=training.recipe(config.target, shape, share),
+        share=config.share,
+        recipe=training.recipe(config.target, shape, config.share),
         run=training.run,
         chain=chain,
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.draft import PointMass
 from foretoken.core.errors import ConfigError
-from foretoken.core.needs import Declared
+from foretoken.core.needs import Declared, Variant
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
 from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
@@ -30,7 +31,14 @@ class MtpDrafter(FeatureDrafter):
     """
 
     name = "mtp"
-    declared = Declared(variants=())  # no model of the tests' zoo brings such a layer
+    declared = Declared(
+        brought="foretoken.methods.mtp.train:untrained",
+        variants=(
+            Variant(),
+            Variant(options={"norm_output": False, "max_depth": 2}, one_rule=True),
+            Variant(options={"tree": True, "width": 3, "max_depth": 3}, laws=(PointMass,), branches=True),
+        ),
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrowthOptions):

@@ -34,7 +34,7 @@ from foretoken.methods.mtp.shards import Shards, read_layer
 from foretoken.models import anatomy
 from foretoken.models.attention import following
 from foretoken.models.fingerprint import fingerprint, folder_of
-from foretoken.models.load import load_config, source_of
+from foretoken.models.load import load_as_is, load_config, source_of
 from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.objective import Unrolled
 from foretoken.train.feature_heads.run import OWN_WORDS, Course, Stage
@@ -72,6 +72,13 @@ class LayerConfig:
     def depths_of(self, num_layers: int) -> tuple[int, ...]:
         """The deepest."""
         return (num_layers,)
+
+    @classmethod
+    def of(cls, target: Any) -> LayerConfig:
+        """For a configuration of transformers."""
+        text = target.get_text_config(decoder=True)
+        experts = text.num_experts_per_tok + (getattr(text, "n_shared_experts", None) or 0)
+        return cls(draft_vocab_size=text.vocab_size, mlp_width=experts * text.moe_intermediate_size)
 
 
 class LearningLayer(PredictionLayer, TrainableHead):
@@ -210,9 +217,7 @@ def run(
     learned_from = laid_out(name, source, out)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> LayerConfig:
-        text = target.get_text_config(decoder=True)
-        experts = text.num_experts_per_tok + (getattr(text, "n_shared_experts", None) or 0)
-        return LayerConfig(draft_vocab_size=text.vocab_size, mlp_width=experts * text.moe_intermediate_size)
+        return LayerConfig.of(target)
 
     def build(config: LayerConfig, target: FrozenTarget, ids: list[int] | None) -> LearningLayer:
         return LearningLayer(config, target.model, learned_from, dtype)
@@ -228,8 +233,22 @@ def run(
         objective=UnrolledLayer,
         unroll=unrolled,
     )
-    training.run(str(learned_from), course, sources, out, features=features, **loop)
+    training.run(str(learned_from), course, sources, out, features=features, laid_out_from=source, **loop)
     return add_to_record(out, {"target": name})
+
+
+def untrained(name: str, folder: Path) -> str:
+    """A checkpoint of a target with a layer that nobody trained, which hands its feature on; where it lies.
+
+    Raises:
+        ForetokenError: see :func:`laid_out`.
+    """
+    source = laid_out(name, folder_of(source_of(name)), folder)
+    loaded = load_as_is(str(source), device="cpu")
+    torch.manual_seed(0)
+    layer = LearningLayer(LayerConfig.of(loaded.model.config), loaded.model, source, loaded.model.dtype)
+    layer.save(folder / "whole")
+    return str(folder / "whole")
 
 
 def laid_out(name: str, source: Path, out: Path) -> Path:

@@ -7,22 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.train.command import Command, Option, Session
-from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
+from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(HeadOptions):
+class Config(UnrolledOptions):
     """Options of ``foretoken train scylla``; None: the recipe's."""
 
     layers: Annotated[int, Option("Decoder layers.", metavar="N", least=1)] = 2
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
-        None
-    )
-    mlp_width: Annotated[
-        int | None, Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32)
-    ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
     pretrain: Annotated[float, Option("Share of the run that is pre-training; the rest is the SFT stage.")] = 0.75
     own_words: Annotated[
         float | None, Option("Share of the SFT stage's text that the target writes itself; default: 0.5.")
@@ -32,7 +25,6 @@ class Config(HeadOptions):
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft chains for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.scylla import train as training
-    from foretoken.train.feature_heads.run import OWN_WORDS
 
     shape = training.Shape(
         layers=config.layers,
@@ -41,7 +33,6 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         steps=config.steps,
         pretrain=config.pretrain,
     )
-    share = OWN_WORDS if config.own_words is None else config.own_words
     depth = {"max_depth": config.steps, "num_speculative_tokens": config.steps}
     chain = {"method": "scylla", "head": str(config.out), "tree": False, **depth}
     return train_and_serve(
@@ -49,8 +40,8 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         session,
         title="training a Scylla head",
         shape=shape,
-        share=share,
-        recipe=training.recipe(config.target, shape, share),
+        share=config.share,
+        recipe=training.recipe(config.target, shape, config.share),
         run=training.run,
         chain=chain,
     )

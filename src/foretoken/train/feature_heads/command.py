@@ -34,6 +34,26 @@ class HeadOptions(Loop, Judged):
             raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnrolledOptions(HeadOptions):
+    """Options of a head of decoder layers, which training unrolls as deep as it is to draft (unroll.py)."""
+
+    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
+        None
+    )
+    mlp_width: Annotated[
+        int | None, Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32)
+    ] = None
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
+
+    @property
+    def share(self) -> float:
+        """Of the text, or of its last stage, what the target writes."""
+        from foretoken.train.feature_heads.run import OWN_WORDS
+
+        return OWN_WORDS if self.own_words is None else self.own_words
+
+
 def train_and_serve(
     config: HeadOptions,
     session: Session,

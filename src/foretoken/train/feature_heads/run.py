@@ -167,6 +167,7 @@ def run(
     prompts: Sequence[str] = (),
     bounds: Bounds | None = None,
     features: Path | None = None,
+    laid_out_from: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
     report: trainer.Report = lambda progress: None,
@@ -183,6 +184,7 @@ def run(
         prompts: held-out prompts; what the target answers is walked (walk.py) while the head is trained.
         bounds: of all stages together; None: the recipe's.
         features: folder of a feature store to train from instead.
+        laid_out_from: the model whose function the target is in another layout: its features are the target's.
         arguments: the command line, for the record.
         checkpoint_every: seconds between two checkpoints.
         rate: factor on the learning rates.
@@ -208,7 +210,7 @@ def run(
     stored = None
     if features is not None:
         stored = StoredBlocks(features, numbers, seed)
-        stored.store.check_target(loaded.folder)
+        stored.store.check_target(laid_out_from or loaded.folder)
     work = out / "run"
     with disk_trouble(out):
         claim = {**claim_of(recipe, sources, seed), "target": loaded.fingerprint, "shape": dict(course.shape)}

@@ -137,6 +137,15 @@ def test_a_chain_has_the_bits_of_its_passes(
     lengths = [end + count - 1 for end, count in zip(one.ends, most, strict=True)]
     for ours, theirs in zip(many.kept(lengths), one.kept(lengths), strict=True):
         assert torch.equal(ours, theirs)
+    # nothing is left of a draft that was refused: other rows in its places are what they are without it
+    never = Read(run, prefixes, rows, seed)
+    run.forward(never.first, never.cache, never.g_TW, top=0)
+    batch = PackedBatch()
+    for draft, end in enumerate(never.ends):
+        batch.add_chunk(draft, end, tokens_of(seed + 50 + draft, 25, 100), wanted=1)
+    others_TW = torch.randn(len(batch), 64, generator=torch.Generator().manual_seed(seed))
+    after, expected = (run.forward(batch, each.cache, others_TW, top=0)[0] for each in (many, never))
+    assert torch.equal(after.logits_MV, expected.logits_MV)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,9 +26,13 @@ from foretoken.models.cache import KVCache
 from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load, load_as_is
 from foretoken.train import acceptance
+from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens
 from foretoken.train.feature_heads.walk import texts
+from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
+from foretoken.train.stored_blocks import StoredBlocks
+from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
 from helpers.golden import tokens_of
 from helpers.mtp_models import FAMILIES, INDEX, PREFIX, VOCABULARY, save_mtp, shard
@@ -62,9 +66,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+class EveryThird:
+    """Positions of which the loss is taken (train/replies.py)."""
+
+    def used(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(tokens_BT.shape[1]) % 3 == 1).expand_as(tokens_BT)
+
+
 def train(folder: Path, out: str, steps: int, **options: Any) -> dict[str, Any]:
     settings = {"own_words": 0.0, "bounds": Bounds(tokens=steps * STEP), **options}
-    sources = settings.pop("sources", None) or [parse(str(folder / "my.jsonl"))]
+    sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
+    sources = settings.pop("sources", sources)
     return mtp.run(str(folder / "target"), Shape(steps=STEPS), sources, folder / out, **settings)
 
 
@@ -146,6 +158,34 @@ def test_it_learns_stops_and_goes_on(folder: Path) -> None:
     ours, theirs = (load_file(folder / each / "model-00002-of-00002.safetensors") for each in ("parts", "whole"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_stored_features_teach_the_same(folder: Path) -> None:
+    """A store of the target's last state, which is the laid-out one's: the same losses as from the text of it."""
+    write_relaid(str(folder / "target"), folder / "glm")
+    loaded, dense = (load_as_is(str(folder / each), device="cpu") for each in ("glm", "target"))
+    generator = torch.Generator().manual_seed(2)
+    blocks = [torch.randint(4, 101, (BLOCK - number % 3,), generator=generator) for number in range(40)]
+    extract(dense.model, blocks, folder / "store", Wanted(("final",), 0, "float32"), target=dense.fingerprint)
+    stored = StoredBlocks(folder / "store", (), seed=0)
+    frozen = FrozenTarget(loaded.model, ())
+    torch.manual_seed(0)
+    layer = LearningLayer(
+        mtp.LayerConfig(draft_vocab_size=101, mlp_width=96), frozen.model, folder / "glm", torch.float32
+    )
+    table, rows = layer.embedding_of(frozen.model), layer.head_of(frozen.model)
+    sequences = [each.tokens_N for each in stored.sequences([0, 3])]
+    from_text = mtp.UnrolledLayer(FromTokens(frozen, cast(Any, EveryThird()), (FINAL,)), table, lambda: rows, STEPS)
+    from_store = mtp.UnrolledLayer(
+        FromFeatures(frozen, cast(Any, EveryThird()), stored, (FINAL,)), table, lambda: rows, STEPS
+    )
+    expected = from_text(layer, torch.stack(sequences).long(), torch.Generator())
+    found = from_store(layer, torch.tensor([[0], [3]]), torch.Generator())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    record = train(folder, "from-store", 4, features=folder / "store")
+    assert (record["own_words"], record["mixture"][0]["name"]) == (0, "features")
+    assert len(record["curve"]) > 0
+    assert (folder / "from-store" / INDEX).is_file()
 
 
 def test_training_begins_where_the_feature_is_handed_on(folder: Path, tmp_path: Path) -> None:
