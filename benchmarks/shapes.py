@@ -7,7 +7,9 @@ Weights are random, so texts mean nothing; times are those of any model of that 
 
 * a forward of 1 to 32 rows behind 256 cached rows: ours, transformers with its own cache, llama.cpp (BF16), with all
   rows' logits; interleaved, order rotating. ``--dtype int8`` and ``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and
-  bfloat16 of transformers. Of other families than Llama, our general path stands in the place of llama.cpp.
+  bfloat16 of transformers. Of other families than Llama, our general path stands in the place of llama.cpp. A forward
+  of one row is little more than reading the weights once: below the table stands the rate at which ours does, and its
+  share of what plain reads and copies of as many bytes reach in the same turns.
 * speculation through the real engine with a scripted drafter: it proposes the recorded plain continuation with every
   token spoilt with probability 1 - a, for nothing. So the speed-up is what verification leaves of the acceptance; the
   last columns say what remains if drafting a token costs 5, 10 or 20 % of a plain step.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -47,6 +50,7 @@ from foretoken.testing import EvenlySpoilt, ScriptRule
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)
 KNOWN = (*SHAPES, *FAMILY_SHAPES)
+_BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # of a weight, scales and minimums included
 
 
 def main() -> int:
@@ -102,8 +106,9 @@ def _shape(name: str, folder: Path, options: argparse.Namespace, console: Consol
     found: dict[str, Any] = {"parameters": parameters, "shape": SHAPES.get(name) or FAMILY_SHAPES[name]}
     parts = options.parts.split(",")
     if "forward" in parts:
-        found["forward"] = forward_times(folder, options, llama=name in SHAPES)
+        found["forward"] = forward_times(folder, parameters, options, llama=name in SHAPES)
         console.print(_forward_table(found["forward"], f"{name}: {parameters / 1e6:.0f} M parameters, ms per forward"))
+        console.print(_bandwidth_line(found["forward"]))
     if "scripted" in parts:
         found["scripted"] = scripted(folder, options)
         console.print(_scripted_table(found["scripted"], f"{name}: speculation at a known acceptance"))
@@ -113,8 +118,9 @@ def _shape(name: str, folder: Path, options: argparse.Namespace, console: Consol
 # ---------------------------------------------------------------------------------------------------- forward times
 
 
-def forward_times(folder: Path, options: argparse.Namespace, *, llama: bool) -> list[dict[str, Any]]:
-    """Seconds of a forward behind ``context`` rows, by engine and row count; logits of all rows in each.
+def forward_times(folder: Path, parameters: int, options: argparse.Namespace, *, llama: bool) -> list[dict[str, Any]]:
+    """Seconds of a forward behind ``context`` rows, by engine and row count; logits of all rows in each. Then those of
+    reading the bytes of all weights, and of copying them.
 
     Args:
         llama: whether the shape is a Llama's.
@@ -135,8 +141,18 @@ def forward_times(folder: Path, options: argparse.Namespace, *, llama: bool) -> 
         forward = make(folder, prompt, options)
         for n, tokens in rows_of.items():
             calls[engine, n] = lambda forward=forward, tokens=tokens: forward(tokens)
+    weights = torch.ones(round(parameters * _BITS[options.dtype] / 32))
+    elsewhere = torch.empty_like(weights)
+    calls["plain read", 1], calls["plain copy", 1] = weights.sum, lambda: elsewhere.copy_(weights)
     seconds = interleaved(calls, options.forwards)
-    return [{"engine": e, "rows": n, "ms": quartiles([1e3 * s for s in each])} for (e, n), each in seconds.items()]
+    moved = {"ours": 1, "plain read": 1, "plain copy": 2}  # times the weights' bytes, by a row
+    found = []
+    for (engine, n), each in seconds.items():
+        found.append({"engine": engine, "rows": n, "ms": quartiles([1e3 * s for s in each])})
+        if n == 1 and engine in moved:
+            amount = moved[engine] * weights.numel() * weights.element_size()
+            found[-1]["gigabytes_per_second"] = amount / statistics.median(each) / 1e9
+    return found
 
 
 def _our_forward(folder: Path, prompt: list[int], options: argparse.Namespace) -> Callable[[Sequence[int]], Any]:
@@ -202,7 +218,7 @@ def _forward_table(rows: list[dict[str, Any]], title: str) -> Table:
     table.add_column("engine", no_wrap=True)
     for n in ROWS:
         table.add_column(f"{n} rows" if n > 1 else "1 row", justify="right", no_wrap=True)
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    engines = list(dict.fromkeys(row["engine"] for row in rows if not row["engine"].startswith("plain")))
     ms = {(row["engine"], row["rows"]): row["ms"] for row in rows}
     for engine in engines:
         each = [ms[engine, n] for n in ROWS]
@@ -212,6 +228,15 @@ def _forward_table(rows: list[dict[str, Any]], title: str) -> Table:
         ratios = [ms[engine, n]["median"] / ms["ours", n]["median"] for n in ROWS]
         table.add_row(f"{engine} / ours", *(f"{each:.2f}x" for each in ratios))
     return table
+
+
+def _bandwidth_line(rows: list[dict[str, Any]]) -> str:
+    rates = {row["engine"]: row["gigabytes_per_second"] for row in rows if "gigabytes_per_second" in row}
+    read, copied = rates["plain read"], rates["plain copy"]
+    return (
+        f"one row reads its weights at {rates['ours']:.1f} GB/s: {rates['ours'] / max(read, copied):.0%} of the faster "
+        f"of a plain read ({read:.1f}) and a plain copy ({copied:.1f}, both ways)"
+    )
 
 
 # -------------------------------------------------------------------------------------------- scripted speculation

@@ -121,7 +121,7 @@ static inline __attribute__((always_inline)) void NAME(enter16)(NAME(input) *to,
  * only: `units` of them to sum over, ascending; NULL: the first ones.
  * next: what will be read after these tiles, each at its beginning. Weights stream from memory several tiles at a time,
  * which is more than processors foresee by themselves; without being told they wait at every page and at the beginning of
- * every tile.
+ * every tile. What is asked for early is not for the nearest cache yet, which waits for few lines at a time.
  * every: of `next`, a unit is fetched each time so many have been computed. */
 static inline __attribute__((always_inline)) void NAME(block)(const int MR, const int NT, const uint32_t *w, long w_stride,
                                                               const NAME(input) *x, long x_stride, const int32_t *only,
@@ -139,16 +139,16 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
         const long ahead = units < UNITS_AHEAD ? units : UNITS_AHEAD;
         long k = 0;
         for (; k < units - ahead; k++) {
-            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(w + t * w_stride + (k + ahead) * 16);
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(w + t * w_stride + (k + ahead) * 16, 0, 2);
             UNIT_OF_BLOCK(k);
         }
         for (long from = k; k < units; k++) {
-            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride + (k - from) * 16);
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride + (k - from) * 16, 0, 2);
             UNIT_OF_BLOCK(k);
         }
 #else
         for (long k = 0; k < units; next += 16) {
-            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride, 0, 2); /* not yet the nearest cache */
+            UNROLL for (int t = 0; t < NT; t++) __builtin_prefetch(next + t * w_stride, 0, 2);
             for (const long end = k + every < units ? k + every : units; k < end; k++) UNIT_OF_BLOCK(k);
         }
 #endif

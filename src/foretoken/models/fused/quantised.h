@@ -11,7 +11,8 @@
  */
 
 #define LINE 64
-#define LINES_AHEAD 48 /* of each tile's codes, that a product asks for before it uses them */
+#define LINES_AHEAD 48 /* of each tile's codes, that a product asks for before it uses them: not yet into the nearest cache,
+                          which waits for fewer lines at a time than there are on their way from memory */
 #define UNITS_AT_ONCE 16 /* between two looks at what to ask for */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: beside every sum of integers a sum of
  * floats is kept. */
@@ -190,7 +191,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
         for (const long end = k + at->units; k < end;) {
             const char *ahead = k < far ? codes + LINES_AHEAD * LINE : after - far * LINE;
             for (const long stop = end - k < UNITS_AT_ONCE ? end : k + UNITS_AT_ONCE; k < stop; k++) {
-                UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + k * LINE);
+                UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + k * LINE, 0, 2);
                 UNROLL for (int n = 0; n < NP; n++) {
                     const char *at_unit = codes + n / PARTS * w->stride + k * LINE + n % PARTS * 4 * LANES;
                     part_of_units v = *(const part_of_units *)at_unit;
@@ -205,7 +206,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
         UNROLL for (int n = 0; n < NP; n++) {
             const int lanes_on = (n % PARTS + part_of_tile) * LANES;
             const char *group = tile + n / PARTS * w->stride + g * at->parameters;
-            __builtin_prefetch(next + n / PARTS * w->stride + g * at->parameters);
+            __builtin_prefetch(next + n / PARTS * w->stride + g * at->parameters, 0, 2);
             const part scale = parameters(group, w->half, lanes_on);
             UNROLL for (int m = 0; m < MR; m++) sums[m][n] += scale * __builtin_convertvector(whole[m][n], part);
             if (!w->minimum) continue;

@@ -54,4 +54,4 @@ def test_neon_has_the_bits_of_other_processors(variant: variants.Variant, refere
     found = said(EMULATOR, program)
     assert found == reference
     assert found.splitlines()[-1] == "fine"
-    assert len(set(found.splitlines())) == 7
+    assert len(set(found.splitlines())) == len(found.splitlines()) > 6  # kinds that differ

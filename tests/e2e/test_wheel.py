@@ -1,0 +1,44 @@
+"""A wheel decodes where it is installed: without a compiler, with the library that it brought."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretoken.models.fused import variants
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = ROOT / "tests" / "helpers" / "installed_decoder.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(variants.compiler_command() is None, reason="no C compiler on this machine")
+@pytest.mark.skipif(variants.of_this_machine() is None, reason="wheels bring nothing for this kind of machine")
+def test_a_wheel_brings_its_decoder(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
+    subprocess.run(build, check=True, capture_output=True, env={**os.environ, "FORETOKEN_PREBUILT": "1"})
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-linux_" in wheel.name
+    target = tmp_path / "installed"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, str(INSTALLED)],
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("installed, ")
