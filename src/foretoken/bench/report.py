@@ -26,6 +26,8 @@ _WAITS = {
     "between_tokens_seconds": "between tokens",
     "answer_seconds": "whole answer",
 }
+_LETTERS = 100  # of a wide picture's legend side by side
+_LONG, _LONG_IN_LEGEND = 18, 36  # letters of a method's name beside its bar and in a legend, then it is folded
 _WIDE, _NARROW = 9.0, 4.4  # inches: letters of 10 points are read on a desk's screen, and on a telephone's
 _STYLE = """
 :root { color-scheme: light; }
@@ -53,6 +55,10 @@ tr.begins td { border-top: 2px solid #e3e7ec; }
 mark { background: #d9ecdf; color: inherit; border-bottom: 2px solid #009E73; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
 dt { color: #5b6675; } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  table { font-size: .82rem; } th, td { padding: .3rem .35rem; }
+  td.name:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 6.8rem; max-width: 8rem; }
+}
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
 code { background: #f3f5f8; padding: .1em .35em; border-radius: 4px; font-size: .9em; }
 """
@@ -130,7 +136,7 @@ def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, st
                 "first token, between tokens, and whole answers by method",
                 _draw_latency,
                 results,
-                lambda wide: 0.9 + 0.35 * len(results) if wide else 3 * (0.8 + 0.3 * len(results)),
+                lambda wide: 0.9 + 0.35 * len(results) if wide else 3 * (0.8 + 0.36 * len(results)),
                 panels=len(_WAITS),
             ),
         )
@@ -244,7 +250,8 @@ def _begins(sheet: Sheet, row: Sequence[Cell]) -> str:
 
 def _cell(cell: Cell) -> str:
     kind = "bad" if cell.bad else "doubtful" if cell.doubtful else ""
-    return f'<span class="{kind}">{escape(cell.text)}</span>' if kind else escape(cell.text)
+    text = escape(cell.text).replace("+", "<wbr>+")  # where a method's name may be broken
+    return f'<span class="{kind}">{text}</span>' if kind else text
 
 
 def _paragraph(text: str) -> str:
@@ -361,7 +368,7 @@ def _draw_latency(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide
             axes.barh(row, 1e3 * found.get("mean", found["p50"]), 0.62, color="#0072B2")
             axes.plot(1e3 * found["p99"], row, marker="|", markersize=11, markeredgewidth=2, color="#D55E00")
         labelled = place == 0 or not wide
-        axes.set_yticks(range(len(shown)), [result["method"] for result in shown] if labelled else [""] * len(shown))
+        _name_bars(axes, shown if labelled else [], len(shown))
         axes.invert_yaxis()
         axes.set_title(f"{title}, ms", fontsize=10, loc="left")
         axes.set_xlim(left=0)
@@ -417,10 +424,29 @@ def _stacked(
     for name, colour, widths in parts.values():
         axes.barh(range(len(results)), widths, 0.62, left=left, color=colour, label=name)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(results)), [result["method"] for result in results])
+    _name_bars(axes, results, len(results))
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
+
+
+def _name_bars(axes: Any, results: Sequence[dict[str, Any]], count: int) -> None:
+    """The methods' names beside lying bars, long ones folded and small; none where there are no results."""
+    names = [result["method"] for result in results] or [""] * count
+    folded = [_folded(name, _LONG) for name in names]
+    axes.set_yticks(range(count), folded, fontsize=10 if folded == names else 7)
+
+
+def _folded(name: str, most: int) -> str:
+    """A method with its settings, in lines of so many letters where its parts allow it."""
+    lines = [""]
+    for piece in name.split("+"):
+        joined = f"{lines[-1]}+{piece}" if lines[-1] else piece
+        if lines[-1] and len(joined) > most:
+            lines.append(f"+{piece}")
+        else:
+            lines[-1] = joined
+    return "\n".join(lines)
 
 
 def _draw_grid(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide: bool) -> None:
@@ -460,11 +486,14 @@ def _draw_grid(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide: b
 
 def _legend(axes: Any, wide: bool, handles: Any = None) -> None:
     """Above the picture, where it covers nothing."""
-    columns = 3 if wide else 1
+    handles = axes.get_legend_handles_labels()[0] if handles is None else handles
+    labels = [each.get_label() if wide else _folded(each.get_label(), _LONG_IN_LEGEND) for each in handles]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     axes.legend(
-        **({} if handles is None else {"handles": handles}),
+        handles=handles,
+        labels=labels,
         frameon=False,
-        ncols=columns,
+        ncols=max(1, min(4, (_LETTERS if wide else _LETTERS // 2) // (longest + 6))),
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
     )

@@ -70,6 +70,19 @@ def test_the_report_is_one_self_contained_file(results):
     assert len(ids) == len(set(ids))  # two pictures on one page must not share ids
 
 
+def test_a_long_name_is_folded_between_its_settings(results):
+    for result in results:
+        if result["method"] == "fast":
+            result["method"] = "draft_model+num_speculative_tokens=4+tree=topk"
+    page = html_report(results, PROVENANCE)
+    assert "<wbr>+num_speculative_tokens=4<wbr>+tree=topk" in page
+    pictures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    names = {text for svg in pictures for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)}
+    assert {"draft_model+num_speculative_tokens=4+tree=topk", "draft_model+num_speculative_tokens=4", "+tree=topk"} <= (
+        names
+    )
+
+
 def test_no_heading_is_cut_within_a_word_at_80_columns(results):
     labels = {"slow": "draft_model+num_speculative_tokens=3", "fast": "fast"}
     for result in results:
