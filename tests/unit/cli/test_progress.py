@@ -1,0 +1,25 @@
+"""Progress without a terminal: a line now and then, and none where it is soon done."""
+
+from __future__ import annotations
+
+from foretoken.cli import console
+
+
+def test_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter([0.0, 10.0, 31.0, 31.0, 40.0, 62.0, 62.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress_bar("1 of 2: ", 1234) as advance:
+        advance("none")
+        advance("suffix")
+        advance()
+        advance("ngram")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["1 of 2: suffix: 2 of 1,234", "1 of 2: ngram: 4 of 1,234"]
+
+
+def test_what_is_soon_done_says_nothing(capsys):
+    with console.progress_bar("prompts", 2) as advance:
+        advance()
+        advance()
+    assert capsys.readouterr() == ("", "")
