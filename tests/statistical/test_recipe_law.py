@@ -62,9 +62,9 @@ def law_of(llm: LLM, **options: Any) -> TextLaw:
 
 
 @cache
-def plain(trees: bool) -> TextLaw:
+def plain(trees: bool, rare: bool = False) -> TextLaw:
     tokens, length = ([20, 57, 33], 3) if trees else ([20, 57], 4)
-    return text_law(with_config(None, target=model(0)), PROMPT, tokens, length=length, num_nodes=0)
+    return text_law(with_config(None, target=model(0)), PROMPT, tokens, length=length, num_nodes=0, rare=rare)
 
 
 def error_of(llm: LLM, **options: Any) -> float:
@@ -89,6 +89,23 @@ def test_texts_have_the_target_s_law_wherever_drafts_stop(name: str, stops: int)
     assert sum(found.chances.values()) == pytest.approx(1.0, abs=1e-12)
     assert found.num_drafted
     assert found.distance(plain(llm.recipe.drafter.branches)) <= EXACT
+
+
+DRAFTED = {name: case for name, case in DRAWING.items() if case.entry.name == "draft_model"}
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_a_rare_token_has_its_law_too(name: str) -> None:
+    llm = recipe(DRAFTED[name])
+    found = law_of(llm, rare=True)
+    assert found.num_drafted
+    assert 0.0 < min(found.chances.values()) < 1e-8
+    assert found.distance(plain(llm.recipe.drafter.branches, rare=True)) <= EXACT
+
+
+def test_dropping_improbable_draws_is_seen_where_a_token_is_rare() -> None:
+    assert error_of(thrifty()) <= EXACT  # where no token is so rare, nothing is dropped
+    assert law_of(thrifty(), rare=True).distance(plain(False, rare=True)) > 1e-5
 
 
 @pytest.mark.parametrize("name", DRAWING)
@@ -119,6 +136,22 @@ def with_instance(drafter: Drafter, target: LanguageModel) -> LLM:
 
 def keeping() -> LLM:
     return with_instance(Keeping(Keeping.Config(model=str(model(1).source), tree="chain"), model(0)), model(0))
+
+
+class Thrifty(ModelDrafter):
+    """Planted: a drawn token that is hardly ever drawn is not worth a row, and is dropped."""
+
+    def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
+        before = len(draft.tokens)
+        super()._expand_sampled(draft, rows)
+        if len(draft.tokens) > before and float(draft.q_rows[-1][draft.tokens[-1]]) < 1e-3:
+            for column in (draft.tokens, draft.parents, draft.depths, draft.reach, draft.confidence, draft.row_of):
+                del column[before:]
+            draft.frontier = []
+
+
+def thrifty() -> LLM:
+    return with_instance(Thrifty(Thrifty.Config(model=str(model(1).source), tree="chain"), model(0)), model(0))
 
 
 def test_a_token_dropped_by_the_stop_rule_for_its_value_is_seen() -> None:

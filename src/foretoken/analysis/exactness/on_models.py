@@ -93,7 +93,7 @@ def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Sectio
     """The law of the recipe's texts on the real models, in closed form, against that of plain sampling.
 
     Texts are four of two tokens where drafts are chains, three of three where they are trees: siblings, but one level.
-    The same drafter behind :class:`Choosy` must be caught.
+    Once more with a token that is hardly ever drawn. The same drafter behind :class:`Choosy` must be caught.
 
     Args:
         plain_llm: plain decoding.
@@ -113,16 +113,19 @@ def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Sectio
     try:
         plain = enumerated(plain_llm.with_method(None))
         found = [enumerated(recipe_llm, stops=stops) for stops in cases]
+        plain_rare = enumerated(plain_llm.with_method(None), rare=True)
+        found_rare = enumerated(recipe_llm, rare=True)
         choosy = enumerated(recipe_llm, wrap=Choosy)
     except RuntimeError as error:
         return Section("draft_law", False, str(error))
-    errors = [each.distance(plain) for each in found]
+    errors = [*(each.distance(plain) for each in found), found_rare.distance(plain_rare)]
     bias = choosy.distance(plain)
     lengths = sorted(set().union(*(each.lengths for each in found)))
     drafted = sum(each.num_drafted for each in found)
     summary = (
-        f"{sum(each.num_branches for each in found)} ways to {width}^{length} texts under {len(cases)} stop rules, "
-        f"drafts of {lengths[0]} to {lengths[-1]} nodes: largest error {max(errors):.1e} (allowed {ROUNDING:.0e}); "
+        f"{sum(each.num_branches for each in found)} ways to {width}^{length} texts under {len(cases)} stop rules and "
+        f"with a rare token, drafts of {lengths[0]} to {lengths[-1]} nodes: largest error {max(errors):.1e} "
+        f"(allowed {ROUNDING:.0e}); "
         f"choosing among the draws is off by {bias:.1e}"
     )
     details = {"errors": errors, "bias": bias, "lengths": lengths, "drafted": drafted, "stops": cases}

@@ -12,7 +12,8 @@ A drafter that keeps, drops or continues a drawn token for its value, and then s
 texts another law under a rule that believes it, however seldom that shows. A stop rule that is asked with what was
 known before the draw answers the same whatever is drawn; one that is asked with the token's own probability does not.
 
-A text has few tokens out of few: the others are biased away, in the target and the draft alike.
+A text has few tokens out of few: the others are biased away, in the target and the draft alike. One of them may be made
+rare, for a drafter that treats improbable draws otherwise.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from foretoken.engine.step import Engine
 
 _SLOTS = 32
 _BIAS = 60.0  # logits added to the tokens of the texts; beside them top_k leaves nothing
+_RARE = 9.0  # less of it: about one draw in ten thousand
 _GRAIN = 1000  # of the numbers that a stop rule is asked: rounding of the forward must not show in its answer
 
 
@@ -149,6 +151,7 @@ def text_law(
     stops: int | None = None,
     wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     filters: Mapping[str, Any] | None = None,
+    rare: bool = False,
 ) -> TextLaw:
     """The law of a recipe's texts of some tokens behind a prompt.
 
@@ -163,13 +166,14 @@ def text_law(
         wrap: puts something between the engine and the drafter.
         filters: more sampling params, for example ``{"bad_words": [...]}``; the tokens are allowed ones then, too, so
             that no other takes the place of what is forbidden.
+        rare: the last of the tokens is improbable everywhere.
     Raises:
         RuntimeError: a request failed.
     """
     params = SamplingParams(
         temperature=1.0,
         top_k=len(tokens),
-        logit_bias=dict.fromkeys(tokens, _BIAS),
+        logit_bias={**dict.fromkeys(tokens, _BIAS), **({tokens[-1]: _BIAS - _RARE} if rare else {})},
         max_tokens=length,
         ignore_eos=True,
         seed=0,
