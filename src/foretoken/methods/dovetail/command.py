@@ -23,7 +23,7 @@ class Config(HeadOptions):
     mlp_width: Annotated[
         int | None, Option("Channels of a block's MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1, most=64)] = 4
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Config(HeadOptions):
         int | None, Option("Channels of its MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
     own_head: Annotated[bool, Option("Train and store a head, which other engines need; else the target's.")] = False
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1, most=64)] = 4
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Config(HeadOptions):
     mlp_width: Annotated[
         int | None, Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="S", least=1, most=64)] = 4
     pretrain: Annotated[float, Option("Share of the run that is pre-training; the rest is the SFT stage.")] = 0.75
     own_words: Annotated[
         float | None, Option("Share of the SFT stage's text that the target writes itself; default: 0.5.")
