@@ -103,6 +103,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {"attention_bias": True}),
     "glm4": ("glm4", {"attention_bias": True}),
     "ernie4_5": ("ernie4_5", {}),
+    "ministral": ("ministral", _ALTERNATING),
+    "seed_oss": ("seed_oss", {}),
+    "cwm": ("cwm", _ALTERNATING),
+    "helium": ("helium", {"head_dim": 16}),
+    "vaultgemma": ("vaultgemma", {**_ALTERNATING, **_CAPS, "query_pre_attn_scalar": 12}),
 }
 
 
