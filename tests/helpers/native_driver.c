@@ -260,7 +260,7 @@ static long read_on(Team *team, const Decoder *d, const Entry *e, Cache *c, int 
     const int64_t taps[1] = {LAYERS};
     const Call call = {
         .num_rows = rows, .num_segments = drafts, .num_wanted = drafts, .capacity = CAPACITY, .threads = threads,
-        .tokens = tokens, .positions = positions, .wanted = wanted, .cos = d->cos, .sin = d->sin, .segments = segments,
+        .tokens = tokens, .positions = positions, .wanted = wanted, .angles = d->angles, .segments = segments,
         .keys = c->keys, .values = c->values, .tiled = c->tiled, .known = c->known, .logits = given->logits,
         .best = given->best, .peaks = given->peaks, .top = 1, .top_ids = given->ids, .top_shares = given->shares,
         .last = LAYERS, .num_taps = 1, .num_tap_rows = drafts, .taps = taps, .tap_rows = wanted, .tapped = given->following,

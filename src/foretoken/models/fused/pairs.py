@@ -172,7 +172,8 @@ class PairDecoder(FusedDecoder):
             native.committed = min(segment.prefix, cache.lengths[segment.slot])
             if segment.seen is not None:
                 native.seen = segment.seen.data_ptr()
-        tables = self._rotary.up_to(max(batch.positions) + count)
+        tables = [each.up_to(max(batch.positions) + count) for each in self._rotaries]  # held while the call runs
+        angles = (structs.Angles * len(tables))(*(structs.Angles(*(x.data_ptr() for x in each)) for each in tables))
         tokens, positions, places = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         results = count * wanted
         logits_MV = self._shelf.take(results, model.logits_stride)
@@ -192,8 +193,7 @@ class PairDecoder(FusedDecoder):
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=places.buffer_info()[0],
-            cos=tables.cos_Nh.data_ptr(),
-            sin=tables.sin_Nh.data_ptr(),
+            angles=angles,
             segments=segments,
             keys=ctypes.addressof(room.keys),
             values=ctypes.addressof(room.values),
