@@ -7,8 +7,10 @@ not limit dt where those of a prompt do.
 from __future__ import annotations
 
 import logging
+import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,11 +21,13 @@ from foretoken import testing as stubs
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.stree.plan import TreeScan, TreeScanPlans
 from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.models.ssm.state import LONG
 from helpers import golden
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -64,6 +68,59 @@ def generated(model: object, tokens: list[int], count: int) -> list[int]:
     return found
 
 
+def worst_of_any_history(model: LanguageModel, reference: Any, seed: int) -> float:
+    """Chunks, trees, commits of any path, forks, rollbacks, slots given back and used again: rows are their texts'.
+
+    Returns:
+        the largest difference of a row that was read last, or of a node, to the library's row behind the whole text,
+        in units of the logits' spread.
+    """
+    rng, worst, compared = random.Random(seed), 0.0, 0
+    session = Session(model, max_slots=3)
+    cache, texts = session.cache, dict[int, list[int]]()
+
+    def compare(row_V: torch.Tensor, text: list[int]) -> None:
+        nonlocal worst, compared
+        with torch.inference_mode():
+            expected_V = reference(torch.tensor([text]), use_cache=False).logits[0, -1]
+        worst, compared = max(worst, float((row_V - expected_V).abs().max() / expected_V.std())), compared + 1
+
+    while compared < 8:
+        action = rng.choice(["open", "read", "draft", "draft", "fork", "back", "close"])
+        if not texts or (action == "open" and cache.free_slots):
+            slot = cache.acquire()
+            texts[slot] = [rng.randrange(4, VOCAB_SIZE)]
+            session.chunk(slot, texts[slot])
+        slot = rng.choice(list(texts))
+        text = texts[slot]
+        if action == "read":
+            text += [rng.randrange(4, VOCAB_SIZE) for _ in range(rng.choice([1, 3, LONG + 1]))]
+            compare(session.chunk(slot, text[cache.lengths[slot] :], wanted=1)[-1], text)
+        elif action == "draft":
+            count, root = rng.randrange(0, 7), rng.randrange(4, VOCAB_SIZE)
+            nodes = [rng.randrange(4, VOCAB_SIZE) for _ in range(count)]
+            tree = TokenTree(nodes, [rng.randrange(-1, each) for each in range(count)])
+            rows = session.draft(slot, root, tree)
+            node = rng.randrange(-1, count)
+            path = [] if node < 0 else tree.path_to(node)
+            text += [root, *(nodes[each] for each in path)]
+            compare(rows[node + 1], text)
+            cache.commit(slot, [0, *(each + 1 for each in path)])
+        elif action == "fork" and cache.free_slots:
+            texts[cache.fork(slot)] = list(text)
+        elif action == "back":
+            length = cache.reachable(slot, rng.randrange(len(text) + 1))
+            cache.rollback(slot, length)
+            del text[length:]
+        elif action == "close":
+            cache.release(slot)
+            del texts[slot]
+        for each in [slot for slot, text in texts.items() if not text or len(text) > 90]:
+            cache.release(each)
+            del texts[each]
+    return worst
+
+
 def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path]) -> None:
     """Logits in every scenario, walked and scanned; then greedy texts behind prompts of one token and more."""
     name, model, folder = layout
@@ -76,6 +133,7 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
             assert golden.worst(Session(model), reference, scenario, VOCAB_SIZE) < close, scenario
         for scenario in ("prefill_of_many_rows", "after_commit"):
             assert golden.worst(Session(model, plan=TreeScan), reference, scenario, VOCAB_SIZE) < close, scenario
+        assert max(worst_of_any_history(model, reference, seed) for seed in range(3)) < close
     prompts = [golden.tokens_of(70 + count, count, VOCAB_SIZE) for count in (1, 3, 5, 21)]
     expected = [generated(reference, prompt, 16) for prompt in prompts]
     params = SamplingParams(max_tokens=16)
