@@ -229,6 +229,25 @@ def test_a_wrong_number_of_verdicts_is_decided_one_by_one(change):
     assert_idle(llm)
 
 
+def test_a_batch_that_has_drawn_before_it_fails_moves_no_seed():
+    class Failing(NaiveVerifier):
+        def verify_batch(self, drafts, targets, rngs):
+            sizes.append(len(drafts))
+            verdicts = super().verify_batch(drafts, targets, rngs)
+            if len(drafts) > 1:
+                raise RuntimeError("planted")
+            return verdicts
+
+    sizes: list[int] = []
+    params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=8, ignore_eos=True) for seed in range(3)]
+    drawn = []
+    for rule in (NaiveVerifier(), Failing()):
+        llm = with_drafter(stubs.Oracle(truth()), num_nodes=4, verifier=rule)
+        drawn.append([output.token_ids for output in llm.generate(PROMPTS[:3], params)])
+    assert max(sizes) > 1
+    assert drawn[0] == drawn[1]
+
+
 @pytest.mark.parametrize("fault", ["raises", "another draft", "beyond the vocabulary"])
 def test_a_rule_that_probes_wrongly_ends_its_request_only(fault):
     class Probing(NaiveVerifier):
