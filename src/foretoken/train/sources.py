@@ -98,7 +98,7 @@ def parse(argument: str) -> Source:
 
     Raises:
         ConfigError: the share is not a positive number.
-        InputError: there is no such file.
+        InputError: there is no such file, or its first record cannot be used.
     """
     name, _, share = argument.rpartition("=") if "=" in argument else (argument, "", "1")
     try:
@@ -112,7 +112,10 @@ def parse(argument: str) -> Source:
     path = Path(name)
     if not path.is_file():
         raise InputError(f"--corpus {path}: {'this is a folder, not a file' if path.is_dir() else 'no such file'}")
-    return from_files(re.sub(r"\W+", "_", path.stem), weight, [path])
+    source = from_files(re.sub(r"\W+", "_", path.stem), weight, [path])
+    if next(source.documents(), None) is None:  # before a model is loaded for it, and a folder made
+        raise InputError(f"corpus '{source.name}' is empty: it holds no document to train on")
+    return source
 
 
 def read_country(identity: str) -> bool:

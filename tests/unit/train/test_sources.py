@@ -64,6 +64,13 @@ def test_a_file_that_is_none(folder):
         sources.parse("other=3")
 
 
+@pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"\n", "is empty"), (b"{", "not valid JSON")])
+def test_a_file_without_a_document_is_refused_before_anything_is_made(folder, content, words):
+    (folder / "odd.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        sources.parse("odd.jsonl")
+
+
 @pytest.mark.parametrize("name", sources.TASKS)
 def test_generated_tasks_are_of_the_training_half_and_repeat_themselves(name):
     source = sources.task(name, 0.5)
