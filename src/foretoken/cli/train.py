@@ -84,6 +84,7 @@ def _parameter(each: Described) -> Parameter:
         help=option.help,
         metavar=option.metavar or None,
         min=option.least,
+        max=option.most,
         show_default=option.says_default,
     )
     default = Parameter.empty if each.default is MISSING else each.default

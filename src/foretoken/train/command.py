@@ -10,6 +10,7 @@ needs inside of ``run``. Options that several commands have are said once, in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields
@@ -33,7 +34,7 @@ class Option:
         short: a second, short name with its dash.
         name: without dashes, where it is not the field's.
         metavar: what stands for the value in the help; empty: the type.
-        least: smallest value, which the parser checks.
+        least, most: smallest and largest value, which the parser checks.
         positive: whether the value must be more than 0.
         says_default: whether the help shows the default; else ``help`` says it.
     """
@@ -43,6 +44,7 @@ class Option:
     name: str = ""
     metavar: str = ""
     least: int | None = None
+    most: int | None = None
     positive: bool = False
     says_default: bool = True
 
@@ -218,12 +220,12 @@ def options(config: type[Common]) -> Iterator[Described]:
 
 
 def check_positive(config: Common) -> None:
-    """Refuse 0, less, and what is not a number, where that makes no sense.
+    """Refuse 0, less, what is not a number and what never ends, where that makes no sense.
 
     Raises:
         ConfigError: names the option.
     """
     for each in options(type(config)):
         value = getattr(config, each.field)
-        if each.option.positive and value is not None and not value > 0:
-            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be more than 0")
+        if each.option.positive and value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be more than 0, and finite")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from foretoken import catalog
+from foretoken.cli.main import main
 from foretoken.cli.train import commands
 from foretoken.core.errors import ConfigError
 from foretoken.train.command import Command, Common, Loop, Option, check_positive, options
@@ -81,3 +82,15 @@ def test_the_help_of_every_command_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(command.example.split()[-1] in done.stdout for command in COMMANDS.values())
+
+
+@pytest.mark.parametrize("name", ["eagle", "dovetail", "mtp", "scylla"])
+def test_unrolled_steps_are_bounded_by_the_parser(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--target", "zoo:draft", "--out", "x", "--corpus", "x.jsonl", "--steps", "99999999999999999999"]
+    assert main(["train", name, *given]) == 2
+    assert "--steps" in capsys.readouterr().err
+
+
+def test_a_run_has_an_end() -> None:
+    with pytest.raises(ConfigError, match="--minutes inf: must be more than 0, and finite"):
+        check_positive(Mine(target="x", out=Path("y"), minutes=float("inf")))

@@ -15,7 +15,7 @@ from foretoken.train.feature_heads.said import served
 class Config(HeadOptions):
     """Options of ``foretoken train mtp``; None: the recipe's."""
 
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 3
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 3
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class UnrolledOptions(HeadOptions):
     mlp_width: Annotated[
         int | None, Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
-    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1)] = 4
+    steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 4
 
     @property
     def share(self) -> float:
