@@ -81,7 +81,7 @@ BAD = [
     ("--corpus mine.jsonl --temperature -1", 2, "--temperature -1.0: must be 0 or more"),
     ("--corpus mine.jsonl --device gpu", 2, "--device gpu: not available here"),
     ("--corpus mine.jsonl --out file", 2, "--out file: this is a file"),
-    ("--corpus empty.jsonl", 2, "only 0 examples could be collected"),
+    ("--corpus empty.jsonl", 2, "corpus 'empty' is empty: it holds no document to train on"),
     ("--corpus none.jsonl", 2, "--corpus none.jsonl: no such file"),
     ("", 2, "--data DIR, or set FORETOKEN_DATA"),
 ]

@@ -152,7 +152,7 @@ def test_layers_that_run_in_the_library_s_modules_say_so(root: Path, caplog: pyt
         load(place("bamba", root), device="cpu")
         assert not caplog.text
         load(place("nemotron_h", root), device="cpu")
-    assert "the slower general path is: its type 'nemotron_h' is not one of bamba, llama" in caplog.text
+    assert "the slower general path is: its type 'nemotron_h' is not one of bamba, " in caplog.text
 
 
 @cache

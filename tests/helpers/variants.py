@@ -12,6 +12,7 @@ from typing import Any
 from foretoken import catalog
 from foretoken.core.draft import Law
 from foretoken.core.needs import Variant
+from foretoken.core.protocols import Verifier
 from foretoken.models.language_model import LanguageModel
 from helpers.adapters import shelf
 from helpers.stores import stored
@@ -60,7 +61,7 @@ class Case:
             options[option] = untrained(declared.learned_part, target, **self.variant.untrained)
         return {**options, **self.variant.options}
 
-    def config(self, target: LanguageModel, rule: str | None, count: int | str) -> dict[str, Any]:
+    def config(self, target: LanguageModel, rule: str | Verifier | None, count: int | str) -> dict[str, Any]:
         """The whole ``speculative_config``; without a rule the strongest lossless one decides, not the method's own."""
         return {
             "method": self.entry.name,

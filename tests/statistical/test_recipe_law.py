@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.analysis.exactness.on_models import draft_law
 from foretoken.analysis.exactness.recipe_law import Choosy, TextLaw, text_law
 from foretoken.core.draft import Tabulated
-from foretoken.core.protocols import Drafter
+from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.words import Words
 from foretoken.drafters.draft_model import ModelDrafter
@@ -25,6 +25,7 @@ from foretoken.drafting.draft_runner import Rows, RunnerBuilder
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.verifiers.ratio import RatioVerifier
 from helpers.adapters import shelf
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -44,7 +45,7 @@ def model(seed: int) -> LanguageModel:
     return load(save_model("llama", shelf() / f"pair-{seed}", seed=seed, num_hidden_layers=4), device="cpu")
 
 
-def recipe(case: Case, rule: str | None = None) -> LLM:
+def recipe(case: Case, rule: str | Verifier | None = None) -> LLM:
     declared, variant = case.entry.load().declared, case.variant
     pair = str(model(1).source)
     if declared.draft_model and variant.untrained is not None:  # what is learned for a pair must be for this one
@@ -166,6 +167,27 @@ def test_the_certificate_fails_for_a_token_dropped_by_the_stop_rule() -> None:
     section = draft_law(plain_llm, keeping(), quick=True)
     assert not section.passed
     assert section.details["errors"][0] <= EXACT < CAUGHT < max(section.details["errors"])
+
+
+def test_the_certificate_asks_that_choosing_leaves_a_stream_as_it_is() -> None:
+    plain_llm = with_config(None, target=model(0))
+    section = draft_law(plain_llm, recipe(DRAWING["draft_model-chain"], "match"), quick=True)
+    assert section.passed, section
+    assert section.details["bias"] <= EXACT
+
+
+class Believing(RatioVerifier):
+    """Planted: it promises a stream and believes the draft's law."""
+
+    promise = "same stream"
+
+
+def test_the_certificate_fails_a_stream_that_choosing_moves() -> None:
+    section = draft_law(
+        with_config(None, target=model(0)), recipe(DRAWING["draft_model-chain"], Believing()), quick=True
+    )
+    assert not section.passed
+    assert section.details["bias"] > CAUGHT
 
 
 def test_the_certificate_refuses_draws_that_it_cannot_replay() -> None:

@@ -14,7 +14,8 @@ from foretoken import catalog
 
 # not of the plain installation
 EXTRAS = ("gguf", "hypothesis", "llama_cpp", "matplotlib", "ot", "pytest", "rouge_score", "scipy", "triton")
-KERNELS = ("foretoken.models.kernels.block_attention",)  # need triton; their plans import them only where there is any
+# need triton; who uses them imports them only where there is any
+KERNELS = ("foretoken.models.kernels.block_attention", "foretoken.models.kernels.tree_scan")
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(foretoken.__path__, "foretoken.")

@@ -61,6 +61,7 @@ class Counting(SerialExecutor):
     """The serial order, with the number of rows of every step."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows: list[int] = []
 
     def step(self, engine):

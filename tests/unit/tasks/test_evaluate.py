@@ -28,7 +28,7 @@ def llm():
 @cache
 def report(method, task_name="arithmetic"):
     task = find(task_name)
-    engine = llm().with_method({"method": method, "num_speculative_tokens": 8})
+    engine = llm().with_method(None if method == "none" else {"method": method, "num_speculative_tokens": 8})
     return evaluate(engine, task, task.examples(6, Setting()), SamplingParams(max_tokens=48))
 
 

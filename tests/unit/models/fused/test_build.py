@@ -112,7 +112,7 @@ def test_a_library_of_somebody_else_is_not_loaded(machine: Machine, monkeypatch:
     machine.library()
     monkeypatch.setattr("os.getuid", lambda: machine.kept.stat().st_uid + 1)
     with pytest.raises(build._Unfit, match="only its owner, who runs this, can write"):
-        build._loaded(machine.kept)
+        build._own(machine.kept)
 
 
 def test_a_link_is_not_loaded(machine: Machine, tmp_path: Path) -> None:
