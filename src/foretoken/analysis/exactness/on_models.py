@@ -93,8 +93,8 @@ def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Sectio
     """The law of the recipe's texts on the real models, in closed form, against that of plain sampling.
 
     Texts are four of two tokens where drafts are chains, three of three where they are trees: siblings, but one level.
-    Once more with a token that is hardly ever drawn. The same drafter behind :class:`Choosy` must be caught; a rule that
-    gives the same stream whatever is drafted looks at no law, and must not be moved by it.
+    Once more with a token that is hardly ever drawn. The same drafter behind :class:`Choosy` must be caught; a rule
+    that gives the same stream whatever is drafted looks at no law, and must not be moved by it.
 
     Args:
         plain_llm: plain decoding.
