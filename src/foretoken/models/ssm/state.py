@@ -18,7 +18,6 @@ Letters: L mixers, S slots, H heads, N state size, P head width, W taps, C chann
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +28,7 @@ from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
 from foretoken.models.ssm import scan
 from foretoken.models.ssm.layout import KINDS, Kind, Mixer, Projected, windows
+from foretoken.models.ssm.marks import Mark, Marks
 
 LONG = 16  # a chunk of more rows is read into a state beside the base
 _STEP = 4  # tails grow by so many rows
@@ -48,35 +48,6 @@ class _Ahead:
     base_LHNP: Tensor
     conv_LWC: Tensor
     layers: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Mark:
-    """What a slot had when so many tokens were committed; forks share it.
-
-    Attributes:
-        length: those tokens.
-        begin, absorbed_L, base_LHNP, conv_LWC, raw_LRC, gates_LR2H: as in the cache.
-        used: when it was made or gone back to last, as a number that grows.
-    """
-
-    length: int
-    begin: int
-    absorbed_L: list[int]
-    base_LHNP: Tensor
-    conv_LWC: Tensor
-    raw_LRC: Tensor
-    gates_LR2H: Tensor
-    used: int
-
-    @property
-    def floor(self) -> int:
-        """The shortest length that a slot with this can be rolled back to."""
-        return max(self.absorbed_L)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(each.nbytes for each in (self.base_LHNP, self.conv_LWC, self.raw_LRC, self.gates_LR2H))
 
 
 class StateCache:
@@ -105,8 +76,7 @@ class StateCache:
         self.absorbed_LS = [[0] for _ in mixers]
         self.begin_S = [0]  # token that row 0 of a slot's tail stands for
         self.ahead: dict[int, _Ahead] = {}
-        self._marks: dict[int, list[_Mark]] = {}
-        self._moments = itertools.count()
+        self._marks = Marks()
         free = one.limits == (0.0, float("inf"))
         self.reads_as_written = free or one.limited in (frozenset(), frozenset(KINDS))
 
@@ -115,7 +85,7 @@ class StateCache:
         """Bytes held at present."""
         held = [self.base_LSHNP, self.conv_LSWC, self.raw_LSRC, self.gates_LSR2H]
         held += [each for ahead in self.ahead.values() for each in (ahead.base_LHNP, ahead.conv_LWC)]
-        return sum(each.nbytes for each in held) + sum(mark.num_bytes for mark in self._every_mark())
+        return sum(each.nbytes for each in held) + self._marks.num_bytes
 
     @property
     def bytes_of_a_row(self) -> int:
@@ -128,10 +98,7 @@ class StateCache:
 
     def reachable(self, slot: int, length: int) -> int:
         """The longest length up to ``length`` that a slot can be rolled back to."""
-        if length >= self.floor(slot):
-            return length
-        marks = self._marks.get(slot, ())
-        return max((min(length, mark.length) for mark in marks if mark.floor <= length), default=0)
+        return length if length >= self.floor(slot) else self._marks.reachable(slot, length)
 
     def mark(self, slot: int, length: int, max_bytes: int) -> None:
         """Remember what a slot has now, behind ``length`` tokens, so that it can be rolled back to it.
@@ -139,13 +106,12 @@ class StateCache:
         Args:
             max_bytes: of all marks; those that were used least recently are forgotten until the others fit.
         """
-        marks = self._marks.setdefault(slot, [])
-        if any(mark.length == length for mark in marks):
+        if self._marks.is_at(slot, length):
             return
         begin = self.begin_S[slot]
         rows = slice(0, length - begin)
         with torch.inference_mode():
-            mark = _Mark(
+            mark = Mark(
                 length,
                 begin,
                 [absorbed[slot] for absorbed in self.absorbed_LS],
@@ -153,20 +119,12 @@ class StateCache:
                 self.conv_LSWC[:, slot].clone(),
                 self.raw_LSRC[:, slot, rows].clone(),
                 self.gates_LSR2H[:, slot, rows].clone(),
-                next(self._moments),
             )
-        marks.append(mark)
-        every = sorted(self._every_mark(), key=lambda mark: mark.used)
-        held = sum(each.num_bytes for each in every)
-        while held > max_bytes:
-            oldest = every.pop(0)
-            held -= oldest.num_bytes
-            for others in self._marks.values():
-                others[:] = [each for each in others if each is not oldest]
+        self._marks.add(slot, mark, max_bytes)
 
     def clear(self, slot: int) -> None:
         """Begin a slot anew: neither state nor the convolution's rows are left of who had it before."""
-        self._marks.pop(slot, None)
+        self._marks.forget(slot)
         with torch.inference_mode():
             self.base_LSHNP[:, slot] = 0
             self.conv_LSWC[:, slot] = 0
@@ -208,9 +166,8 @@ class StateCache:
         if length == 0:
             self.clear(slot)
             return
-        marks = self._marks.get(slot, [])
         if length < self.floor(slot):
-            mark = next((each for each in marks if each.floor <= length <= each.length), None)
+            mark = self._marks.to(slot, length)
             if mark is None:
                 raise ValueError(
                     f"slot {slot} cannot go back to {length} tokens: its states stand behind {self.floor(slot)}; roll "
@@ -218,7 +175,7 @@ class StateCache:
                     "back"
                 )
             self._go_back(slot, mark)
-        marks[:] = [each for each in marks if each.length <= length]
+        self._marks.cut(slot, length)
 
     def fork(self, slot: int, twin: int) -> None:
         """Copy a slot's states and pending rows into another one."""
@@ -228,7 +185,7 @@ class StateCache:
         for absorbed in self.absorbed_LS:
             absorbed[twin] = absorbed[slot]
         self.begin_S[twin] = self.begin_S[slot]
-        self._marks[twin] = list(self._marks.get(slot, ()))
+        self._marks.share(slot, twin)
 
     def grow_slots(self, num_slots: int) -> None:
         """Make room for more slots."""
@@ -314,11 +271,7 @@ class StateCache:
             self.conv_LSWC[place, slot] = history_XC
         self.absorbed_LS[place][slot] = committed
 
-    def _every_mark(self) -> list[_Mark]:
-        """Of all slots; what forks share is there once."""
-        return list({id(mark): mark for marks in self._marks.values() for mark in marks}.values())
-
-    def _go_back(self, slot: int, mark: _Mark) -> None:
+    def _go_back(self, slot: int, mark: Mark) -> None:
         with torch.inference_mode():
             self.base_LSHNP[:, slot] = mark.base_LHNP
             self.conv_LSWC[:, slot] = mark.conv_LWC
@@ -327,7 +280,6 @@ class StateCache:
         for absorbed, length in zip(self.absorbed_LS, mark.absorbed_L, strict=True):
             absorbed[slot] = length
         self.begin_S[slot] = mark.begin
-        mark.used = next(self._moments)
 
     def _set(self, slot: int, length: int) -> None:
         for absorbed in self.absorbed_LS:

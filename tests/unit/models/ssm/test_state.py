@@ -298,6 +298,19 @@ def test_marks_are_bounded_and_go_with_their_slots() -> None:
     assert cache.num_bytes == bare
 
 
+def test_a_mark_ends_with_the_text_it_was_made_of() -> None:
+    """What is read anew after a rollback is not what an old mark at that length holds."""
+    model = Model()
+    slot = model.cache.acquire()
+    model.read(slot, [1] * (LONG + 1))
+    model.cache.mark(slot, 2**30)
+    model.read(slot, [2] * (LONG + 1))
+    model.cache.mark(slot, 2**30)
+    model.cache.rollback(slot, LONG + 1)
+    model.read(slot, [3] * (3 * LONG))
+    assert model.cache.reachable(slot, 2 * (LONG + 1)) == LONG + 1
+
+
 def test_a_slot_begins_empty() -> None:
     model = Model()
     slot = model.cache.acquire()
