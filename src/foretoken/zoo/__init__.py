@@ -22,6 +22,7 @@ MODELS = {
     "base-tasks-2": "base continued on tasks in two stages: answers word problems, profiles, JSON and functions",
     "draft": "draft of base: Llama layout, 2 layers, width 192, 2.4 M parameters, distilled on base's own words",
     "moe": "mixture of experts: Qwen3-MoE layout, 6 layers, width 256, 8 experts of which 2 compute a token",
+    "moe-tasks": "base-tasks-2 with experts: Mixtral layout, 8 layers, 4 experts of which 2 compute a token",
     "hybrid": "hybrid: Bamba layout, 2 Mamba-2 and 2 attention layers by turns, width 256",
     "hybrid-tasks": "base-tasks-2 as a hybrid: Bamba layout, 8 layers, a Mamba-2 mixer for every second attention",
     "mamba": "state space: pure Mamba-2, 4 layers, width 256, 64 states a channel",

@@ -17,6 +17,7 @@ NAMES = (
     "base-reflect",
     "draft",
     "moe",
+    "moe-tasks",
     "hybrid",
     "hybrid-tasks",
     "mamba",

@@ -35,7 +35,7 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> Qwen3MoeConfig:
     )
 
 
-def _balanced(model: nn.Module) -> Callable[[], None]:
+def balanced(model: nn.Module) -> Callable[[], None]:
     """Have the model compute its load-balancing loss while it trains."""
     config: Any = model.config
     config.output_router_logits = True
@@ -55,5 +55,5 @@ RECIPE = Recipe(
     bounds=Bounds(minutes=60),
     teacher="zoo:base",
     objective=lambda tokenizer, teacher: Distil(teacher, "kl", next_token=0.2),
-    prepare=_balanced,
+    prepare=balanced,
 )
