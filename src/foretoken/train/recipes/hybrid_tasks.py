@@ -2,8 +2,9 @@
 
 A mixer begins as what it replaces: values become x, keys B, queries C and the output projection stays, which is what
 linear attention would compute, and the state's decay is drawn as always (Wang et al., "The Mamba in the Llama",
-arXiv:2408.15237, section 2.2 and algorithm 1). Everything else is ``base-tasks-2``'s own. Differences from the paper: all weights are trained from the
-first step, not block by block, and B and C have a group for every head, so that each query keeps its own.
+arXiv:2408.15237, section 2.2 and algorithm 1). Everything else is ``base-tasks-2``'s own. Differences from the paper:
+all weights are trained from the first step, not block by block, and B and C have a group for every head, so that each
+query keeps its own.
 
 ``hybrid`` learnt words and grammar from nothing; this one has tasks to lose.
 """

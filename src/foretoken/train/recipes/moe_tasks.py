@@ -77,7 +77,7 @@ def _into_experts(block: Any, mlp: Any) -> None:
 
 RECIPE = Recipe(
     name="moe-tasks",
-    description="experts: base-tasks-2 in the Mixtral layout, 8 layers, width 384, 4 experts of which 2 compute a token",
+    description="experts: base-tasks-2 in the Mixtral layout, 8 layers, width 384, 4 experts, of which 2 a token",
     config=_config,
     sources=hybrid_tasks.mixture,
     schedule=Schedule(batch=16, micro_batch=4, rates=Rates(muon=1e-3, adamw=5e-4, decay=0.6)),
