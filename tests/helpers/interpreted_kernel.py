@@ -1,21 +1,15 @@
 """The sparse kernel under Triton's interpreter, beside the gather path and the definition; a process of its own.
 
-Triton is interpreted only where TRITON_INTERPRET=1 was set before it was imported, and then all of it is. So tests run
-
     TRITON_INTERPRET=1 python -m helpers.interpreted_kernel
 
-which writes one JSON object: the worst differences of every case, and those of one case for every planted bug.
+writes one JSON object: the worst differences of every case, and those of one case for every planted bug.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,9 +21,10 @@ from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
-from foretoken.models.kernels import loading
+from foretoken.models.kernels import block_attention, loading
 from helpers import sparse
 from helpers.golden import random_tree
+from helpers.interpreted import planted
 
 SCALING = 0.3
 CHAIN = TokenTree((1, 2, 3, 4))
@@ -150,22 +145,6 @@ BUGS = {  # what stands in the kernel, and what is planted
 }
 
 
-def _planted(folder: Path, old: str, new: str) -> Any:
-    """The kernel's module with one passage of its source replaced."""
-    from foretoken.models.kernels import block_attention as sparse_kernel
-
-    source = Path(str(sparse_kernel.__file__)).read_text(encoding="utf-8")
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the kernel"
-    path = folder / "planted.py"
-    path.write_text(source.replace(old, new), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("planted", path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["planted"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _multiply_bfloat16() -> None:
     """The interpreter keeps bfloat16 as bit patterns, and its dot would multiply those: make them numbers first."""
     from triton.runtime import interpreter
@@ -181,10 +160,8 @@ def _multiply_bfloat16() -> None:
 
 
 def _with_bug(old: str, new: str) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:  # Triton reads the source when it runs
-        planted = _planted(Path(folder), old, new)
-        with mock.patch.object(loading, "kernel", return_value=planted):
-            return _PLANTED.run()
+    with planted(block_attention, old, new) as kernel, mock.patch.object(loading, "kernel", return_value=kernel):
+        return _PLANTED.run()
 
 
 if __name__ == "__main__":

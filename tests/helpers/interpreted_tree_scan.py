@@ -8,12 +8,8 @@ case for every planted bug.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +18,7 @@ import torch
 from foretoken.models.kernels import loading
 from foretoken.models.kernels import tree_scan as sound
 from foretoken.models.ssm import scan
+from helpers.interpreted import planted
 
 
 @dataclass(frozen=True)
@@ -87,23 +84,9 @@ DIGITS = CASES["forgotten at once"]
 ROUNDED = ("low_TH = (a_TH - high_TH).float()", "low_TH = torch.zeros_like(high_TH)")
 
 
-def planted(folder: Path, old: str, new: str) -> Any:
-    """The kernel's module with one passage of its source replaced."""
-    source = Path(str(sound.__file__)).read_text(encoding="utf-8")
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the kernel"
-    path = folder / "planted.py"
-    path.write_text(source.replace(old, new), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("planted", path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["planted"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def with_bug(case: Case, old: str, new: str) -> float:
-    with tempfile.TemporaryDirectory() as folder:  # Triton reads the source when it runs
-        return case.run(planted(Path(folder), old, new))["error"]
+    with planted(sound, old, new) as kernel:
+        return case.run(kernel)["error"]
 
 
 if __name__ == "__main__":

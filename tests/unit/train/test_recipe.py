@@ -236,6 +236,22 @@ def test_a_mixer_begins_as_the_attention_that_it_replaces():
     torch.testing.assert_close(model(input_ids=ids).logits, start(input_ids=ids).logits, atol=1e-3, rtol=1e-4)
 
 
+def test_experts_begin_as_the_mlps_that_they_were_cut_from():
+    """For every token two that are different halves, whatever its router makes of it."""
+    recipe = recipes.find("moe-tasks")
+    model, start = build(recipe, load_tokenizer("zoo:base")), load_network("zoo:base-tasks-2", dtype="float32")
+    hidden = torch.randn(1, 40, 384)
+    for layer, source in zip(model.model.layers, start.model.layers, strict=True):
+        _, _, chosen = layer.mlp.gate(hidden)
+        assert (chosen.sum(1) % 2 == 1).all()
+        assert len(chosen.unique()) == 4
+        expected = source.mlp(hidden)
+        assert (layer.mlp(hidden) - expected).norm() < 0.1 * expected.norm()
+    ids = torch.arange(20, 52)[None]
+    ours, theirs = (each(input_ids=ids).logits.log_softmax(-1) for each in (model, start))
+    assert (theirs.exp() * (theirs - ours)).sum(-1).mean() < 0.02
+
+
 def test_an_unknown_recipe():
     with pytest.raises(ConfigError, match="--recipe hybri: did you mean 'hybrid'"):
         recipes.find("hybri")

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.interpreted import compile_for_a_gpu, found_by
 from helpers.interpreted_kernel import BUGS, CASES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs the package triton (extra 'dev', Linux)"
 )
 
-_TESTS = Path(__file__).parents[3]
-PATHS = os.pathsep.join([str(_TESTS), str(_TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 
 
 @lru_cache(maxsize=1)
 def differences() -> dict[str, Any]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_FUSED": "1", "PYTHONPATH": PATHS}
-    command = [sys.executable, "-m", "helpers.interpreted_kernel"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return found_by("interpreted_kernel")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,9 +65,4 @@ compiled(sparse_kernel._merge, pointers, {"PARTS": 32, "DV": 128, "WIDTH_V": 128
 
 def test_the_kernels_compile_for_a_gpu_on_a_machine_without_one(tmp_path: Path) -> None:
     """Compute capability 8.0, down to machine code: what the interpreter takes, the compiler may refuse."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": PATHS}
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    compile_for_a_gpu(COMPILED, tmp_path)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_TESTS = Path(__file__).parents[3]
-PATHS = os.pathsep.join([str(_TESTS), str(_TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
+from helpers.interpreted import compile_for_a_gpu, found_by
+
 CLOSE = 5e-6
 
 pytestmark = pytest.mark.skipif(
@@ -24,12 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @lru_cache(maxsize=1)
 def errors() -> dict[str, Any]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_FUSED": "1", "PYTHONPATH": PATHS}
-    command = [sys.executable, "-m", "helpers.interpreted_tree_scan"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return found_by("interpreted_tree_scan")
 
 
 def test_a_row_is_its_own_path() -> None:
@@ -68,9 +59,4 @@ assert built.metadata.shared < 99 * 1024, built.metadata.shared
 
 
 def test_the_kernel_compiles_for_a_gpu_on_a_machine_without_one(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": PATHS}
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    compile_for_a_gpu(COMPILED, tmp_path)
