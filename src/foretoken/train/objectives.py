@@ -42,11 +42,7 @@ class NextToken:
     name = "next_token"
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
-        if head_loss.applies(model):
-            return head_loss.next_token_loss(model, tokens_BT)
-        output = model(input_ids=tokens_BT, use_cache=False)
-        loss = F.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
-        return loss + _balance(model, output)
+        return weighted_loss(model, tokens_BT, None)
 
 
 class AnswersFirst:
@@ -88,20 +84,24 @@ class AnswersFirst:
         return counted_BT / counted_BT.sum().clamp(min=1.0)
 
 
-def weighted_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
+def weighted_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor | None, **inputs: Tensor) -> Tensor:
     """Next-token loss in which tokens count differently.
 
     Args:
         model: gives ``.logits`` [B, T, V].
         tokens_BT: int64.
-        weights_BT: float32, what each token counts as one to be predicted, of a sum of 1 without the first column.
+        weights_BT: float32, what each token counts as one to be predicted, of a sum of 1 without the first column;
+            None: all the same.
+        inputs: others of the model, such as positions.
     Returns:
         a float32 scalar with a gradient.
     """
     if head_loss.applies(model):
-        return head_loss.next_token_loss(model, tokens_BT, weights_BT)
-    output = model(input_ids=tokens_BT, use_cache=False)
+        return head_loss.next_token_loss(model, tokens_BT, weights_BT, **inputs)
+    output = model(input_ids=tokens_BT, use_cache=False, **inputs)
     logits_NV, targets_N = output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten()
+    if weights_BT is None:
+        return F.cross_entropy(logits_NV, targets_N) + _balance(model, output)
     losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none")
     return (losses_N * weights_BT[:, 1:].flatten()).sum() + _balance(model, output)
 
@@ -116,12 +116,12 @@ class SkippedPositions:
         longest: positions lie below this.
         pieces: most pieces of a block.
         plain: share of the blocks without skips.
+        counted: what each token counts; all the same without it.
     """
 
-    name = "next_token_skipped_positions"
-
-    def __init__(self, longest: int, pieces: int = 4, plain: float = 0.25) -> None:
-        self._longest, self._pieces, self._plain = longest, pieces, plain
+    def __init__(self, longest: int, pieces: int = 4, plain: float = 0.25, counted: AnswersFirst | None = None) -> None:
+        self._longest, self._pieces, self._plain, self._counted = longest, pieces, plain, counted
+        self.name = "next_token_skipped_positions" + ("_answers_first" if counted else "")
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         positions_BT = torch.stack([self._positions(tokens_BT.shape[1], generator) for _ in tokens_BT])
@@ -130,10 +130,8 @@ class SkippedPositions:
             # the library takes a skip for the beginning of another text, unless it is told that all is one
             "attention_mask": torch.ones_like(tokens_BT),
         }
-        if head_loss.applies(model):
-            return head_loss.next_token_loss(model, tokens_BT, **inputs)
-        output = model(input_ids=tokens_BT, **inputs, use_cache=False)
-        return F.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
+        weights_BT = None if self._counted is None else self._counted.weights(tokens_BT, generator)
+        return weighted_loss(model, tokens_BT, weights_BT, **inputs)
 
     def _positions(self, length: int, generator: torch.Generator) -> Tensor:
         positions = torch.arange(length)

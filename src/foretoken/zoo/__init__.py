@@ -29,6 +29,7 @@ MODELS = {
     "diffusion": "masked diffusion, not for generating alone: ModernBERT layout, bidirectional, fills runs of masks",
     "base-ee": "base twice as deep, for early exits (LayerSkip): Llama layout, 16 layers, width 384, 28.3 M parameters",
     "long": "base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
+    "long-tasks": "base-tasks-2 continued to 16,384 positions (YaRN), with keys and sentences to find far back",
 }
 
 

@@ -279,6 +279,15 @@ def test_skipped_positions_reach_the_model():
     assert loss.item() == NextToken()(model, tokens, torch.Generator()).item()
 
 
+def test_what_is_asked_counts_less_at_skipped_positions_too():
+    tokens = blocks(3, 20)
+    tokens[:, 5], tokens[:, 12] = USER, END
+    model, counted = Fixed(table(6)), AnswersFirst([USER], [END], 0.0)
+    loss = SkippedPositions(LONGEST, counted=counted)(model, tokens, torch.Generator().manual_seed(3))
+    assert loss.item() == counted(model, tokens, torch.Generator()).item()
+    assert loss.item() != NextToken()(model, tokens, torch.Generator()).item()
+
+
 # ------------------------------------------------------------------ answers first
 
 USER, ASSISTANT, END = 3, 4, 5

@@ -23,6 +23,7 @@ NAMES = (
     "mamba",
     "diffusion",
     "long",
+    "long-tasks",
     "base-ee",
 )
 
