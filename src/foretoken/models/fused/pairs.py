@@ -63,7 +63,7 @@ class Ahead(NamedTuple):
 
     Attributes:
         most: passes at most, this one included.
-        stands, first, later, free: when it goes on before that; see core/protocols.py, Outlook.
+        stands, first, later, free: when it goes on before that; see core/stop_rule.py, Outlook.
     """
 
     most: int
