@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from foretoken.cli.main import main
-from foretoken.methods.diffuspec import train as training
+from foretoken.methods.diffuspec import train as diffuspec
 from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.methods.diffuspec.train import Shape
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is
+from foretoken.train.feature_heads import run as training
 from foretoken.train.features import extract
 from foretoken.train.sources import parse
 from foretoken.train.taps import Wanted
@@ -27,7 +28,7 @@ from helpers.tiny_models import VOCAB_SIZE
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    small_steps(monkeypatch, training)
+    small_steps(monkeypatch, diffuspec)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,10 @@ def test_a_network_of_the_targets_own_words_drafts(capsys):
 
 
 def run(out, steps, **options):
-    settings = {"own_words": 0.0, "bounds": Bounds(tokens=steps * STEP), **options}
+    settings = {"bounds": Bounds(tokens=steps * STEP), **options}
     sources = [] if "features" in settings else [parse("mine.jsonl")]
-    return training.run("target", Shape(slots=3, draft_vocab_size=60), sources, Path(out), **settings)
+    course = diffuspec.course("target", Shape(slots=3, draft_vocab_size=60), own_words=0.0)
+    return training.run("target", course, sources, Path(out), **settings)
 
 
 def test_it_learns_stops_and_goes_on():

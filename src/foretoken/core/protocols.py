@@ -20,6 +20,7 @@ from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 
@@ -60,45 +61,6 @@ class Context(Protocol):
     @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """How a stop rule is going to decide, for who reads several nodes of a chain in one go; it binds nobody.
-
-    A node pays if ``reach * stands[of its tenth of confidence]`` exceeds what a node must promise.
-
-    Attributes:
-        stands: of each tenth of confidence, the probability that such a node stands.
-        first, later: what the first node, and what a later one, must promise.
-        free: nodes that need not.
-    """
-
-    stands: tuple[float, ...]
-    first: float
-    later: float
-    free: int = 0
-
-
-NO_LIMIT = Outlook((1.0,) * 10, -1.0, -1.0)  # every node pays
-
-
-class StopRule(Protocol):
-    """Decides while a draft grows whether one more node is worth its time. See engine/controller.py."""
-
-    def outlook(self) -> Outlook | None:
-        """How it is going to decide; None: that cannot be said."""
-        return None
-
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        """True if drafting and verifying one more node is expected to raise tokens per second.
-
-        Args:
-            reach: estimated probability that the node's parent stands.
-            confidence: the drafter's estimate that the node stands given its parent does.
-            num_nodes: nodes already in this draft.
-        """
         ...
 
 

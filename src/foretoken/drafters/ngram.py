@@ -15,7 +15,8 @@ from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
-from foretoken.core.protocols import Budget, Context, Drafter, Outcome, StopRule
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import TokenTree
 from foretoken.drafters.agreement import AgreementRates
 

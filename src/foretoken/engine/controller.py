@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.core.draft import Draft
-from foretoken.core.protocols import Outlook, StopRule
+from foretoken.core.stop_rule import Outlook, StopRule
 from foretoken.core.verdict import Verdict
 from foretoken.engine.confidence import Confidence
 from foretoken.engine.forgetful import LATE
@@ -178,7 +178,7 @@ class _Rest:
 
 
 class _Rule(StopRule):
-    """The stop rule of one draft (:class:`foretoken.core.protocols.StopRule`).
+    """The stop rule of one draft (:class:`foretoken.core.stop_rule.StopRule`).
 
     Args:
         least: nodes that are drafted whatever they promise.

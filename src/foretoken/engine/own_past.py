@@ -13,7 +13,7 @@ rule is the controller's (engine/controller.py), P > r * c, from other sources:
 from __future__ import annotations
 
 from foretoken.core.draft import Draft
-from foretoken.core.protocols import Outlook, StopRule
+from foretoken.core.stop_rule import Outlook, StopRule
 from foretoken.core.verdict import Verdict
 from foretoken.engine.confidence import Confidence
 
@@ -23,7 +23,7 @@ _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the
 
 
 class OwnPastRule(StopRule):
-    """The stop rule of one request (:class:`foretoken.core.protocols.StopRule`).
+    """The stop rule of one request (:class:`foretoken.core.stop_rule.StopRule`).
 
     Args:
         node_cost: of one drafted and verified token, in plain steps.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.errors import RequestError
-from foretoken.core.protocols import Budget, Context, StopRule
+from foretoken.core.protocols import Budget, Context
+from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.controller import Controller
 from foretoken.engine.executors.ahead import Ahead, AheadRule, Shadow

@@ -24,6 +24,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
 from foretoken.models.fused import trial as fused_trial
+from foretoken.models.fused.call import Ranked
 from foretoken.models.fused.fit import fits_by_name
 from foretoken.models.fused.layout import Head
 from foretoken.models.native import NativePlan
@@ -110,7 +111,7 @@ class Output:
         return cls(logits_MV, best.tolist(), peaks.tolist(), *ranked, hidden, columns)
 
     @classmethod
-    def ranked(cls, found: decoder.Ranked, columns: Columns | None = None) -> Output:
+    def ranked(cls, found: Ranked, columns: Columns | None = None) -> Output:
         """What the native forward has found already, with the tokens that its columns stand for."""
         if columns is None:
             return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)

@@ -17,9 +17,10 @@ from typing import Any
 from foretoken.analysis.scaling import points
 from foretoken.analysis.scaling.points import Point, Timed, name_of
 from foretoken.engine.llm import LLM
-from foretoken.methods.scylla import train
 from foretoken.methods.scylla.calibrate import measure
 from foretoken.methods.scylla.drafter import ScyllaDrafter
+from foretoken.methods.scylla.train import Shape, course
+from foretoken.train.feature_heads.run import run as train
 from foretoken.train.mixture import Source
 from foretoken.train.trainer import Bounds, Report
 
@@ -100,13 +101,12 @@ def run(
         if point is None:
             say(f"{name}: training")
             folder = out / "heads" / name
-            shape = train.Shape(layers=layers, draft_vocab_size=sweep.draft_vocab_size, mlp_width=sweep.mlp_width)
-            record = train.run(
+            shape = Shape(layers=layers, draft_vocab_size=sweep.draft_vocab_size, mlp_width=sweep.mlp_width)
+            record = train(
                 sweep.target,
-                shape,
+                course(sweep.target, shape, own_words=0.0),
                 sources,
                 folder,
-                own_words=0.0,
                 bounds=Bounds(tokens=tokens),
                 seed=sweep.seed,
                 report=report,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from foretoken.core.protocols import NO_LIMIT
+from foretoken.core.stop_rule import NO_LIMIT
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.models.fused.pairs import Ahead

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from foretoken.core.draft import Draft
 from foretoken.core.laws import LawMaker
-from foretoken.core.protocols import StopRule
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.stop_rule import StopRule
 from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.request import Request
 
@@ -71,7 +71,7 @@ class Shadow:
 
 
 class AheadRule(StopRule):
-    """The stop rule of what is drafted while the target computes (:class:`foretoken.core.protocols.StopRule`).
+    """The stop rule of what is drafted while the target computes (:class:`foretoken.core.stop_rule.StopRule`).
 
     Drafting is hidden behind the target's forward, so a node costs its row of the next verification and no more. The
     first node is the guess, which costs nothing.

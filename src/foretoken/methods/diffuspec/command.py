@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,11 +25,13 @@ class Config(HeadOptions):
         int | None, Option("Channels of its MLPs; default: a quarter of the target's.", metavar="N", least=32)
     ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 1.")] = None
+    own_words_else = 1.0
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a network and its trigram model, and let them draft for the held-out prompts, all slots each time."""
     from foretoken.methods.diffuspec import train as training
+    from foretoken.train.feature_heads.run import run as train
 
     shape = training.Shape(
         layers=config.layers,
@@ -36,7 +39,6 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         draft_vocab_size=config.draft_vocab_size,
         mlp_width=config.mlp_width,
     )
-    share = training.OWN_WORDS if config.own_words is None else config.own_words
     chain = {
         "method": "diffuspec",
         "head": str(config.out),
@@ -44,14 +46,13 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         "tree": False,
         "num_speculative_tokens": config.slots,
     }
+    course = training.course(config.target, shape, config.share)
     return train_and_serve(
         config,
         session,
         title="training a block network",
-        shape=shape,
-        share=share,
-        recipe=training.recipe(config.target, share),
-        run=training.run,
+        recipe=course.recipe,
+        run=partial(train, config.target, course),
         chain=chain,
     )
 

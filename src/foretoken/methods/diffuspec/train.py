@@ -17,10 +17,10 @@ Letters: B sequences, T positions, A anchors of a sequence, k slots, N used posi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,22 +36,18 @@ from foretoken.methods.diffuspec.network import (
     unrolled,
 )
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
-from foretoken.train.feature_heads import run as training
+from foretoken.train.feature_heads.course import Course, HeadShape, Stage, recipe_for, vocabulary_of
 from foretoken.train.feature_heads.lessons import Lessons
 from foretoken.train.feature_heads.objective import HeadObjective
-from foretoken.train.feature_heads.run import Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
 
-DRAFT_VOCABULARY = 4096  # tokens that are scored
-OWN_WORDS = 1.0
 TRIGRAM_LEAST = 2  # times that a triple was met, to be kept
 _ANCHORS = 32  # blocks of one sequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(HeadShape):
     """What is trained, beside the target.
 
     Attributes:
@@ -61,17 +57,17 @@ class Shape:
         mlp_width: None: a quarter of the target's.
     """
 
+    scored: ClassVar[int] = 4096
+
     layers: int = LAYERS
     slots: int = SLOTS
-    draft_vocab_size: int | None = None
-    mlp_width: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.layers <= 32:
             raise ConfigError(f"--layers {self.layers}: from 1 to 32")
         if not 1 <= self.slots <= MOST_SLOTS:
             raise ConfigError(f"--slots {self.slots}: from 1 to {MOST_SLOTS}")
-        training.check_mlp_width(self.mlp_width)
 
 
 class BlockLoss(HeadObjective):
@@ -117,37 +113,23 @@ def _anchors(used_BT: Tensor, generator: torch.Generator) -> Tensor:
     return noise_BT.topk(min(_ANCHORS, used_BT.shape[1] - 1), dim=-1).indices
 
 
-def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
+def recipe(target: str, own_words: float) -> Recipe:
     """What decides a run on text, beside the shape.
 
     Raises:
         ConfigError: the share is out of range.
     """
-    return training.recipe_for("diffuspec", f"block network of {target}", target, own_words)
+    return recipe_for("diffuspec", f"block network of {target}", target, own_words)
 
 
-def run(
-    name: str,
-    shape: Shape,
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    own_words: float = OWN_WORDS,
-    features: Path | None = None,
-    **loop: Any,
-) -> dict[str, Any]:
-    """Train a network; goes on where an interrupted run stopped.
+def course(target: str, shape: Shape, own_words: float) -> Course:
+    """What is trained, and how.
 
     Args:
-        own_words: share of the text that the target writes; nothing is written if features are given.
-        loop: see ``train/feature_heads/run.py``, as the other arguments.
-    Returns:
-        the record that is saved as ``training.json``.
+        own_words: share of the text that the target writes.
     Raises:
-        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+        ConfigError: the share is out of range, or the target has fewer tokens than are to be scored.
     """
-    share = 0.0 if features else own_words
-    vocabulary = training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> BlockNetworkConfig:
         return config_for(
@@ -161,27 +143,26 @@ def run(
             norm_heads=True,
         )
 
-    def build(config: BlockNetworkConfig, target: FrozenTarget, ids: list[int] | None) -> BlockNetwork:
-        network = BlockNetwork(config, ids_K=None if ids is None else torch.tensor(ids))
+    def build(config: BlockNetworkConfig, target: FrozenTarget, ids_K: Tensor | None) -> BlockNetwork:
+        network = BlockNetwork(config, ids_K=ids_K)
         network.draw()
         network.begin_near(target.model)
         return network
 
     def read(blocks: Iterable[list[int]], folder: Path) -> dict[str, Any]:
-        Trigram.fit(blocks, vocabulary, least=TRIGRAM_LEAST).save(folder)
+        Trigram.fit(blocks, vocabulary_of(target), least=TRIGRAM_LEAST).save(folder)
         return {"trigram_bytes": (folder / FILE).stat().st_size, "trigram_least": TRIGRAM_LEAST}
 
-    chosen = Course(
+    return Course(
         part=BlockNetwork,
-        recipe=recipe(name, share),
-        stages=(Stage(own_words=share),),
+        recipe=recipe(target, own_words),
+        stages=(Stage(own_words=own_words),),
         shape=asdict(shape),
         steps=shape.slots,
         config=config,
         build=build,
-        kept=shape.draft_vocab_size or DRAFT_VOCABULARY,
+        kept=shape.kept(target),
         objective=BlockLoss,
         unroll=unrolled,
         read=read,
     )
-    return training.run(name, chosen, sources, out, features=features, **loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ class Config(UnrolledOptions):
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft chains for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.dovetail import train as training
+    from foretoken.train.feature_heads.run import run as train
 
     shape = training.Shape(
         blocks=config.blocks,
@@ -32,14 +34,13 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     )
     depth = {"max_depth": config.steps, "num_speculative_tokens": config.steps}
     chain = {"method": "dovetail", "head": str(config.out), "tree": False, "budget": "fixed", **depth}
+    course = training.course(config.target, shape, config.share)
     return train_and_serve(
         config,
         session,
         title="training a Dovetail head",
-        shape=shape,
-        share=config.share,
-        recipe=training.recipe(config.target, shape, config.share),
-        run=training.run,
+        recipe=course.recipe,
+        run=partial(train, config.target, course),
         chain=chain,
     )
 

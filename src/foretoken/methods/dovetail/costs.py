@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretoken.core.protocols import StopRule
+from foretoken.core.stop_rule import StopRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
@@ -110,7 +110,7 @@ def measure(target: LanguageModel, rows: Sequence[int] = ROWS) -> CostTable:
 
 @dataclass(frozen=True, slots=True)
 class Affordable(StopRule):
-    """Which nodes of one draft are taken (:class:`foretoken.core.protocols.StopRule`).
+    """Which nodes of one draft are taken (:class:`foretoken.core.stop_rule.StopRule`).
 
     Attributes:
         stands: of each tenth of confidence, how often such a node stood.

@@ -8,27 +8,21 @@ training and needs no noise; half of the text is by default the target's own (``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from foretoken.core.errors import ConfigError
 from foretoken.drafting.feature_heads.stack import LAYERS, MOST_LAYERS
 from foretoken.methods.dovetail.network import CONCAT, FUSIONS, GATE, Dovetail, DovetailConfig
-from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.run import OWN_WORDS, STEPS, Course, Stage
+from foretoken.train.feature_heads.course import STEPS, Course, HeadShape, Stage, begun, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
-
-DRAFT_VOCABULARY = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(HeadShape):
     """What is trained, beside the target.
 
     Attributes:
@@ -41,50 +35,34 @@ class Shape:
 
     blocks: int = LAYERS
     fusion: str = GATE
-    draft_vocab_size: int | None = None
-    mlp_width: int | None = None
     steps: int = STEPS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.blocks <= MOST_LAYERS:
             raise ConfigError(f"--blocks {self.blocks}: from 1 to {MOST_LAYERS}")
         if self.fusion not in FUSIONS:
             raise ConfigError(f"--fusion {self.fusion}: '{GATE}' or '{CONCAT}'")
-        training.check_mlp_width(self.mlp_width)
 
 
-def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
+def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
     """What decides a run on text, beside the shape.
 
     Raises:
         ConfigError: the share is out of range.
     """
     blocks = f"{shape.blocks} blocks ({shape.fusion})"
-    return training.recipe_for("dovetail", f"Dovetail head of {blocks} of {target}", target, own_words)
+    return recipe_for("dovetail", f"Dovetail head of {blocks} of {target}", target, own_words)
 
 
-def run(
-    name: str,
-    shape: Shape,
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    own_words: float = OWN_WORDS,
-    features: Path | None = None,
-    **loop: Any,
-) -> dict[str, Any]:
-    """Train a head; goes on where an interrupted run stopped.
+def course(target: str, shape: Shape, own_words: float) -> Course:
+    """What is trained, and how.
 
     Args:
-        own_words: share of the text that the target writes; nothing is written if features are given.
-        loop: see ``train/feature_heads/run.py``, as the other arguments.
-    Returns:
-        the record that is saved as ``training.json``.
+        own_words: share of the text that the target writes.
     Raises:
-        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+        ConfigError: the share is out of range, or the target has fewer tokens than are to be scored.
     """
-    share = 0.0 if features else own_words
-    training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> DovetailConfig:
         found: DovetailConfig = Dovetail.config_for(
@@ -98,20 +76,16 @@ def run(
         )
         return found
 
-    def build(config: DovetailConfig, target: FrozenTarget, ids: list[int] | None) -> Dovetail:
-        head = Dovetail(config, ids_K=None if ids is None else torch.tensor(ids))
-        head.draw()
-        head.begin_near(target.model)
-        return head
+    def build(config: DovetailConfig, target: FrozenTarget, ids_K: Tensor | None) -> Dovetail:
+        return begun(Dovetail(config, ids_K=ids_K), target)
 
-    chosen = Course(
+    return Course(
         part=Dovetail,
-        recipe=recipe(name, shape, share),
-        stages=(Stage(own_words=share),),
+        recipe=recipe(target, shape, own_words),
+        stages=(Stage(own_words=own_words),),
         shape=asdict(shape),
         steps=shape.steps,
         config=config,
         build=build,
-        kept=shape.draft_vocab_size or DRAFT_VOCABULARY,
+        kept=shape.kept(target),
     )
-    return training.run(name, chosen, sources, out, features=features, **loop)

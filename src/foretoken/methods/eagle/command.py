@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ class Config(UnrolledOptions):
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a head, and let it draft for the held-out prompts, as many tokens a step as training unrolled."""
     from foretoken.methods.eagle import train as training
+    from foretoken.train.feature_heads.run import run as train
 
     shape = training.Shape(
         algorithm=config.algorithm,
@@ -34,14 +36,13 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         steps=config.steps,
     )
     chain = {"method": "eagle", "head": str(config.out), "num_speculative_tokens": config.steps}
+    course = training.course(config.target, shape, config.share)
     return train_and_serve(
         config,
         session,
         title="training an EAGLE head",
-        shape=shape,
-        share=config.share,
-        recipe=training.recipe(config.target, shape, config.share),
-        run=training.run,
+        recipe=course.recipe,
+        run=partial(train, config.target, course),
         chain=chain,
     )
 

@@ -11,27 +11,22 @@ Differs: see the loss; four steps are unrolled instead of seven; half of the tex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretoken.core.errors import ConfigError
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EagleConfig
 from foretoken.methods.eagle.network import Eagle, config_for
-from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.run import OWN_WORDS, STEPS, Course, Stage
+from foretoken.train.feature_heads.course import STEPS, Course, HeadShape, Stage, begun, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
-
-DRAFT_VOCABULARY = 2048  # tokens that EAGLE-3 scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(HeadShape):
     """What is trained, beside the target.
 
     Attributes:
@@ -43,81 +38,58 @@ class Shape:
     """
 
     algorithm: str = EAGLE3
-    draft_vocab_size: int | None = None
-    mlp_width: int | None = None
     own_head: bool = False
     steps: int = STEPS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.algorithm not in (EAGLE2, EAGLE3):
             raise ConfigError(f"--algorithm {self.algorithm}: '{EAGLE3}' or '{EAGLE2}'")
-        training.check_mlp_width(self.mlp_width)
         if self.algorithm == EAGLE2 and (self.draft_vocab_size is not None or self.own_head):
             raise ConfigError("--algorithm eagle has the target's head: leave out --draft-vocab-size and --own-head")
 
 
-def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
+def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
     """What decides a run on text, beside the shape.
 
     Raises:
         ConfigError: the share is out of range.
     """
-    return training.recipe_for("eagle", f"{shape.algorithm} head of {target}", target, own_words)
+    return recipe_for("eagle", f"{shape.algorithm} head of {target}", target, own_words)
 
 
-def build(config: EagleConfig, shape: Shape, target: FrozenTarget, ids: list[int] | None) -> Eagle:
-    """The untrained head, float32, drawn from torch's generator.
-
-    Args:
-        ids: the tokens that it scores; None: all.
-    """
-    head = Eagle(config, ids_K=None if ids is None else torch.tensor(ids), own_head=shape.own_head)
-    head.draw()
-    if head.lm_head is not None:
-        shared = Eagle(config, ids_K=head.ids_K)
-        with torch.no_grad():
-            head.lm_head.weight.copy_(shared.head_of(target.model))
-    head.begin_near(target.model)
-    return head
-
-
-def run(
-    name: str,
-    shape: Shape,
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    own_words: float = OWN_WORDS,
-    features: Path | None = None,
-    **loop: Any,
-) -> dict[str, Any]:
-    """Train a head; goes on where an interrupted run stopped.
+def course(target: str, shape: Shape, own_words: float) -> Course:
+    """What is trained, and how.
 
     Args:
-        own_words: share of the text that the target writes; nothing is written if features are given.
-        loop: see ``train/feature_heads/run.py``, as the other arguments.
-    Returns:
-        the record that is saved as ``training.json``.
+        own_words: share of the text that the target writes.
     Raises:
-        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+        ConfigError: the share is out of range, or the target has fewer tokens than are to be scored.
     """
-    share = 0.0 if features else own_words
-    training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> EagleConfig:
         return config_for(
             target, name, fingerprint, algorithm=shape.algorithm, draft_vocab_size=size, mlp_width=shape.mlp_width
         )
 
-    chosen = Course(
+    return Course(
         part=Eagle,
-        recipe=recipe(name, shape, share),
-        stages=(Stage(own_words=share),),
+        recipe=recipe(target, shape, own_words),
+        stages=(Stage(own_words=own_words),),
         shape=asdict(shape),
         steps=shape.steps,
         config=config,
-        build=lambda config, target, ids: build(config, shape, target, ids),
-        kept=(shape.draft_vocab_size or DRAFT_VOCABULARY) if shape.algorithm == EAGLE3 else None,
+        build=lambda config, target, ids_K: build(config, shape, target, ids_K),
+        kept=shape.kept(target) if shape.algorithm == EAGLE3 else None,
         own_head=shape.own_head,
     )
-    return training.run(name, chosen, sources, out, features=features, **loop)
+
+
+def build(config: EagleConfig, shape: Shape, target: FrozenTarget, ids_K: Tensor | None) -> Eagle:
+    """The untrained head; a head of its own begins as the target's rows."""
+    head = begun(Eagle(config, ids_K=ids_K, own_head=shape.own_head), target)
+    if head.lm_head is not None:
+        shared = Eagle(config, ids_K=ids_K)
+        with torch.no_grad():
+            head.lm_head.weight.copy_(shared.head_of(target.model))
+    return head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,17 +22,14 @@ class Config(HeadOptions):
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Train a layer, and let the new checkpoint draft with it, as many tokens a step as training unrolled."""
     from foretoken.methods.mtp import train as training
-    from foretoken.train.feature_heads.run import OWN_WORDS
 
-    share = OWN_WORDS if config.own_words is None else config.own_words
+    shape = training.Shape(steps=config.steps)
     return train_and_serve(
         config,
         session,
         title="training a prediction layer",
-        shape=training.Shape(steps=config.steps),
-        share=share,
-        recipe=training.recipe(config.target, share),
-        run=training.run,
+        recipe=training.recipe(config.target, config.share),
+        run=partial(training.run, config.target, shape, own_words=config.share),
         chain={"method": "mtp", "max_depth": config.steps, "num_speculative_tokens": config.steps},
         served=str(config.out),
     )

@@ -36,8 +36,8 @@ from foretoken.models.attention import following
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.load import load_as_is, load_config, source_of
 from foretoken.train.feature_heads import run as training
+from foretoken.train.feature_heads.course import Course, Stage, recipe_for
 from foretoken.train.feature_heads.objective import Unrolled
-from foretoken.train.feature_heads.run import OWN_WORDS, Course, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, Recipe, add_to_record
@@ -180,13 +180,13 @@ class UnrolledLayer(Unrolled):
     unroll = staticmethod(unrolled)
 
 
-def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
+def recipe(target: str, own_words: float) -> Recipe:
     """What decides a run on text, beside the shape.
 
     Raises:
         ConfigError: the share is out of range.
     """
-    return training.recipe_for("mtp", f"next-token-prediction layer of {target}", target, own_words)
+    return recipe_for("mtp", f"next-token-prediction layer of {target}", target, own_words)
 
 
 def run(
@@ -195,22 +195,20 @@ def run(
     sources: Sequence[Source],
     out: Path,
     *,
-    own_words: float = OWN_WORDS,
-    features: Path | None = None,
+    own_words: float,
     **loop: Any,
 ) -> dict[str, Any]:
     """Train a layer, and write the target's checkpoint with it; goes on where an interrupted run stopped.
 
     Args:
-        own_words: share of the text that the target writes; nothing is written if features are given.
+        own_words: share of the text that the target writes.
         loop: see ``train/feature_heads/run.py``, as the other arguments.
     Returns:
         the record that is saved as ``training.json``.
     Raises:
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
     """
-    share = 0.0 if features else own_words
-    chosen = recipe(name, share)
+    chosen = recipe(name, own_words)
     dtype = load_config(name).dtype or torch.float32
     source = folder_of(source_of(name))
     checkpoint.check_place(out, source, Path(RECORD))
@@ -219,13 +217,13 @@ def run(
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> LayerConfig:
         return LayerConfig.of(target)
 
-    def build(config: LayerConfig, target: FrozenTarget, ids: list[int] | None) -> LearningLayer:
+    def build(config: LayerConfig, target: FrozenTarget, ids_K: Tensor | None) -> LearningLayer:
         return LearningLayer(config, target.model, learned_from, dtype)
 
     course = Course(
         part=LearningLayer,
         recipe=chosen,
-        stages=(Stage(own_words=share),),
+        stages=(Stage(own_words=own_words),),
         shape=asdict(shape),
         steps=shape.steps,
         config=config,
@@ -233,7 +231,7 @@ def run(
         objective=UnrolledLayer,
         unroll=unrolled,
     )
-    training.run(str(learned_from), course, sources, out, features=features, laid_out_from=source, **loop)
+    training.run(str(learned_from), course, sources, out, laid_out_from=source, **loop)
     return add_to_record(out, {"target": name})
 
 

@@ -11,28 +11,23 @@ each stage warms up and falls to zero linearly; rates are ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from foretoken.core.errors import ConfigError
 from foretoken.drafting.feature_heads.stack import LAYERS, MOST_LAYERS
 from foretoken.methods.scylla.network import Scylla, ScyllaConfig
-from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.run import OWN_WORDS, RATES, STEPS, Course, Stage
+from foretoken.train.feature_heads.course import RATES, STEPS, Course, HeadShape, Stage, begun, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Source
 from foretoken.train.recipe import Recipe
 
-DRAFT_VOCABULARY = 2048
 PRETRAIN = 0.75  # share of the run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(HeadShape):
     """What is trained, beside the target.
 
     Attributes:
@@ -44,26 +39,24 @@ class Shape:
     """
 
     layers: int = LAYERS
-    draft_vocab_size: int | None = None
-    mlp_width: int | None = None
     steps: int = STEPS
     pretrain: float = PRETRAIN
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ConfigError(f"--layers {self.layers}: from 1 to {MOST_LAYERS}")
-        training.check_mlp_width(self.mlp_width)
         if not 0 <= self.pretrain <= 1:
             raise ConfigError(f"--pretrain {self.pretrain}: a share must be from 0 to 1")
 
 
-def recipe(target: str, shape: Shape, own_words: float = OWN_WORDS) -> Recipe:
+def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
     """What decides a run on text, beside the shape.
 
     Raises:
         ConfigError: the share is out of range.
     """
-    return training.recipe_for("scylla", f"Scylla head of {shape.layers} layers of {target}", target, own_words)
+    return recipe_for("scylla", f"Scylla head of {shape.layers} layers of {target}", target, own_words)
 
 
 def stages(shape: Shape, own_words: float) -> tuple[Stage, ...]:
@@ -75,47 +68,30 @@ def stages(shape: Shape, own_words: float) -> tuple[Stage, ...]:
     return tuple(each for each in both if each.share)
 
 
-def run(
-    name: str,
-    shape: Shape,
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    own_words: float = OWN_WORDS,
-    features: Path | None = None,
-    **loop: Any,
-) -> dict[str, Any]:
-    """Train a head; goes on where an interrupted run stopped.
+def course(target: str, shape: Shape, own_words: float) -> Course:
+    """What is trained, and how.
 
     Args:
-        own_words: share of the second stage's text that the target writes; nothing is written if features are given.
-        loop: see ``train/feature_heads/run.py``, as the other arguments.
-    Returns:
-        the record that is saved as ``training.json``.
+        own_words: share of the second stage's text that the target writes.
     Raises:
-        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+        ConfigError: the share is out of range, or the target has fewer tokens than are to be scored.
     """
-    training.check_draft_vocabulary(name, shape.draft_vocab_size)
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> ScyllaConfig:
         return Scylla.config_for(
             target, name, fingerprint, layers=shape.layers, draft_vocab_size=size, mlp_width=shape.mlp_width
         )
 
-    def build(config: ScyllaConfig, target: FrozenTarget, ids: list[int] | None) -> Scylla:
-        head = Scylla(config, ids_K=None if ids is None else torch.tensor(ids))
-        head.draw()
-        head.begin_near(target.model)
-        return head
+    def build(config: ScyllaConfig, target: FrozenTarget, ids_K: Tensor | None) -> Scylla:
+        return begun(Scylla(config, ids_K=ids_K), target)
 
-    chosen = Course(
+    return Course(
         part=Scylla,
-        recipe=recipe(name, shape, 0.0 if features else own_words),
+        recipe=recipe(target, shape, own_words),
         stages=stages(shape, own_words),
         shape=asdict(shape),
         steps=shape.steps,
         config=config,
         build=build,
-        kept=shape.draft_vocab_size or DRAFT_VOCABULARY,
+        kept=shape.kept(target),
     )
-    return training.run(name, chosen, sources, out, features=features, **loop)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,34 +21,16 @@ from torch import Tensor
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
+from foretoken.models.fused.call import Angles, OpenCall, Ranked
 from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import UNITS, Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
-from foretoken.models.fused.rotary import RotaryTables, Tables
+from foretoken.models.fused.rotary import RotaryTables
 from foretoken.models.fused.shelf import Shelf
 from foretoken.models.fused.states import NativeStates, described_mixer
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 from foretoken.models.ssm.layout import Mixer
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """What the native forward gives; see models/language_model.py, Output."""
-
-    logits_MV: Tensor
-    best: array[int]
-    peaks: array[float]
-    top_ids: array[int]
-    top_shares: array[float]
-    hidden: dict[int, Tensor]
-
-
-class _Angles(NamedTuple):
-    """What native code rotates by, and the memory that it points to."""
-
-    native: ctypes.Array[structs.Angles]
-    tables: list[Tables]
 
 
 class _NativeBlocks(NamedTuple):
@@ -161,89 +142,67 @@ class FusedDecoder:
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
         if beside_TQ is not None:
             checks.check_beside(beside_TQ, len(batch.tokens), self._model.qkv_stride)
-        cache, num_rows, attends = plan.cache, len(batch.tokens), span.first < span.last
-        segments = (structs.Segment * len(batch.segments))()
-        for native, segment in zip(segments, batch.segments, strict=True):
-            native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
-            native.start, native.rows = segment.start, segment.num_rows
-            native.committed = min(segment.prefix, cache.lengths[segment.slot]) if attends else 0
-            if segment.seen is not None:
-                native.seen = segment.seen.data_ptr()
-        room = self._room(cache) if attends else None
+        model = self._model if head is None else self._with_head(head)
+        own = team.current()
+        call = self._open(batch, plan.cache, span, model, top=top, threads=own.threads)
         blocks, attention = None, ctypes.c_double(0)
         if plan.blocks is not None:
-            for native, keep in zip(segments, plan.blocks.keep, strict=True):
+            for native, keep in zip(call.segments, plan.blocks.keep, strict=True):
                 native.keep = keep
             blocks = self._blocks(plan.blocks, batch, span)
-        tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
+            call.native.blocks = ctypes.pointer(blocks.native)
         states = None
         if any(span.first <= layer < span.last for layer in self._mixers):
-            states = NativeStates(self._mixers, cache, batch, span, self._dtype)
-        angles = self._angles(max(batch.positions) + 1 if attends else 0)  # held while the call runs
-        num_wanted = len(wanted)
-        model = self._model if head is None else self._with_head(head)
-        logits_MV = self._shelf.take(num_wanted, model.logits_stride)
-        best, peaks = array("i", bytes(4 * num_wanted)), array("f", bytes(4 * num_wanted))
-        ids, shares = array("i", bytes(4 * num_wanted * top)), array("f", bytes(4 * num_wanted * top))
+            states = NativeStates(self._mixers, plan.cache, batch, span, self._dtype)
+            call.native.states = ctypes.pointer(states.native)
         thresholds = array("f", plan.thresholds or ())
-        entering_TD = None if span.entering_TD is None else span.entering_TD.to(torch.float32).contiguous()
-        taps = array("q", span.taps)
-        tap_rows = array("i", range(num_rows) if span.tap_rows is None else span.tap_rows)
-        tapped = torch.empty(len(taps), len(tap_rows), self._model.width)
-        own = team.current()
-        call = structs.Call(
-            num_rows=num_rows,
-            num_segments=len(segments),
-            num_wanted=num_wanted,
-            capacity=cache.capacity,
-            threads=own.threads,
-            tokens=tokens.buffer_info()[0],
-            positions=positions.buffer_info()[0],
-            wanted=wanted.buffer_info()[0],
-            angles=angles.native,
-            segments=segments,
-            blocks=None if blocks is None else ctypes.pointer(blocks.native),
-            keys=None if room is None else ctypes.addressof(room.keys),
-            values=None if room is None else ctypes.addressof(room.values),
-            tiled=None if room is None else ctypes.addressof(room.tiled),
-            known=None if room is None else ctypes.addressof(room.known),
-            logits=logits_MV.data_ptr(),
-            best=best.buffer_info()[0],
-            peaks=peaks.buffer_info()[0],
-            top=top,
-            top_ids=ids.buffer_info()[0],
-            top_shares=shares.buffer_info()[0],
-            first=span.first,
-            last=span.last,
-            entering=None if entering_TD is None else entering_TD.data_ptr(),
-            beside=None if beside_TQ is None else beside_TQ.data_ptr(),
-            skip_norm=int(not span.final_norm),
-            num_taps=len(taps),
-            num_tap_rows=len(tap_rows),
-            taps=taps.buffer_info()[0],
-            tap_rows=tap_rows.buffer_info()[0],
-            tapped=tapped.data_ptr(),
-            thresholds=thresholds.buffer_info()[0] if plan.thresholds else None,
-            attention_seconds=None if plan.clock is None else ctypes.pointer(attention),
-            states=None if states is None else ctypes.pointer(states.native),
-        )
+        if plan.thresholds:
+            call.native.thresholds = thresholds.buffer_info()[0]
+        if plan.clock is not None:
+            call.native.attention_seconds = ctypes.pointer(attention)
+        if beside_TQ is not None:
+            call.native.beside = beside_TQ.data_ptr()
         handle = own.handle(self.library)  # held while the call runs
-        if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call)):
-            raise MemoryError(f"there is no memory for a forward of {num_rows} rows")
+        if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call.native)):
+            raise MemoryError(f"there is no memory for a forward of {len(batch.tokens)} rows")
         if states is not None:
             states.done()
         if plan.clock is not None:
             plan.clock.attention_seconds += attention.value
-        hidden = {depth: tapped[place] for place, depth in enumerate(span.taps)}
-        return Ranked(logits_MV[:, : own_head.vocab_size], best, peaks, ids, shares, hidden)
+        return call.ranked(own_head.vocab_size, {depth: call.tapped[place] for place, depth in enumerate(span.taps)})
 
-    def _angles(self, length: int) -> _Angles:
+    def _open(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        span: Span,
+        model: structs.Model,
+        *,
+        top: int,
+        threads: int,
+        forwards: int = 1,
+    ) -> OpenCall:
+        """A forward of rows that were checked, and room for the results of those that native code lets follow it."""
+        attends = span.first < span.last
+        return OpenCall(
+            batch,
+            cache,
+            span,
+            room=self._room(cache) if attends else None,
+            angles=self._angles(max(batch.positions) + forwards if attends else 0),
+            logits_MV=self._shelf.take(forwards * len(batch.wanted), model.logits_stride),
+            width=model.width,
+            top=top,
+            threads=threads,
+        )
+
+    def _angles(self, length: int) -> Angles:
         """Of so many positions at least, by each of the layout's rotaries."""
         tables = [each.up_to(length) for each in self._rotaries]
         native = (structs.Angles * len(tables))()
         for each, (cos_Nh, sin_Nh) in zip(native, tables, strict=True):
             each.cos, each.sin = cos_Nh.data_ptr(), sin_Nh.data_ptr()
-        return _Angles(native, tables)
+        return Angles(native, tables)
 
     def _with_head(self, head: Head) -> structs.Model:
         """A copy of the description, with another head."""

@@ -24,7 +24,8 @@ from torch import Tensor
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
-from foretoken.models.fused.decoder import FusedDecoder, Ranked
+from foretoken.models.fused.call import Ranked
+from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Head, Layout, Projection
 from foretoken.models.fused.packing import described
 from foretoken.models.native import NativePlan
@@ -63,7 +64,7 @@ class Ahead(NamedTuple):
 
     Attributes:
         most: passes at most, this one included.
-        stands, first, later, free: when it goes on before that; see core/protocols.py, Outlook.
+        stands, first, later, free: when it goes on before that; see core/stop_rule.py, Outlook.
     """
 
     most: int
@@ -100,7 +101,7 @@ class PairDecoder(FusedDecoder):
 
     def __init__(self, layout: Layout, pairing: Pairing, library: ctypes.CDLL) -> None:
         super().__init__(layout, library)
-        self._columns, self._skip_norm = pairing.token.outputs, int(not pairing.final_norm)
+        self._columns, self._final_norm = pairing.token.outputs, pairing.final_norm
         embedding_VW = pairing.embedding_VW.detach().to(self._dtype).contiguous()
         token = self._packed(pairing.token)
         self._keep += [embedding_VW, token]
@@ -157,61 +158,18 @@ class PairDecoder(FusedDecoder):
             MemoryError: there is no memory for the first pass.
         """
         own_head, depth = self.head if head is None else head, self._model.num_layers
-        span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted)
+        span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
         checks.check(self._sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
         checks.check_chain(self._sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
         rows, wanted, width = len(batch.tokens), len(batch.wanted), self._model.width
         count = max((each.most for each in ahead), default=1)
-        room = self._room(cache)
-        model = self._model if head is None else self._with_head(head)
-        segments = (structs.Segment * len(batch.segments))()
-        for native, segment in zip(segments, batch.segments, strict=True):
-            native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
-            native.start, native.rows = segment.start, segment.num_rows
-            native.committed = min(segment.prefix, cache.lengths[segment.slot])
-            if segment.seen is not None:
-                native.seen = segment.seen.data_ptr()
-        angles = self._angles(max(batch.positions) + count)  # held while the call runs
-        tokens, positions, places = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
         results = count * wanted
-        logits_MV = self._shelf.take(results, model.logits_stride)
-        best, peaks = array("i", bytes(4 * results)), array("f", bytes(4 * results))
-        top_ids, shares = array("i", bytes(4 * results * top)), array("f", bytes(4 * results * top))
-        entered_TW = features_TW.to(torch.float32).contiguous()
-        scratch = torch.empty(rows * (2 * width + self._columns))
-        following_MW = torch.empty(results, width)
-        taps = array("q", (depth,))
+        model = self._model if head is None else self._with_head(head)
         own = team.current()
-        call = structs.Call(
-            num_rows=rows,
-            num_segments=len(segments),
-            num_wanted=wanted,
-            capacity=cache.capacity,
-            threads=own.threads,
-            tokens=tokens.buffer_info()[0],
-            positions=positions.buffer_info()[0],
-            wanted=places.buffer_info()[0],
-            angles=angles.native,
-            segments=segments,
-            keys=ctypes.addressof(room.keys),
-            values=ctypes.addressof(room.values),
-            tiled=ctypes.addressof(room.tiled),
-            known=ctypes.addressof(room.known),
-            logits=logits_MV.data_ptr(),
-            best=best.buffer_info()[0],
-            peaks=peaks.buffer_info()[0],
-            top=top,
-            top_ids=top_ids.buffer_info()[0],
-            top_shares=shares.buffer_info()[0],
-            last=depth,
-            skip_norm=self._skip_norm,
-            num_taps=1,
-            num_tap_rows=wanted,
-            taps=taps.buffer_info()[0],
-            tap_rows=places.buffer_info()[0],
-            tapped=following_MW.data_ptr(),
-        )
+        call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
+        following_MW = call.tapped[0]
+        scratch = torch.empty(rows * (2 * width + self._columns))
         counts, drafts, read = (
             array("q", bytes(8 * count)),
             array("i", bytes(4 * results)),
@@ -223,8 +181,8 @@ class PairDecoder(FusedDecoder):
         reach, own_rows = array("d", [1.0] * wanted), array("i", range(wanted))
         next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
         chain = structs.Chain(
-            first=ctypes.pointer(call),
-            features=entered_TW.data_ptr(),
+            first=ctypes.pointer(call.native),
+            features=call.native.entering,
             entering=scratch.data_ptr(),
             elements=scratch.data_ptr() + 4 * rows * width,
             parts=scratch.data_ptr() + 8 * rows * width,
@@ -248,29 +206,14 @@ class PairDecoder(FusedDecoder):
             handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(chain)
         ):
             raise MemoryError(f"there is no memory for a forward of {rows} rows")
-        logits_MV = logits_MV[:, : own_head.vocab_size]
         if count == 1:
-            ranked = Ranked(logits_MV, best, peaks, top_ids, shares, {})
-            return [Pass(ranked, following_MW, drafts, ())]
+            return [Pass(call.ranked(own_head.vocab_size, {}), following_MW, drafts, ())]
         made = []
         for number in range(chain.made):
             begin = number * wanted
             end = begin + counts[number]
-            made.append(
-                Pass(
-                    Ranked(
-                        logits_MV[begin:end],
-                        best[begin:end],
-                        peaks[begin:end],
-                        top_ids[begin * top : end * top],
-                        shares[begin * top : end * top],
-                        {},
-                    ),
-                    following_MW[begin:end],
-                    drafts[begin:end],
-                    read[begin:end] if number else (),
-                )
-            )
+            ranked = call.ranked_between(begin, end, own_head.vocab_size)
+            made.append(Pass(ranked, following_MW[begin:end], drafts[begin:end], read[begin:end] if number else ()))
         return made
 
     def _parts(self, ids_T: Tensor) -> Tensor:

@@ -28,6 +28,14 @@ class HeadOptions(Loop, Judged):
         Path | None, Option("Train from what foretoken train features stored instead.", metavar="DIR")
     ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
+    own_words_else = 0.5
+
+    @property
+    def share(self) -> float:
+        """Of the text, or of its last stage, what the target writes; stored features are of text that there is."""
+        if self.features is not None:
+            return 0.0
+        return self.own_words_else if self.own_words is None else self.own_words
 
     def __post_init__(self) -> None:
         if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
@@ -46,21 +54,12 @@ class UnrolledOptions(HeadOptions):
     ] = None
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 4
 
-    @property
-    def share(self) -> float:
-        """Of the text, or of its last stage, what the target writes."""
-        from foretoken.train.feature_heads.run import OWN_WORDS
-
-        return OWN_WORDS if self.own_words is None else self.own_words
-
 
 def train_and_serve(
     config: HeadOptions,
     session: Session,
     *,
     title: str,
-    shape: Any,
-    share: float,
     recipe: Recipe,
     run: Callable[..., Any],
     chain: Mapping[str, Any],
@@ -70,10 +69,8 @@ def train_and_serve(
 
     Args:
         title: of the progress, as in "training an EAGLE head".
-        shape: what the method's run is given beside the target.
-        share: of the text that the target writes.
         recipe: of the run.
-        run: the method's: (target, shape, sources, out, ``prompts``, ``own_words``, ``features``, what a loop takes).
+        run: (sources, out, ``prompts``, ``features``, what a loop takes) -> the record.
         chain: a ``speculative_config`` that drafts as many tokens a step as training unrolled.
         served: the checkpoint that drafts; None: the one that was trained for.
     Returns:
@@ -88,12 +85,9 @@ def train_and_serve(
     text = config.sources(recipe.sources) if config.features is None else []
     with session.training(title) as report:
         run(
-            config.target,
-            shape,
             text,
             config.out,
             prompts=prompts,
-            own_words=share,
             features=config.features,
             **config.loop(recipe.bounds, report, session),
         )

@@ -6,31 +6,27 @@ A method gives a :class:`Course`; the loop, the folder, the claim on it and the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.errors import ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
-from foretoken.drafting.feature_heads.state_head import Reading, TrainableHead
-from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.models.hidden_states import FINAL
-from foretoken.models.load import load_as_is, load_config
+from foretoken.models.load import load_as_is
 from foretoken.train import trainer
+from foretoken.train.feature_heads.course import Course, Stage
 from foretoken.train.feature_heads.lessons import AllPositions, FromFeatures, FromTokens, Lessons, depths_read, frequent
-from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
 from foretoken.train.feature_heads.walk import Walk, texts
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
-from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import (
     RECORD,
-    Recipe,
     claim_of,
     disk_trouble,
     refuse_another,
@@ -38,124 +34,12 @@ from foretoken.train.recipe import (
     write_claim,
     written,
 )
-from foretoken.train.recipes.base import mixture
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.trainer import Blocks, Bounds, Schedule
+from foretoken.train.trainer import Blocks, Bounds
 
-OWN_WORDS = 0.5
-STEPS = 4
-BLOCK = 256  # tokens; what drafting needs is near, and attention is unrolled S times
 LOGITS = 1 << 25  # of one micro-batch's target, about: 128 MB of float32
-RATES = Rates(muon=None, adamw=2e-3, warmup=0.03, decay=0.9)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One pass of the loop over the head.
-
-    Attributes:
-        name: for the record, and of its folder.
-        share: of the run's bounds.
-        own_words: share of its text that the target writes; nothing is written if features are given.
-        replies_only: whether only positions of replies count; else all do.
-        rates: None: the recipe's.
-    """
-
-    name: str = "head"
-    share: float = 1.0
-    own_words: float = OWN_WORDS
-    replies_only: bool = True
-    rates: Rates | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """What a method says of the head that is trained.
-
-    Attributes:
-        part: its class.
-        recipe: what decides the run beside the shape.
-        stages: in their order.
-        shape: what else makes it another head.
-        steps: S that are unrolled.
-        config: (the target's configuration, its name, its fingerprint, tokens that are scored or None) -> what the head
-            is.
-        build: (config, the frozen target, the tokens that it scores or None) -> the untrained head, float32.
-        kept: tokens that it scores, the most frequent ones; None: all of them.
-        own_head: whether it has a head of its own.
-        objective: its loss, made of lessons, embedding, the rows that score, and S.
-        unroll: what it says from every column, as ``unrolled`` of drafting/feature_heads/unroll.py.
-        read: (the tokens that the last stage was trained on, block by block; the folder) -> what is kept of them, for
-            the record; None: nothing is.
-    """
-
-    part: type[TrainableHead]
-    recipe: Recipe
-    stages: tuple[Stage, ...] = field(default_factory=lambda: (Stage(),))
-    shape: Mapping[str, Any]
-    steps: int
-    config: Callable[[Any, str, str, int | None], Reading]
-    build: Callable[[Any, FrozenTarget, list[int] | None], TrainableHead]
-    kept: int | None = None
-    own_head: bool = False
-    objective: type[HeadObjective] = Unrolled
-    unroll: Unroll = unrolled
-    read: Callable[[Iterable[list[int]], Path], dict[str, Any]] | None = None
-
-
-def recipe_for(method: str, description: str, target: str, own_words: float) -> Recipe:
-    """What decides a run on text, beside the shape, of every head that learns from blocks of ``BLOCK`` tokens.
-
-    Raises:
-        ConfigError: the share is out of range.
-    """
-    check_own_words(own_words)
-    return Recipe(
-        name=method,
-        description=description,
-        config=lambda tokenizer: load_config(target),
-        sources=mixture,
-        block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
-    )
-
-
-def check_draft_vocabulary(target: str, wanted: int | None) -> int:
-    """The target's tokens; refuses a head that would score more.
-
-    Raises:
-        ConfigError: it would.
-    """
-    vocabulary: int = load_config(target).get_text_config(decoder=True).vocab_size
-    if wanted is not None and wanted > vocabulary:
-        raise ConfigError(f"--draft-vocab-size {wanted}: {target} has {vocabulary} tokens")
-    return vocabulary
-
-
-def check_mlp_width(width: int | None) -> None:
-    """Refuse a width that the native decoder does not take; None is none.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if width is not None and width % 32:
-        raise ConfigError(f"--mlp-width {width}: a multiple of 32")
-
-
-def check_own_words(share: float) -> None:
-    """Refuse what is no share.
-
-    Raises:
-        ConfigError: it is out of range.
-    """
-    if not 0 <= share <= 1:
-        raise ConfigError(f"--own-words {share}: a share must be from 0 to 1")
 
 
 def run(
@@ -233,7 +117,7 @@ def run(
         ids = _kept(work, blocks, tokens_of, course.kept or 0, target.vocabulary) if few else None
         torch.manual_seed(seed)
         config = course.config(loaded.model.config, name, loaded.fingerprint, None if ids is None else len(ids))
-        head = course.build(config, target, ids).to(target.device)
+        head = course.build(config, target, None if ids is None else torch.tensor(ids)).to(target.device)
         embedding_VW = head.embedding_of(target.model)
         shared_KW = None if course.own_head else head.head_of(target.model)
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretoken.core.errors import InputError
-from foretoken.core.protocols import NO_LIMIT, Outlook, StopRule
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.stop_rule import NO_LIMIT, Outlook, StopRule
 from foretoken.drafting.feature_heads import runner
 from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.drafting.feature_heads.runner import Runner

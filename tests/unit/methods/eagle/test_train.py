@@ -15,6 +15,7 @@ from foretoken.methods.eagle.network import Eagle, config_for
 from foretoken.methods.eagle.train import Shape
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
+from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens, frequent
 from foretoken.train.feature_heads.objective import Unrolled
 from foretoken.train.feature_heads.walk import Walk, expected_steps, texts
@@ -70,15 +71,16 @@ def parts_of(folder, shape=None, ids=None):
     config = config_for(
         loaded.model.config, "it", loaded.fingerprint, draft_vocab_size=None if ids is None else len(ids)
     )
-    head = eagle.build(config, shape, target, ids)
+    head = eagle.build(config, shape, target, None if ids is None else torch.tensor(ids))
     return loaded, target, head
 
 
 def train(folder, out, steps, shape=None, **options):
-    settings = {"own_words": 0.0, "bounds": Bounds(tokens=steps * STEP), **options}
+    settings = {"bounds": Bounds(tokens=steps * STEP), **options}
+    target, own_words = str(folder / "target"), settings.pop("own_words", 0.0)
     sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
     shape = shape or Shape(steps=STEPS, draft_vocab_size=60)
-    return eagle.run(str(folder / "target"), shape, sources, folder / out, **settings)
+    return training.run(target, eagle.course(target, shape, own_words), sources, folder / out, **settings)
 
 
 @pytest.mark.parametrize("own_head", [False, True])
@@ -245,7 +247,9 @@ def learned(folder):
     shape = Shape(steps=STEPS, draft_vocab_size=80)
     sources = [parse(str(folder / "said.jsonl"))]
     bounds = Bounds(tokens=150 * STEP)
-    yield eagle.run(name, shape, sources, folder / "learned", own_words=0, bounds=bounds, prompts=PROMPTS, rate=4.0)
+    yield training.run(
+        name, eagle.course(name, shape, 0.0), sources, folder / "learned", bounds=bounds, prompts=PROMPTS, rate=4.0
+    )
     made.undo()
 
 

@@ -15,6 +15,7 @@ from foretoken.methods.scylla.network import Scylla
 from foretoken.methods.scylla.train import Shape, stages
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
+from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.lessons import AllPositions
 from foretoken.train.feature_heads.walk import texts
 from foretoken.train.features import extract
@@ -52,10 +53,11 @@ def small_steps(monkeypatch):
 
 
 def train(folder, out, steps, shape=None, **options):
-    settings = {"own_words": 0.0, "bounds": Bounds(tokens=steps * STEP), **options}
+    settings = {"bounds": Bounds(tokens=steps * STEP), **options}
+    target, own_words = str(folder / "target"), settings.pop("own_words", 0.0)
     sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
     shape = shape or Shape(steps=STEPS, draft_vocab_size=60)
-    return scylla.run(str(folder / "target"), shape, sources, folder / out, **settings)
+    return training.run(target, scylla.course(target, shape, own_words), sources, folder / out, **settings)
 
 
 def test_the_stages_and_their_shares():
@@ -116,7 +118,7 @@ def test_training_says_what_serving_then_measures(folder, monkeypatch):
     shape, bounds = Shape(steps=STEPS, draft_vocab_size=80, pretrain=0.5), Bounds(tokens=150 * STEP)
     sources = [parse(str(folder / "said.jsonl"))]
     out = folder / "learned"
-    record = scylla.run(name, shape, sources, out, own_words=0, bounds=bounds, prompts=PROMPTS, rate=2.0)
+    record = training.run(name, scylla.course(name, shape, 0.0), sources, out, bounds=bounds, prompts=PROMPTS, rate=2.0)
     config = {"method": "scylla", "head": str(out), "tree": False, "num_speculative_tokens": STEPS}
     served, walked = acceptance.measure(name, config, PROMPTS), record["walked"]
     assert served["greedy"]["tokens_per_step"] > 1.08
