@@ -387,6 +387,15 @@ _TABLE = (
         needs="drafts of the drafter 'entropy_adaptive'",
     ),
     Entry(
+        name="diffuspec",
+        kind="verifier",
+        target="foretoken.methods.diffuspec.verifier:DiffuSpecVerifier",
+        summary="lossy: a searched path is tested by min(1, p/q), as though the lattice had drawn it",
+        paper="arXiv:2510.02358",
+        promise="approximate",
+        needs="drafts of the drafter 'diffuspec'",
+    ),
+    Entry(
         name="reflective",
         kind="verifier",
         target="foretoken.methods.reflective.verifier:ReflectiveVerifier",

@@ -264,7 +264,7 @@ def _own_config(
 ) -> dict[str, Any] | None:
     """The config of a drafter that belongs to a rule; None: it cannot be had, and nobody asked for the rule by name."""
     named = {key: fixed[key] for key in ("model",) if key in fixed}
-    if draft is not None and "key 'model'" in catalog.find(method, "drafter").needs:
+    if draft is not None and catalog.find(method, "drafter").load().declared.draft_model:
         named.setdefault("model", draft)
     try:
         return speculative_config(method, named, target=target)

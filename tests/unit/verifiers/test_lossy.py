@@ -47,8 +47,8 @@ from helpers.zoo_llms import assert_idle, greedy, ids, with_config
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}
 PROMPTS = ALL_PROMPTS[:3]
 LOOSE: dict[str, dict[str, Any]] = {"tolerance": {"tolerance": 0.5}}  # at its default it spares all of these texts
-# these listen to a judge, to entropies or to a second reading, and have tests of their own in tests/unit/methods
-JUDGED = ("sprinter", "judge", "entropy_adaptive", "reflective")
+# these listen to a judge, to entropies, to laws of slots or to a second reading; their tests are in tests/unit/methods
+JUDGED = ("sprinter", "judge", "entropy_adaptive", "diffuspec", "reflective")
 NAMES = [e.name for e in catalog.entries("verifier") if e.promise == "approximate" and e.name not in JUDGED]
 CHAINS = ((-1,), (-1, 0), (-1, 0, 1))
 TREES = ((-1, -1), (-1, -1, 0), (-1, -1, -1))

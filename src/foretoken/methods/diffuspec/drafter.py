@@ -2,6 +2,7 @@
 
 temperature 0    pruned; the best path, or the best tree, is found (search.py)                     a point mass
 above            slot by slot a token is drawn, q_i(x) ~ l_i(x)^balance p_ng(x | u, v)^(1-balance)   Sampled
+`draw`: false    the best path is found above temperature 0, too                                   a point mass
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from foretoken.methods.diffuspec.masked import MaskedLattices
 from foretoken.methods.diffuspec.network import MOST_SLOTS, BlockNetwork
 from foretoken.methods.diffuspec.search import Candidates, Scoring, best_nodes, best_path, prune
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
+from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
 
 _MASKED_SLOTS = 8  # of a masked checkpoint, unless told
@@ -42,9 +44,9 @@ class DiffuSpecDrafter(Drafter):
              normalised over all tokens that are scored, and carries that law (Sampled). Lossless under any lossless
              verifier that knows the kind.
     Differs: the paper verifies the searched path by min(1, p/q), as if it had been drawn from the lattice, which is
-             biased; here what is verified by p/q is drawn. A law that is drawn from is not pruned. The network may be
-             fed by the target's hidden states, and is by default; trees; batches; the length is the adaptive
-             controller's unless ``length`` is "adl".
+             biased: so does the verifier of this name (verifier.py). Else what is verified by p/q is drawn. A law that
+             is drawn from is not pruned. The network may be fed by the target's hidden states, and is by default;
+             trees; batches; the length is the adaptive controller's unless ``length`` is "adl".
     """
 
     name = "diffuspec"
@@ -60,6 +62,13 @@ class DiffuSpecDrafter(Drafter):
                 untrained={"draft_vocab_size": 512, "slots": 4},
                 laws=(PointMass,),
                 branches=True,
+            ),
+            Variant(
+                options={"tree": False, "draw": False},
+                untrained={"draft_vocab_size": 512},
+                laws=(PointMass,),
+                branches=False,
+                one_rule=True,
             ),
             Variant(
                 options={"model": "zoo:diffusion", "slots": 4, "tree": True},
@@ -82,6 +91,8 @@ class DiffuSpecDrafter(Drafter):
             slots: tokens of a pass at most; None: the network's, of a checkpoint 8.
             tree: the best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, and
                 where the verifier takes trees.
+            draw: above temperature 0 a path is drawn; false: it is searched there, too, and a point mass; None: drawn,
+                unless the verifier is `diffuspec`, which tests searched paths.
             beam: paths that the search keeps.
             mass, candidates: of a slot, the fewest best tokens that have this probability, and so many at most.
             trigram: a trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if
@@ -97,6 +108,7 @@ class DiffuSpecDrafter(Drafter):
         model: str | None = None
         slots: int | None = None
         tree: bool | None = None
+        draw: bool | None = None
         beam: int = 3
         mass: float = 0.8
         candidates: int = 15
@@ -118,8 +130,10 @@ class DiffuSpecDrafter(Drafter):
                 raise ConfigError(f"model={self.model!r} and head={self.head!r}: one network drafts; leave one out")
             if self.model is None and self.context is not None:
                 raise ConfigError(f"context={self.context!r} is of a masked checkpoint: give model, or leave it out")
-            if self.tree is not None and not isinstance(self.tree, bool):
-                raise ConfigError(f"tree={self.tree!r} must be true or false")
+            for name in ("tree", "draw"):
+                value = getattr(self, name)
+                if value is not None and not isinstance(value, bool):
+                    raise ConfigError(f"{name}={value!r} must be true or false")
             for name, least, most in (
                 ("slots", 1, MOST_SLOTS),
                 ("beam", 1, 64),
@@ -142,18 +156,27 @@ class DiffuSpecDrafter(Drafter):
 
     @classmethod
     def settle(cls, config: Config, verifier: Verifier | None) -> Config:
-        chains = config.tree is None and verifier is not None and not verifier.trees
-        return replace(config, tree=False) if chains else config
+        if verifier is None:
+            return config
+        if verifier.needs.evidence is SlotLaws:
+            if config.draw:
+                raise ConfigError(
+                    f"draw=True with verifier='{verifier.name}', which is for searched paths: leave one of them out"
+                )
+            config = replace(config, draw=False)
+        return replace(config, tree=False) if config.tree is None and not verifier.trees else config
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config
         self.branches = config.tree is not False
-        self.laws = (PointMass,) if config.tree else (Sampled,)
+        self._searches = config.draw is False
+        self.laws = (PointMass,) if config.tree or self._searches else (Sampled,)
         self._network, beside = self._found(target)
         self.needs = self._network.needs
         self._slots = min(config.slots or self._network.slots, self._network.slots)
-        if config.length == "adl":
-            self.offers = Offers(length=self._slots)
+        self.offers = Offers(
+            evidence=(SlotLaws,) if self._searches else (), length=self._slots if config.length == "adl" else None
+        )
         self._trigram = self._grams(beside, target)
         self._scoring = Scoring(config.balance, None if self._trigram is None else self._trigram.logs)
         self._lengths: dict[int, AdaptiveLength] = {}
@@ -223,11 +246,14 @@ class DiffuSpecDrafter(Drafter):
         greedy = draft.context.params.greedy
         if self.config.tree or (self.branches and greedy):
             self._grow(draft, lattice, slots)
-        elif greedy:
+        elif greedy or self._searches:
             self._search(draft, lattice, slots)
         else:
             self._draw(draft, lattice, slots)
-        return draft.finish(Sampled)
+        finished = draft.finish(Sampled)
+        if draft.budget.evidence is SlotLaws and not greedy and len(finished):
+            return replace(finished, evidence=_laws_of(draft, lattice))
+        return finished
 
     def _allowed(self, context: Context, lattice: Lattice) -> int:
         """How long the draft may be."""
@@ -311,6 +337,16 @@ class DiffuSpecDrafter(Drafter):
             (token,) = draw_siblings(Sampled, q_C, 1, draft.context.streams, columns)
             parent = draft.add(token, parent, confidence, draft.keep(q_C, columns))
             draft.frontier = [parent]
+
+
+def _laws_of(draft: DraftBuilder, lattice: Lattice) -> SlotLaws:
+    """The law of each slot under the history that the path gives it: what the paper takes the path to be drawn from."""
+    columns, rows = lattice.output.columns, []
+    for slot in range(len(draft.tokens)):
+        draft.frontier = [slot - 1] if slot else [ROOT]
+        logits_1C = draft.process(lattice.logits_kC[slot : slot + 1].float(), columns)
+        rows.append(torch.softmax(logits_1C[0].float(), dim=-1))
+    return SlotLaws(Sampled(torch.stack(rows), tuple(range(len(rows))), columns))
 
 
 def _pays(budget: Budget, reach: float, confidence: float, count: int) -> bool:

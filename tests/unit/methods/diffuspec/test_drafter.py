@@ -24,6 +24,7 @@ from foretoken.methods.diffuspec.drafter import DiffuSpecDrafter
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
 from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.methods.diffuspec.trigram import Trigram
+from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load
 from helpers.requests import make_request
@@ -278,6 +279,40 @@ def test_drawn_paths_keep_the_target_s_law_and_searched_ones_do_not(
     assert errors["SearchedAsDrawn"] > 1e-3
 
 
+def test_searched_paths_are_exact_as_point_masses_and_biased_under_the_paper_s_rule(
+    model: LanguageModel, head: Path
+) -> None:
+    plain = text_law(with_config(None, target=model), PROMPT, [20, 57], length=LENGTH, num_nodes=0)
+    common = {"method": "diffuspec", "head": str(head), "mass": 1.0, "tree": False, "num_speculative_tokens": "auto"}
+    errors = {}
+    for name, more in {
+        "exact": {"draw": False, "verifier": "ratio"},
+        "paper": {"verifier": "diffuspec"},
+        "budget": {"verifier": "diffuspec", "max_distortion": 0.0},
+    }.items():
+        found = law_of(with_config({**common, **more}, target=model))
+        assert found.num_drafted
+        errors[name] = found.distance(plain)
+    assert max(errors["exact"], errors["budget"]) <= 1e-12
+    assert errors["paper"] > 1e-3
+
+
+def test_a_searched_path_carries_the_laws_of_its_slots(model: LanguageModel, head: Path) -> None:
+    """Those of the lattice alone, filtered as the request asks; only where the rule asks for them."""
+    drafter = drafter_of(model, head, logits(), balance=0.5, draw=False)
+    context = request(0.7, top_k=9)
+    (draft,) = drafter.propose([context], [Budget(16, 16, None, SlotLaws)])
+    assert isinstance(draft.law, PointMass)
+    assert isinstance(draft.evidence, SlotLaws)
+    for slot in range(len(draft)):
+        best = (logits()[slot] / 0.7).topk(9)
+        expected = torch.zeros(VOCAB_SIZE).index_copy(0, best.indices, best.values.softmax(0))
+        torch.testing.assert_close(draft.evidence.law.q_at(slot), expected)
+    assert only(drafter, context).evidence is None
+    (greedy_draft,) = drafter.propose([request()], [Budget(16, 16, None, SlotLaws)])
+    assert greedy_draft.evidence is None
+
+
 # ---------------------------------------------------------------------- bad input
 
 
@@ -291,6 +326,7 @@ def test_drawn_paths_keep_the_target_s_law_and_searched_ones_do_not(
         ({"balance": "much"}, "balance='much'"),
         ({"length": "long"}, "length='long'"),
         ({"tree": 1}, "tree=1"),
+        ({"draw": 0}, "draw=0"),
         ({"head": 3}, "head=3"),
         ({"model": ""}, "model=''"),
         ({"model": "zoo:diffusion", "head": "x"}, "leave one out"),
