@@ -51,6 +51,12 @@ class Call:
     def speed(self) -> float:
         return len(self.tokens) / self.seconds
 
+    @property
+    def decoding_speed(self) -> float | None:
+        """Tokens after the first over the time beyond it; None where that was not measured."""
+        beyond = self.seconds - self.first
+        return (len(self.tokens) - 1) / beyond if self.first and len(self.tokens) > 1 and beyond > 0 else None
+
 
 def summarise(calls: Sequence[Call], engines: Sequence[str]) -> list[dict[str, Any]]:
     """One JSON-ready object an engine, with the same figures by category."""
@@ -106,7 +112,8 @@ def spread(values: Iterable[float]) -> dict[str, float] | None:
 def ratio(mine: Sequence[Call], theirs: Sequence[Call]) -> dict[str, Any] | None:
     """Paired ratios of tokens/s, and the ratio of throughputs by repeat.
 
-    ``same_tokens`` repeats the first over the pairs with equal outputs, where nothing but speed differs.
+    ``decoding`` repeats the first for decoding alone, ``same_tokens`` over the pairs with equal outputs, where nothing
+    but speed differs.
     """
     others = {(call.prompt, call.repeat): call for call in theirs if call.error is None}
     pairs = [(call, others[call.prompt, call.repeat]) for call in mine if (call.prompt, call.repeat) in others]
@@ -122,6 +129,9 @@ def ratio(mine: Sequence[Call], theirs: Sequence[Call]) -> dict[str, Any] | None
         **paired,
         "throughput": median(throughputs),
         "throughput_range": [min(throughputs), max(throughputs)],
+        "decoding": spread(
+            a.decoding_speed / b.decoding_speed for a, b in pairs if a.decoding_speed and b.decoding_speed
+        ),
         "same_tokens": spread(a.speed / b.speed for a, b in pairs if a.tokens == b.tokens),
     }
 
@@ -260,4 +270,6 @@ def _number(value: float | None, form: str) -> str:
 def _headline_text(headline: dict[str, Any]) -> str:
     low, high = headline["quartiles"]
     text = f"{headline['what']}: {headline['engine']} is {headline['median']:.2f}x {headline['against']}"
-    return f"{text} (quartiles {low:.2f}-{high:.2f}; throughput {headline['throughput']:.2f}x)"
+    alone = headline["decoding"]
+    decoding = f"; decoding alone {alone['median']:.2f}x" if alone else ""
+    return f"{text} (quartiles {low:.2f}-{high:.2f}; throughput {headline['throughput']:.2f}x{decoding})"
