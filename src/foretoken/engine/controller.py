@@ -62,12 +62,13 @@ class Controller:
     def rests(self, num_requests: int) -> bool:
         """Called once before a step of so many requests: whether nobody need be chosen in it."""
         rest = self._rest
-        rest.resting = rest.done < rest.steps and rest.num_requests == num_requests
+        rest.resting = rest.done < rest.steps and rest.num_requests.bit_length() == num_requests.bit_length()
         if rest.resting:
             rest.done += 1
+            rest.tokens += num_requests
         elif rest.done:
-            self._worth.rested(rest.done, rest.num_requests)
-            rest.done = rest.steps = 0
+            self._worth.rested(rest.tokens, rest.num_requests)
+            rest.done = rest.steps = rest.tokens = 0
         return rest.resting
 
     def hopeless(self, request: Candidate, num_requests: int) -> bool:
@@ -169,11 +170,19 @@ class Controller:
 
 @dataclass(slots=True)
 class _Rest:
-    """Steps in which nobody is asked, as many requests decode, and what they take is no news."""
+    """Steps in which nobody is asked, about as many requests decode, and what they take is no news.
+
+    Attributes:
+        num_requests: that decoded in the step before.
+        steps, done: how many there may be, and how many there were.
+        tokens: that were decoded in those.
+        resting: whether this step is one of them.
+    """
 
     num_requests: int
     steps: int
     done: int = 0
+    tokens: int = 0
     resting: bool = False
 
 

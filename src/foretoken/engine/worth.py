@@ -34,7 +34,7 @@ _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
 _KEEPS = 0.98
 _RESTED = 1.0 / 4  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
-_LONGEST_REST = 7
+_LONGEST_REST = 31
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Worth:
         self._answer = Mean(_KEEPS)  # tokens of an answer
         self._step = self._num_requests = 0
         self.num_asked = 0
-        self.rest = 0  # steps to come in which nobody would be asked either, if as many requests decode
+        self.rest = 0  # steps to come in which nobody would be asked either, if about as many requests decode
         self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
 
     def choose(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts) -> list[bool]:
@@ -156,9 +156,9 @@ class Worth:
         if self.num_asked and not self.backlog and typical:
             self._gain(num_requests).add(gained / self.num_asked, self.num_asked)
 
-    def rested(self, steps: int, num_requests: int) -> None:
-        """Account for steps of plain decoding that were not measured."""
-        self._save(num_requests, _SHARE * num_requests * steps)
+    def rested(self, num_tokens: int, num_requests: int) -> None:
+        """Account for plain decoding that was not measured: so many tokens, of about so many requests a step."""
+        self._save(num_requests, _SHARE * num_tokens)
 
     def ended(self, num_tokens: int) -> None:
         """Take in the length of an answer."""

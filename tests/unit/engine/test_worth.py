@@ -238,6 +238,24 @@ def test_a_rest_ends_when_the_batch_changes():
     assert not controller.rests(2)
 
 
+def test_a_rest_goes_on_while_about_as_many_requests_run_and_each_of_their_tokens_is_counted():
+    """Where requests end at every other step, their number alone is no news."""
+    controller, requests = Controller(), [Answer([0] * 10, 1000, 10) for _ in range(8)]
+    for _ in range(60):
+        asks = not controller.rests(8) and controller.choose(requests, 8) != [None] * 8
+        if not controller.resting:
+            controller.measure(num_requests=8, nodes=0, accepted=0, draft=0.1 * asks, total=0.01 + 0.1 * asks)
+    while controller.rests(8):
+        pass
+    controller.choose(requests, 8)
+    assert controller.rests(8)
+    assert controller.rests(15)
+    assert controller.rests(9)
+    before = controller._worth._purse(8)
+    assert not controller.rests(7)
+    assert controller._worth._purse(8) - before == pytest.approx((8 + 15 + 9) / 128)
+
+
 # ---------------------------------------------------------------------- the books, entry by entry
 
 
