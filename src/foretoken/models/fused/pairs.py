@@ -189,6 +189,7 @@ class PairDecoder(FusedDecoder):
             num_wanted=wanted,
             capacity=cache.capacity,
             threads=own.threads,
+            coded=int(cache.coded),
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=places.buffer_info()[0],
