@@ -83,3 +83,16 @@ def test_what_cannot_be_read_is_one_line(file: Path, tmp_path: Path, capsys: pyt
     assert "'blk.0.ffn_up.weight' is of kind Q5_1, which is not read: Q4_0," in capsys.readouterr().err
     assert main(generate("--model", str(tmp_path / "nowhere.gguf"))) == 2
     assert "there is no such folder or file" in capsys.readouterr().err
+
+
+def test_keys_and_values_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["--kv-cache-dtype", "int8"]
+    done = run(*generate("--method", "ngram", *keys))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert main(generate("--method", "none", *keys)) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == found["token_ids"]
+    assert main(generate("--model", "zoo:hybrid", *keys)) == 2
+    assert "not model 'zoo:hybrid': it has state-space layers" in capsys.readouterr().err
+    assert main(generate("--kv-cache-dtype", "int4")) == 2
+    assert "unknown kv-cache-dtype 'int4'" in capsys.readouterr().err

@@ -137,10 +137,10 @@ def twins(family: str, kind_of_weights: torch.dtype | str) -> tuple[Any, Any]:
     return twin, reference
 
 
-def make(family: str, kind_of_weights: torch.dtype | str) -> tuple[LanguageModel, Any]:
+def make(family: str, kind_of_weights: torch.dtype | str, *, kv_cache_dtype: str = "auto") -> tuple[LanguageModel, Any]:
     """The same behind the fused decoder."""
     twin, reference = twins(family, kind_of_weights)
-    model = LanguageModel(twin, None, name=family)
+    model = LanguageModel(twin, None, name=family, kv_cache_dtype=kv_cache_dtype)
     assert model.fused is not None, fit.misfit(twin)
     return model, reference
 

@@ -24,6 +24,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.feed_forward import routed_experts
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.ssm.state import cache_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,15 @@ class AttentionShapes:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.layers: dict[int, _Layer] = {}
-        cache = model.new_cache(1)
+        cache = cache_for(model.mixers, model.num_layers, 1, model.max_length, model.dtype, model.device)
         batch = PackedBatch()
         batch.add_chunk(cache.acquire(), 0, [0], wanted=1)
         model.forward(batch, _Noting(cache, batch, self.layers))
+
+    def _row_bytes(self, layer: _Layer) -> int:
+        """Of a key and a value of one head: elements, or codes with a scale each."""
+        width = layer.width + layer.value_width
+        return width + 8 if self.model.kv_cache_dtype == "int8" else width * self.model.dtype.itemsize
 
     def cost(self, prefix: int, rows: int, sparse: SparseAttention | None) -> Cost:
         """Of a root and a chain behind ``prefix`` rows; ``sparse``: dense attention if None."""
@@ -78,7 +84,7 @@ class AttentionShapes:
             shares.append(seen / prefix)
             behind = rows * (rows + 1) // 2  # of the rows in flight, each sees itself and those before it
             attention += 2 * layer.heads * (layer.width + layer.value_width) * (rows * seen + behind)
-            memory += layer.groups * (layer.width + layer.value_width) * (seen + rows) * element
+            memory += layer.groups * (seen + rows) * self._row_bytes(layer)
             if sparse is not None and blocks and (not selected or sparse.selects(number)):
                 selected = True
                 products, numbers = _selection(layer, prefix, seen, blocks, sparse.rule.score)

@@ -17,6 +17,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     Model,
     Threads,
     TrustRemoteCode,
@@ -89,6 +90,7 @@ def acceptance(
         ),
     ] = False,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -129,7 +131,7 @@ def acceptance(
         for p in grid.top_ps
     ]
     grid.check()
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     small_name = draft or DEFAULT_DRAFT
     check_model_name(small_name)
@@ -141,6 +143,7 @@ def acceptance(
         {"method": "none"},
         verbose=verbose,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
         trust_remote_code=trust_remote_code,

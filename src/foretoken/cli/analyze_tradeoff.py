@@ -17,6 +17,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     Model,
     Threads,
     TrustRemoteCode,
@@ -136,6 +137,7 @@ def tradeoff(
     ] = 1,
     seed: Annotated[int, seed_option(_MEASURE)] = 0,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -189,7 +191,7 @@ def tradeoff(
             rule, drafter, fixed, target, exact.get("model"), strict=rules is not None
         ),
     )
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(target)
     if alone is not None:
         check_model_name(str(alone))
@@ -207,6 +209,7 @@ def tradeoff(
 
     placement: dict[str, Any] = {
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "device": device,
         "threads": threads,
         "max_num_seqs": batch_size,
@@ -322,7 +325,8 @@ def _engines(
 
     engines = {PLAIN: llm, **build_engines(llm, points, exact, None if strict else leave_out)}
     if alone is not None:
-        same = {**placement, "dtype": str(llm.target.dtype).removeprefix("torch."), "device": str(llm.target.device)}
+        dtype, device = str(llm.target.dtype).removeprefix("torch."), str(llm.target.device)
+        same = {**placement, "dtype": dtype, "device": device, "kv_cache_dtype": "auto"}
         small = load_model(str(alone), {"method": "none"}, verbose=verbose, **same)
         small.tokenizer = llm.tokenizer  # the same questions, in the same words; the vocabularies were compared
         engines[DRAFT] = small

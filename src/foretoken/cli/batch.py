@@ -13,6 +13,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     MaxModelLen,
     MaxNumSeqs,
     Method,
@@ -55,6 +56,7 @@ def batch(
         int, typer.Option("--workers", min=1, metavar="N", help="With --ray: how many.", rich_help_panel=_CLUSTER)
     ] = 1,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     max_model_len: MaxModelLen = None,
@@ -73,7 +75,7 @@ def batch(
       foretoken batch requests.jsonl --ray --workers 4 --threads 2
     """
     check_installed()
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if workers > 1 and not on_ray:
         raise ConfigError(f"--workers {workers} needs --ray")
@@ -90,6 +92,7 @@ def batch(
         raise InputError(f"{place} answers '{min(strangers)}', which {file} does not ask: give another --out")
     options: dict[str, Any] = {
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "device": device,
         "threads": threads,
         "max_num_seqs": max_num_seqs,

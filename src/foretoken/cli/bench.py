@@ -19,6 +19,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     Model,
     Threads,
     TrustRemoteCode,
@@ -125,6 +126,7 @@ def bench(
         ),
     ] = False,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -198,7 +200,7 @@ def bench(
     names = methods or (_DEFAULT_METHODS if draft_model or model == DEFAULT_MODEL else "ngram,suffix")
     rows = parse_methods(names, sets or [], target=model, draft_model=draft_model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     grid = _grid(batch_size, prompt_tokens)
     files = {"--out": out, "--csv": csv, "--markdown": markdown, "--report": report}
@@ -212,6 +214,7 @@ def bench(
         rows[0].config,
         verbose=verbose,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
         max_num_seqs=max(cell.batch_size for cell in grid),

@@ -16,6 +16,7 @@ from foretoken.cli.console import emit, emit_json, progress_bar, quiet_transform
 from foretoken.cli.options import (
     Device,
     Dtype,
+    KvCacheDtype,
     Model,
     Threads,
     TrustRemoteCode,
@@ -88,6 +89,7 @@ def verify(
         ),
     ] = "text",
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -126,7 +128,7 @@ def verify(
     if fill not in ("text", "random"):
         raise ConfigError(f"unknown --fill '{fill}': {nearest(fill, ('text', 'random'))}")
     settings = _parse_plans(plans, sets or [])
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_outputs({"--out": out})
 
     import torch
@@ -142,7 +144,15 @@ def verify(
     if threads is not None:
         torch.set_num_threads(threads)
     with ExitStack() as stack:
-        target = _load(model, dtype, device, max(contexts) + max(counts), stack, trusted=trust_remote_code)
+        target = _load(
+            model,
+            max(contexts) + max(counts),
+            stack,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            kv_cache_dtype=kv_cache_dtype,
+        )
         makers: dict[str, Any] = {label: plan_of(dict(each), target) for label, each in settings.items()}
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
         with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:
@@ -221,13 +231,13 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack, *, trusted: bool) -> LanguageModel:
+def _load(model: str, positions: int, stack: ExitStack, *, dtype: str, **options: Any) -> LanguageModel:
     """The target; a random one is written to a folder that lives as long as the stack."""
     from foretoken.models.load import load
 
     if not model.startswith(SHAPE):
         check_model_name(model)
-        return load(model, dtype=dtype, device=device, trust_remote_code=trusted)
+        return load(model, dtype=dtype, **options)
     name = model.removeprefix(SHAPE)
     known = (*SHAPES, *FAMILY_SHAPES)
     if name not in known:
@@ -237,7 +247,7 @@ def _load(model: str, dtype: str, device: str, positions: int, stack: ExitStack,
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretoken-shape-")))
     made = "float32" if dtype == "float32" else "bfloat16"
     write_random_model(name, folder, made, positions=max(4096, positions))
-    target = load(str(folder), dtype=dtype, device=device)
+    target = load(str(folder), dtype=dtype, **options)
     target.name = model
     return target
 

@@ -14,6 +14,7 @@ from foretoken.cli.console import emit_json, note, progress_bar, quiet_transform
 from foretoken.cli.options import (
     Device,
     Dtype,
+    KvCacheDtype,
     Model,
     Threads,
     TrustRemoteCode,
@@ -47,6 +48,7 @@ def scylla(
     tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.")] = 48,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each setting.")] = 3,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -66,7 +68,7 @@ def scylla(
 
       foretoken generate "Once" --model zoo:base --method scylla --set head=my-head
     """
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     sizes = _increasing(batches, "--batch-size", _MOST_BATCH)
     widths = _increasing(nodes, "--nodes", _MOST_NODES)
@@ -91,6 +93,7 @@ def scylla(
         model,
         speculative_config={"method": "none"},
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
         trust_remote_code=trust_remote_code,

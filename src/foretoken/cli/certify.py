@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from foretoken.cli.console import emit, emit_json, note
-from foretoken.cli.options import DraftModel, Dtype, Model, Threads, Verbose, check_model_name, check_placement
+from foretoken.cli.options import (
+    DraftModel,
+    Dtype,
+    KvCacheDtype,
+    Model,
+    Threads,
+    Verbose,
+    check_model_name,
+    check_placement,
+)
 from foretoken.cli.settings import DEFAULT_MODEL, parse_settings, speculative_config
 
 
@@ -20,6 +29,7 @@ def certify(
     draft_model: DraftModel = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "float32",
+    kv_cache_dtype: KvCacheDtype = "auto",
     threads: Threads = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and samples: sooner, with less power.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object on stdout.")] = False,
@@ -41,7 +51,7 @@ def certify(
     """
     config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
     check_model_name(model)
-    check_placement(dtype, "auto")
+    check_placement(dtype, "auto", kv_cache_dtype)
     from foretoken.cli.console import quiet_transformers
 
     quiet_transformers(verbose)
@@ -52,7 +62,9 @@ def certify(
     if threads is not None:
         torch.set_num_threads(threads)
     settings = {key: value for key, value in config.items() if key != "method"}
-    certificate = prove(method, settings, model=model, dtype=dtype, quick=quick, progress=note)
+    certificate = prove(
+        method, settings, model=model, dtype=dtype, kv_cache_dtype=kv_cache_dtype, quick=quick, progress=note
+    )
     if json:
         emit_json(certificate.to_dict())
     else:

@@ -14,6 +14,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     MaxModelLen,
     Method,
     Model,
@@ -52,6 +53,7 @@ def chat(
     temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     seed: Annotated[int | None, seed_option(_SAMPLING)] = None,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     max_model_len: MaxModelLen = None,
@@ -71,7 +73,7 @@ def chat(
       foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
     """
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     llm = load_model(
@@ -79,6 +81,7 @@ def chat(
         config,
         verbose=verbose,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
         max_num_seqs=1,

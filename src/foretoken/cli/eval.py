@@ -18,6 +18,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     MaxNumSeqs,
     Model,
     Settings,
@@ -99,6 +100,7 @@ def eval_command(
     temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     seed: Annotated[int, seed_option(_SAMPLING)] = 0,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -159,7 +161,7 @@ def eval_command(
         target=model,
         draft_model=draft_model,
     )
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if save_outputs is not None:
         check_writable(save_outputs, "--save-outputs")
@@ -181,6 +183,7 @@ def eval_command(
         config,
         verbose=verbose,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
         max_num_seqs=max_num_seqs,

@@ -15,6 +15,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     MaxModelLen,
     MaxNumSeqs,
     Method,
@@ -129,6 +130,7 @@ def generate(
         typer.Option("--json", help="One JSON object a prompt on stdout, and nothing else.", rich_help_panel=_FACE),
     ] = False,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     max_model_len: MaxModelLen = None,
@@ -175,7 +177,7 @@ def generate(
         ignore_eos=ignore_eos,
     )
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if logprobs is not None and not json:
         raise ConfigError("--logprobs are shown in the JSON objects only: add --json")
@@ -188,6 +190,7 @@ def generate(
         config,
         verbose=verbose,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
         max_num_seqs=max_num_seqs,

@@ -13,6 +13,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.models.gguf.magic import is_gguf
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8")
 HELP_NAMES = ["-h", "--help"]
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -52,6 +53,14 @@ Dtype = Annotated[
     typer.Option(
         "--dtype",
         help="auto (as stored), float32, bfloat16, float16; int8, int4 (CPU).",
+        rich_help_panel=_MODEL,
+    ),
+]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Of keys and values: auto (as computed), or int8, half the memory (CPU).",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -201,7 +210,7 @@ def _word(option: Any) -> str | None:
     return None
 
 
-def check_placement(dtype: str, device: str) -> None:
+def check_placement(dtype: str, device: str, kv_cache_dtype: str = "auto") -> None:
     """Refuse an unknown dtype or device before anything heavy is imported.
 
     Raises:
@@ -209,6 +218,8 @@ def check_placement(dtype: str, device: str) -> None:
     """
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, DTYPES)}")
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(f"unknown kv-cache-dtype '{kv_cache_dtype}': {nearest(kv_cache_dtype, KV_CACHE_DTYPES)}")
     if device not in DEVICES and not device.startswith("cuda:"):
         raise ConfigError(f"unknown device '{device}': {nearest(device, DEVICES)}")
 

@@ -17,6 +17,7 @@ from foretoken.cli.console import emit, emit_json, note, quiet_transformers, std
 from foretoken.cli.options import (
     Device,
     Dtype,
+    KvCacheDtype,
     Model,
     Threads,
     TrustRemoteCode,
@@ -110,6 +111,7 @@ def rag(
         typer.Option("--json", help="One JSON object a question on stdout, and nothing else.", rich_help_panel=_FACE),
     ] = False,
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -143,7 +145,7 @@ def rag(
     for name, value in (("--encoder", encoder), ("--index", index)):
         if value is not None and retriever not in ("flat", "hnsw"):
             raise ConfigError(f"{name} does nothing with --retriever {retriever}: leave it out, or use flat or hnsw")
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     records = limit_per_category(read_prompts(questions), limit)
     found = read_passages(passages)
@@ -156,7 +158,7 @@ def rag(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, kv_cache_dtype=kv_cache_dtype)
     with _progress(len(found)) as report:
         system = Rag(
             target,

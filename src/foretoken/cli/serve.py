@@ -12,6 +12,7 @@ from foretoken.cli.options import (
     Device,
     DraftModel,
     Dtype,
+    KvCacheDtype,
     Method,
     Revision,
     Settings,
@@ -137,6 +138,7 @@ def serve(
         ),
     ] = "1",
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     device: Device = "auto",
@@ -159,7 +161,7 @@ def serve(
       curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"model": "zoo:base", "prompt": "Hi"}'
     """
     check_installed()
-    check_placement(dtype, device)
+    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: leave it out, or give one")
@@ -172,6 +174,7 @@ def serve(
         raise ConfigError(f"--replicas {replicas} needs --ray")
     options: dict[str, Any] = {
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "device": device,
         "threads": threads,
         "max_num_seqs": max_num_seqs,

@@ -56,6 +56,9 @@ class LLM:
             are as these say. One warning says what is asked for.
         revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
+        kv_cache_dtype: "auto" keeps keys and values in the model's dtype; "int8" in codes of 8 bits, a scale for each
+            head and token: half the memory (of float32 a quarter), and a model of its own (docs/quantised.md). On a
+            CPU, for models that the fused decoder computes.
         enable_prefix_caching: what a request has read is kept, and not read again for a prompt that begins alike
             (engine/prefixes.py). The text is the same; the time to the first token is not, so measurements leave it
             off. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
@@ -82,6 +85,7 @@ class LLM:
         generation_config: str = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = False,
         prefix_cache_bytes: int = PREFIX_BYTES,
         **others: Any,
@@ -105,6 +109,7 @@ class LLM:
             max_length=max_model_len,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            kv_cache_dtype=kv_cache_dtype,
         )
         defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
         prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None

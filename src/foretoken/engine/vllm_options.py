@@ -31,7 +31,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "config_format": ("auto", "hf"),
     "runner": ("auto", "generate"),
     "task": ("auto", "generate"),
-    "kv_cache_dtype": ("auto",),
     "skip_tokenizer_init": (False,),
     "enable_lora": (False,),
     "hf_overrides": (None,),

@@ -20,6 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import ConfigError
+
 _FIRST_CAPACITY = 256
 _serials = itertools.count()
 
@@ -50,9 +52,11 @@ class KVCache:
         num_layers: layers that will write.
         max_slots: requests held at once, at most.
         max_length: rows per slot, at most.
+        coded: a row is a scale and a code of 8 bits for each element, uint8 [D + 4]; only the fused decoder writes and
+            reads such rows (models/fused/coded.h).
     """
 
-    def __init__(self, num_layers: int, max_slots: int, max_length: int) -> None:
+    def __init__(self, num_layers: int, max_slots: int, max_length: int, *, coded: bool = False) -> None:
         self.num_layers = num_layers
         self.max_slots = max_slots
         self.max_length = max_length
@@ -66,7 +70,8 @@ class KVCache:
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
         self.can_branch = True
         self.can_roll_back = True
-        self.keeps_keys = True
+        self.coded = coded
+        self.keeps_keys = not coded
         self.reads_as_written = True
         self.mover: Mover | None = None  # set by whoever knows all buffers' addresses
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
@@ -120,7 +125,16 @@ class KVCache:
         self._grow(self.num_slots, min(self.max_length, max(2 * self.capacity, needed)))
 
     def buffers(self, layer: int, k_GTD: Tensor, v_GTD: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's buffers [S, G, C, D] and [S, G, C, Dv], allocated like ``k`` and ``v`` at the first call."""
+        """The layer's buffers [S, G, C, D] and [S, G, C, Dv], allocated like ``k`` and ``v`` at the first call.
+
+        Raises:
+            ConfigError: the rows are codes, and these are not.
+        """
+        if self.coded and k_GTD.dtype != torch.uint8:
+            raise ConfigError(
+                "kv_cache_dtype='int8' is read by the fused decoder alone, and here a plan has to read keys and "
+                "values: leave it out"
+            )
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             keys = k_GTD.new_empty((self.num_slots, k_GTD.shape[0], self.capacity, k_GTD.shape[2]))

@@ -25,7 +25,7 @@ from foretoken.models.feed_forward import swapped
 from foretoken.models.fused import decoder
 from foretoken.models.fused import trial as fused_trial
 from foretoken.models.fused.call import Ranked
-from foretoken.models.fused.fit import fits_by_name
+from foretoken.models.fused.fit import fits_by_name, misfit
 from foretoken.models.fused.layout import Head
 from foretoken.models.native import NativePlan
 from foretoken.models.plain import why_not_its_weights
@@ -133,10 +133,11 @@ class LanguageModel:
         max_length: longest sequence to serve; None takes the model's limit.
         trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
         packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
+        kv_cache_dtype: "auto": keys and values are kept in the model's dtype; "int8": in codes of 8 bits.
     Raises:
         Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
         UnsupportedArchitecture: a layer does not call the attention interface, or attends in a way we do not know.
-        ConfigError: ``max_length`` exceeds the model's positions.
+        ConfigError: ``max_length`` exceeds the model's positions, or the model cannot have its keys in codes.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class LanguageModel:
         max_length: int | None = None,
         packed: bool = True,
         trusted: bool = False,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -175,8 +177,13 @@ class LanguageModel:
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
         self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
+        self.kv_cache_dtype = kv_cache_dtype
+        if kv_cache_dtype == "int8":
+            self._check_codes("it has state-space layers" if self.mixers else misfit(model))
         if packed:
             self._pack()
+        if kv_cache_dtype == "int8" and self.fused is None:
+            self._check_codes("it computes other logits there than its own modules")
 
     @property
     def flops(self) -> float:
@@ -198,6 +205,8 @@ class LanguageModel:
 
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
+        if self.kv_cache_dtype == "int8":
+            return KVCache(self.num_layers, max_slots, self.max_length, coded=True)
         return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(
@@ -286,6 +295,14 @@ class LanguageModel:
             expected_MV = trial.read(self._logits, self.max_length)
             prepack(self.model)
             self._compare("packed weights", trial.read(self._logits, self.max_length), expected_MV)
+
+    def _check_codes(self, odd: str | None) -> None:
+        """Refuse keys and values in codes of 8 bits where the fused decoder does not compute the model."""
+        if odd is not None:
+            raise ConfigError(
+                f"kv_cache_dtype='int8' is for models that the fused CPU decoder computes, and not model "
+                f"'{self.name}': {odd}; leave it out"
+            )
 
     def _logits(self, batch: PackedBatch, plan: Plan) -> Tensor:
         return self.forward(batch, plan).logits_MV

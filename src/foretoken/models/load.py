@@ -34,6 +34,7 @@ from foretoken.models.text_part import text_part
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = ("auto", "int8")
 
 
 def use_threads(count: int | None) -> None:
@@ -50,6 +51,7 @@ def load(
     max_length: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> LanguageModel:
     """Load a causal language model and its tokenizer for inference.
 
@@ -61,12 +63,16 @@ def load(
         max_length: longest sequence to serve; None takes the model's own limit.
         revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
+        kv_cache_dtype: "auto" (the model's) or "int8": keys and values in codes of 8 bits, on the fused decoder.
     Raises:
-        ConfigError: unknown dtype or device, a length beyond the model's, or a revision of what has none.
+        ConfigError: unknown dtype or device, a length beyond the model's, a revision of what has none, or a model that
+            cannot have its keys in codes.
         ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
+    if kv_cache_dtype not in KV_DTYPES:
+        raise ConfigError(f"kv_cache_dtype={kv_cache_dtype!r:.60}: {nearest(str(kv_cache_dtype), KV_DTYPES)}")
     if isinstance(dtype, str) and dtype in SCHEMES and place.type != "cpu":
         raise ConfigError(
             f"dtype='{dtype}' is computed on CPUs only, and device='{device}' is a GPU here: "
@@ -89,6 +95,7 @@ def load(
             max_length=max_length,
             packed=packed,
             trusted=trust_remote_code,
+            kv_cache_dtype=kv_cache_dtype,
         )
 
     try:

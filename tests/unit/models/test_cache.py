@@ -15,6 +15,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers import golden
@@ -176,9 +177,19 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load(save_model(request.param, tmp_path_factory.mktemp(request.param)), device="cpu")
 
 
-@pytest.fixture(params=[DensePlan, LayerPlan], ids=["fused", "layers"])
+@pytest.fixture(params=["fused", "layers", "codes"])
 def session(request: pytest.FixtureRequest, model: LanguageModel) -> Callable[[], Session]:
-    return lambda: Session(model, plan=request.param)
+    if request.param == "codes" and build.library() is None:
+        pytest.skip("no C compiler on this machine: nobody writes codes")
+
+    def made() -> Session:
+        session = Session(model, plan=LayerPlan if request.param == "layers" else DensePlan)
+        if request.param == "codes":
+            assert model.fused is not None
+            session.cache = KVCache(model.num_layers, 4, model.max_length, coded=True)
+        return session
+
+    return made
 
 
 def draw_tokens(data: st.DataObject, count: int) -> list[int]:

@@ -39,6 +39,7 @@ def certify(
     *,
     model: str = "zoo:base",
     dtype: str = "float32",
+    kv_cache_dtype: str = "auto",
     quick: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
@@ -48,7 +49,7 @@ def certify(
         method: name of the drafter.
         settings: the other keys of ``speculative_config``.
         model: the real model.
-        dtype: it is loaded in; of "int8" and "int4" the promise is about the rounded model.
+        dtype, kv_cache_dtype: it is loaded in; of "int8" and "int4" the promise is about the rounded model.
         quick: fewer models, prompts and samples: the same parts with less power.
         progress: called with a line before each part.
     Raises:
@@ -61,7 +62,7 @@ def certify(
     settings = dict(settings or {})
     _check_lossless(method, settings)
     say(f"loading {model} in {dtype}")
-    plain_llm = LLM(model, dtype=dtype, max_num_seqs=64, max_rows_per_step=1024)
+    plain_llm = LLM(model, dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_num_seqs=64, max_rows_per_step=1024)
     # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
@@ -100,10 +101,11 @@ def certify(
         sections.append(same_stream(plain, speculative, quick=quick))
     if method != "none":
         sections.append(drafts(drafted))
+    certified = str(model) if dtype == "float32" else f"{model} in {dtype}"
     return Certificate(
         method,
         settings,
-        str(model) if dtype == "float32" else f"{model} in {dtype}",
+        certified if kv_cache_dtype == "auto" else f"{certified}, keys and values in {kv_cache_dtype}",
         recipe.promise,
         quick,
         tuple(sections),

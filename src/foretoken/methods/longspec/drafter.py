@@ -132,12 +132,13 @@ class LongSpecDrafter(Drafter):
         """Take the engine's cache of the target.
 
         Raises:
-            ConfigError: it does not keep the keys of committed tokens.
+            ConfigError: it does not keep the keys of committed tokens, or not as they were computed.
         """
         if not cache.keeps_keys:
+            kept = "codes of them" if self._target.kv_cache_dtype == "int8" else "a state instead"
             raise ConfigError(
                 f"method '{self.name}' reads the target's keys and values, but the cache of '{self._target.name}' "
-                "keeps a state instead: choose another method"
+                f"keeps {kept}: choose another method"
             )
         self._target_cache = cache
 

@@ -70,6 +70,11 @@ class SparseVerification(PlanMaker):
                 f"{KEY}.ffn={config.ffn:g}: model '{target.name}' has no gated MLP, whose gate would say which "
                 "channels count: leave it out"
             )
+        if target.kv_cache_dtype == "int8" and (self.blocks is not None or self._experts):
+            raise ConfigError(
+                f"{KEY}.{'moe' if self.blocks is None else 'attention'} reads keys and values as they are computed, "
+                "and kv_cache_dtype='int8' keeps codes of them: leave one of them out"
+            )
         self.reason = f"sparse verification ({config.in_words})"
         self._refresh = DenseRefresh(target, config.refresh) if config.refresh else None
         self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))

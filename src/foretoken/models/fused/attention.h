@@ -47,31 +47,42 @@ static void NAME(sum_queries)(const Job *job, const Layer *layer, long row, long
     }
 }
 
+/* 32-bit units of a row of the cache. */
+static inline long NAME(row_units)(const Job *job) {
+    return job->call->coded ? job->model->head_dim / 4 + 1 : job->model->head_dim / UNIT;
+}
+
 /* Write one group's new keys and values, and lay out what of the slot's keys is not laid out yet: those of 16 columns side
  * by side, [column / 16][unit][16], so that one product scores 16 columns. Whole committed tiles stay as they are; the
  * others are laid out again by every forward. */
 static void NAME(write)(const Job *job, const Layer *layer, const Segment *s, long g) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long D = m->head_dim, units = D / UNIT, element = 4 / UNIT, group = (long)s->slot * m->kv_heads + g;
+    const long D = m->head_dim, units = NAME(row_units)(job), bytes = 4 * units, element = 4 / UNIT;
+    const long group = (long)s->slot * m->kv_heads + g;
     const long place = s->prefix + s->tail, end = place + s->rows; /* of the rows in the cache */
-    char *keys = (char *)call->keys[layer->index] + group * call->capacity * D * element;
-    char *values = (char *)call->values[layer->index] + group * call->capacity * D * element;
+    char *keys = (char *)call->keys[layer->index] + group * call->capacity * bytes;
+    char *values = (char *)call->values[layer->index] + group * call->capacity * bytes;
     float turned[MAX_HEAD_DIM];
     for (long r = 0; r < s->rows; r++) {
         const float *row = job->qkv_out + (s->start + r) * m->qkv_stride;
+        const float *value = row + (m->heads + m->kv_heads + g) * D;
         NAME(rotate)(job, layer, s->start + r, row + (m->heads + g) * D, layer->k_norm, turned);
+        if (call->coded) {
+            code_line(turned, D, keys + (place + r) * bytes);
+            code_line(value, D, values + (place + r) * bytes);
+            continue;
+        }
         for (long i = 0; i < D; i += LANES) {
             NAME(narrow)(keys + ((place + r) * D + i) * element, *(const part_unaligned *)(turned + i));
-            NAME(narrow)(values + ((place + r) * D + i) * element,
-                         *(const part_unaligned *)(row + (m->heads + m->kv_heads + g) * D + i));
+            NAME(narrow)(values + ((place + r) * D + i) * element, *(const part_unaligned *)(value + i));
         }
     }
     int32_t *known = call->known[layer->index] + group;
     uint32_t *tiles = (uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units;
     const long whole = s->committed / 16;
     for (long t = *known < whole ? *known : whole; t * 16 < end; t++)
-        transpose16((const uint32_t *)(keys + t * 16 * D * element), units, end - t * 16 < 16 ? end - t * 16 : 16,
+        transpose16((const uint32_t *)(keys + t * 16 * bytes), units, end - t * 16 < 16 ? end - t * 16 : 16,
                     tiles + t * 16 * units);
     *known = (int32_t)whole;
 }
@@ -84,6 +95,17 @@ static void NAME(turn_queries)(const Job *job, const Layer *layer, long row, lon
     for (long h = 0; h < n; h++) {
         NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, turned);
         for (long i = 0; i < D; i += LANES) NAME(enter)(q + INPUTS(h * D + i), *(const part_unaligned *)(turned + i));
+    }
+}
+
+/* The same in codes; those of what they leave are `second` bytes on. */
+static void NAME(code_queries)(const Job *job, const Layer *layer, long row, long g, const Matrix *keys, char *to, long second) {
+    const Model *m = job->model;
+    const long D = m->head_dim, n = m->heads / m->kv_heads;
+    float turned[MAX_HEAD_DIM];
+    for (long h = 0; h < n; h++, to += coded_bytes(keys, D)) {
+        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, turned);
+        code_query(keys, turned, D, to, to + second);
     }
 }
 
@@ -178,11 +200,10 @@ static void NAME(see)(const Job *job, const Layer *layer, const Segment *s, long
         y->lows[t] = window && y->ends[t] > window ? y->ends[t] - window : 0;
     }
     if (!s->seen) return;
-    const long units = job->model->head_dim / UNIT, begin = s->prefix / 16 * 16, tiles = (s->prefix + behind - begin + 15) / 16;
+    const long begin = s->prefix / 16 * 16, tiles = (s->prefix + behind - begin + 15) / 16;
     for (long base = 0; base < y->rows; base += 12) {
         const long rows = y->rows - base < 12 ? y->rows - base : 12;
-        NAME(product)(y->tiles + begin * units, units * 16, 0, tiles, y->q + INPUTS(base * y->D), INPUTS(y->D), units, rows,
-                      y->scores, tiles * 16, 0, 0);
+        NAME(score_tiles)(y, begin, tiles, base, rows, y->scores, tiles * 16);
         for (long i = 0; i < rows; i++) {
             const long t = (base + i) / y->n;
             for (long j = 0; j < y->ends[t] - y->prefix; j++)
@@ -202,7 +223,7 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
                          Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long D = m->head_dim, n = m->heads / m->kv_heads, units = D / UNIT, element = 4 / UNIT;
+    const long D = m->head_dim, n = m->heads / m->kv_heads, units = NAME(row_units)(job);
     const long group = (long)s->slot * m->kv_heads + g, most = panel_tokens(m);
     Run *runs;
     const long num_runs = NAME(look)(job, layer, s, g, scratch, &runs);
@@ -214,7 +235,8 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
         const long to = from + most < end_row ? from + most : end_row, rows = (to - from) * n;
         NAME(Panel) y = {
             .tiles = (const uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units,
-            .values = (const char *)call->values[layer->index] + group * call->capacity * D * element,
+            .values = (const char *)call->values[layer->index] + group * call->capacity * 4 * units,
+            .units = units,
             .runs = runs, .num_runs = num_runs, .begin = begin,
             .prefix = columns - s->rows - s->tail, .shift = runs[num_runs - 1].to - columns,
             .n = n, .D = D, .rows = rows, .q = q,
@@ -223,7 +245,16 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
             .sums = scratch->part[1].data};
         y.sofar = y.sums + rows * 16;
         y.highest = y.sofar + rows * D;
-        for (long r = from; r < to; r++) NAME(turn_queries)(job, layer, s->start + r, g, q + INPUTS((r - from) * n * D));
+        if (call->coded) {
+            y.keys = coded_keys((const char *)y.tiles, D);
+            y.coded = coded_bytes(&y.keys, D);
+            y.queries = scratch->part[10].data;
+            y.scales = scratch->part[11].data;
+            for (long r = from; r < to; r++)
+                NAME(code_queries)(job, layer, s->start + r, g, &y.keys, y.queries + (r - from) * n * y.coded, rows * y.coded);
+        } else {
+            for (long r = from; r < to; r++) NAME(turn_queries)(job, layer, s->start + r, g, q + INPUTS((r - from) * n * D));
+        }
         NAME(see)(job, layer, s, from, to, columns, scratch, &y);
         memset(y.sums, 0, rows * (16 + D) * sizeof(float));
         long least = columns, last = 0;
@@ -232,9 +263,12 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
             if (y.lows[t] < least) least = y.lows[t];
             if (y.ends[t] > last) last = y.ends[t];
         }
-        for (long tile = least / TILE * TILE; tile < last; tile += TILE)
+        for (long tile = least / TILE * TILE; tile < last; tile += TILE) {
+            const long end = tile + TILE < last ? tile + TILE : last;
+            if (call->coded) NAME(open_values)(&y, tile, least > tile ? least : tile, y.paths && y.prefix < end ? y.prefix : end);
             for (long base = 0; base < rows; base += 12)
-                NAME(take_tile)(&y, tile, tile + TILE < last ? tile + TILE : last, base, rows - base < 12 ? rows - base : 12);
+                NAME(take_tile)(&y, tile, end, base, rows - base < 12 ? rows - base : 12);
+        }
         for (long f = 0; f < rows; f++) {
             const float inverse = 1.0f / horizontal_sum(*(const vf *)(y.sums + f * 16));
             const long row = s->start + from + f / n, head = g * n + f % n;

@@ -96,6 +96,7 @@ class OpenCall:
             num_wanted=num_wanted,
             capacity=cache.capacity,
             threads=threads,
+            coded=int(cache.coded),
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=wanted.buffer_info()[0],

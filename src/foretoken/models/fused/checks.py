@@ -102,6 +102,8 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
         _check_range("batch.positions", batch.positions, sizes.max_length)
         _check_segments(batch, plan.cache)
     if plan.blocks is not None:
+        if plan.cache.coded:
+            raise ValueError("plan.blocks selects blocks by their keys, which the cache has in codes")
         _check_blocks(sizes, batch.segments, plan.blocks)
 
 
@@ -196,13 +198,14 @@ def check_chain(
 
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
     """The cache's keys and values of each layer that attends, as far as native code addresses them."""
-    expected = (cache.num_slots, sizes.kv_heads, cache.capacity, sizes.head_dim)
+    width, dtype = (4 + sizes.head_dim, torch.uint8) if cache.coded else (sizes.head_dim, sizes.dtype)
+    expected = (cache.num_slots, sizes.kv_heads, cache.capacity, width)
     for layer, pair in enumerate(pairs):
         for what, buffer in zip(("keys", "values"), pair or (), strict=pair is not None):
-            if buffer.shape != expected or buffer.dtype != sizes.dtype or not _is_plain(buffer):
+            if buffer.shape != expected or buffer.dtype != dtype or not _is_plain(buffer):
                 raise ValueError(
                     f"the cache's {what} of layer {layer} are {list(buffer.shape)} of {buffer.dtype}, but this "
-                    f"decoder writes {list(expected)} of {sizes.dtype} on the CPU: give it a cache of its own"
+                    f"decoder writes {list(expected)} of {dtype} on the CPU: give it a cache of its own"
                 )
 
 

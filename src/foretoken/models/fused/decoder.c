@@ -4,7 +4,7 @@
  * over (checks.py). Plain C with GCC/Clang vector types; bfloat16 dot products where the processor has them.
  *
  *     types.h      what is handed over                  products.h    packed weights times rows
- *     quantised.h  packed weights of 8 or 4 bits
+ *     quantised.h  packed weights of 8 or 4 bits        coded.h       keys and values of 8 bits
  *     vectors.h    exponential, softmax, ranking        attention.h   rotary, keys and values, attention
  *     team.h       threads and their memory             tiles.h       rows over tiles of keys and values
  *     blocks.h     which columns are attended to        gates.h       an MLP that leaves channels out
@@ -29,6 +29,7 @@
 #include "types.h"
 #include "vectors.h"
 #include "quantised.h"
+#include "coded.h"
 #include "team.h"
 #include "blocks.h"
 #include "pieces.h"
@@ -146,6 +147,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
         line = larger(line, m->width);
     }
+    const Matrix keys = coded_keys(0, m->head_dim);
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
                                             folded * (16 + m->head_dim + 1) * sizeof(float),
                                             larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
@@ -155,7 +157,9 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                             12 * TILE * sizeof(float),
                                             behind * (tokens + folded) * sizeof(float),
                                             coded,
-                                            line * sizeof(float)};
+                                            line * sizeof(float),
+                                            call->coded ? 2 * folded * coded_bytes(&keys, m->head_dim) : 0,
+                                            call->coded ? TILE * (m->head_dim + 2) * sizeof(float) : 0};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));

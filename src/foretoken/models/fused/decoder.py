@@ -251,6 +251,8 @@ class FusedDecoder:
             return found
         model = self._model
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
+        if cache.coded:
+            row = torch.empty(model.kv_heads, 0, 4 + model.head_dim, dtype=torch.uint8)
         pairs = [None if layer in self._mixers else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
         checks.check_buffers(self._sizes, cache, pairs)
         found = self._rooms[cache] = Room(self.library, cache, pairs)

@@ -56,12 +56,11 @@ static inline Places places_of(const Matrix *w, long inputs) {
 /* Bytes of a coded row. */
 static inline long coded_bytes(const Matrix *w, long inputs) { return whole_lines(places_of(w, inputs).step + 4); }
 
-/* One row in codes of 8 bits. x: floats, a multiple of 16 of them. */
-static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
-    const Places at = places_of(w, inputs);
+/* The largest magnitude of n floats, a multiple of 16 of them; NaN if one of them is not finite. */
+static float largest_magnitude(const float *x, long n) {
     part largest[PARTS] = {{0}};
     part_of_signs bad[PARTS] = {{0}};
-    for (long i = 0; i < inputs; i += 16)
+    for (long i = 0; i < n; i += 16)
         UNROLL for (int p = 0; p < PARTS; p++) {
             const part y = (part)(*(const part_of_signs_unaligned *)(x + i + p * LANES) & 0x7fffffff);
             bad[p] |= ~(y <= 3.40282347e38f); /* NaN is, too */
@@ -73,18 +72,35 @@ static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
         most = largest[i / LANES][i % LANES] > most ? largest[i / LANES][i % LANES] : most;
         odd |= bad[i / LANES][i % LANES];
     }
-    const int counts = !odd && most >= 7.888609052210118e-31f; /* 2^-100 */
-    const float inverse = counts ? 127.0f / most : 0;
-    *(float *)(row + at.step) = odd ? NAN : counts ? most / 127.0f : 0;
+    return odd ? NAN : most;
+}
+
+/* What a code of 8 bits stands for where this is the largest magnitude; *inverse: of what is coded. */
+static float step_of(float most, float *inverse) {
+    const int odd = most != most, counts = most >= 7.888609052210118e-31f; /* 2^-100 */
+    *inverse = counts ? 127.0f / most : 0;
+    return odd ? NAN : counts ? most / 127.0f : 0;
+}
+
+/* LANES codes, to nearest, ties to even. */
+static inline __attribute__((always_inline)) part_of_signs codes_of(const float *x, float inverse, int odd) {
+    const part y = *(const part_unaligned *)x * inverse;
+    return (part_of_signs)((odd ? (part){0} : y) + 12582912.0f) - 0x4b400000;
+}
+
+/* One row in codes of 8 bits. x: floats, a multiple of 16 of them. */
+static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
+    const Places at = places_of(w, inputs);
+    const float most = largest_magnitude(x, inputs);
+    float inverse;
+    *(float *)(row + at.step) = step_of(most, &inverse);
     int8_t *codes = (int8_t *)row;
     int32_t *corrections = (int32_t *)(row + at.corrections);
     float *sums = (float *)(row + at.sums);
     for (long g = 0; g < at.groups; g++) {
         part_of_signs sum = {0};
         for (long i = g * w->group; i < (g + 1) * w->group; i += LANES) {
-            part y = *(const part_unaligned *)(x + i) * inverse;
-            if (odd) y = (part){0};
-            const part_of_signs code = (part_of_signs)(y + 12582912.0f) - 0x4b400000; /* to nearest, ties to even */
+            const part_of_signs code = codes_of(x + i, inverse, most != most);
             sum += code;
             *(codes_unaligned *)(codes + i) = __builtin_convertvector(code, codes_unaligned);
         }

@@ -3,7 +3,8 @@
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
 as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
 tree on its edge. All must agree bit for bit: with a window, with everything that a layout can ask for beside the common
-anatomy, and with quantised weights, of which a product must have the bits of its definition. It takes about a second.
+anatomy, and with quantised weights, keys and values; a product with such weights must have the bits of its definition.
+It takes about a second.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from foretoken.models.span import Span
 
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _NUM_BLOCKS = 2
-# of what is not quantised, the bits and groups of what is, and whether the anatomy is the common one
+# of what is not quantised, the bits and groups of what is, and whether the anatomy is the common one; where weights are
+# quantised, keys and values are, too
 _KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, bool], ...] = (
     (torch.float32, None, True),
     (torch.bfloat16, None, False),
@@ -53,16 +55,17 @@ def failure(library: ctypes.CDLL) -> str | None:
         name = f"{dtype}" if scheme is None else f"{scheme[0]} bits in {dtype}"
         layout = _layout(dtype, scheme)
         decoder = FusedDecoder(layout if common else _uncommon(layout), library)
-        alone = _rows(decoder, [1] * len(_TOKENS), threads=1)
+        coded = scheme is not None
+        alone = _rows(decoder, [1] * len(_TOKENS), threads=1, coded=coded)
         if not alone.isfinite().all():
             return f"{name}: logits are not finite"
         for threads in (1, 2):
             for chunks in _CHUNKS:
-                if not torch.equal(_rows(decoder, chunks, threads=threads), alone):
+                if not torch.equal(_rows(decoder, chunks, threads=threads, coded=coded), alone):
                     sizes = ", ".join(map(str, chunks))
                     return f"{name}: rows in chunks of {sizes} on {threads} threads differ from single ones"
-        tree = _tree(decoder)
-        for node, row in enumerate(_paths(decoder), -1):
+        tree = _tree(decoder, coded=coded)
+        for node, row in enumerate(_paths(decoder, coded=coded), -1):
             if not torch.equal(tree[node + 1], row):
                 return f"{name}: a tree's row differs from its own path"
         if scheme is not None and not _as_defined(*scheme, library):
@@ -169,14 +172,14 @@ def _uncommon(layout: Layout) -> Layout:
     )
 
 
-def _rows(decoder: FusedDecoder, chunks: Sequence[int], *, threads: int) -> Tensor:
-    return _after(decoder, _TOKENS, chunks, threads=threads)[0]
+def _rows(decoder: FusedDecoder, chunks: Sequence[int], *, threads: int, coded: bool) -> Tensor:
+    return _after(decoder, _TOKENS, chunks, threads=threads, coded=coded)[0]
 
 
-def _paths(decoder: FusedDecoder) -> Iterator[Tensor]:
+def _paths(decoder: FusedDecoder, *, coded: bool) -> Iterator[Tensor]:
     """The last row of each node's path, the root's first, read token by token."""
     tree, before = _tree_tokens(), _TOKENS[:_TREE_BEHIND]
-    _, cache = _after(decoder, before, [1] * len(before), threads=1)
+    _, cache = _after(decoder, before, [1] * len(before), threads=1, coded=coded)
     for node in range(-1, len(tree)):
         row = None
         for token in (3, *(tree.tokens[each] for each in (tree.path_to(node) if node >= 0 else ()))):
@@ -190,8 +193,8 @@ def _tree_tokens() -> TokenTree:
     return TokenTree([(5 + 3 * each) % _VOCAB for each in range(len(_PARENTS))], _PARENTS)
 
 
-def _tree(decoder: FusedDecoder) -> Tensor:
-    _, cache = _after(decoder, _TOKENS[:_TREE_BEHIND], (_TREE_BEHIND,), threads=1)
+def _tree(decoder: FusedDecoder, *, coded: bool) -> Tensor:
+    _, cache = _after(decoder, _TOKENS[:_TREE_BEHIND], (_TREE_BEHIND,), threads=1, coded=coded)
     cache.reserve(0, 1 + len(_PARENTS))
     batch = PackedBatch()
     batch.add_tree(0, _TREE_BEHIND, 3, _tree_tokens())
@@ -199,9 +202,9 @@ def _tree(decoder: FusedDecoder) -> Tensor:
 
 
 def _after(
-    decoder: FusedDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int
+    decoder: FusedDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int, coded: bool
 ) -> tuple[Tensor, KVCache]:
-    cache = KVCache(_NUM_BLOCKS, 1, _CAPACITY)
+    cache = KVCache(_NUM_BLOCKS, 1, _CAPACITY, coded=coded)
     slot = cache.acquire()
     found = []
     for size in chunks:

@@ -106,7 +106,7 @@ class Call(ctypes.Structure):
     """One forward."""
 
     _fields_ = [
-        *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads")),
+        *((name, _I) for name in ("num_rows", "num_segments", "num_wanted", "capacity", "threads", "coded")),
         *((name, P) for name in ("tokens", "positions", "wanted")),
         ("angles", ctypes.POINTER(Angles)),
         ("segments", ctypes.POINTER(Segment)),

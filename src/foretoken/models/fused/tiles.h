@@ -18,7 +18,8 @@ enum { NAME(tile_weights) = TILE / TAKEN }; /* inputs of a row and tile */
 /* What a panel of one group's rows works on. Row f of it is head f % n of token f / n. */
 typedef struct {
     const uint32_t *tiles; /* keys of the slot's columns, [column / 16][unit][16] */
-    const char *values;    /* of the slot's columns, [column][head_dim] */
+    const char *values;    /* of the slot's columns, [column][unit] */
+    long units;            /* of a column */
     const Run *runs;       /* the columns that the group looks at, end to end: the line */
     long num_runs, begin;  /* of the line, a multiple of 16 */
     long prefix;           /* of the line: those from here on belong to a tree, if there is one */
@@ -32,6 +33,11 @@ typedef struct {
     const int32_t *paths; /* [token][own]: the slot's columns */
     const float *path_scores; /* [row][own] */
     long own;
+    /* Of keys and values in codes, else 0; see coded.h. */
+    long coded;   /* bytes of a coded query */
+    char *queries; /* [2][rows][coded] */
+    Matrix keys;  /* `tiles` */
+    float *scales; /* [TILE], of the values of the tile at hand; behind them room for a row's own, and for opened values */
     float *sums, *sofar, *highest; /* [rows][16], [rows][D], [rows] */
     float *scores;                 /* [12][TILE], of the tile at hand */
     NAME(input) *weights;          /* [12][tile_weights] */
@@ -47,6 +53,18 @@ static inline __attribute__((always_inline)) part NAME(value)(const char *column
 #else
     (void)next;
     return NAME(widen)(column);
+#endif
+}
+
+/* The same of values in codes, from `d` on. */
+static inline __attribute__((always_inline)) part NAME(code_value)(const char *column, const char *next, long d) {
+    const part first = column ? leave_codes(column + 4 + d) : (part){0};
+#if BF16 && TAKEN == 2
+    const part second = next ? leave_codes(next + 4 + d) : (part){0};
+    return (part)((part_of_units)first >> 16 | (part_of_units)second); /* small whole numbers have no lower halves */
+#else
+    (void)next;
+    return first;
 #endif
 }
 
@@ -76,8 +94,9 @@ static inline __attribute__((always_inline)) void NAME(enter_weights)(NAME(input
 }
 
 /* Scores of the columns lo..hi-1 of a tile to weights, zero around them up to whole vectors; `highest` and `sums` are
- * brought up to date. Returns by what the row's sums so far are scaled. */
-static float NAME(weigh)(float *scores, long lo, long hi, float scaling, float *highest, float *sums, NAME(input) *weights) {
+ * brought up to date. Returns by what the row's sums so far are scaled. scales: of the columns' values, or NULL. */
+static float NAME(weigh)(float *scores, long lo, long hi, float scaling, const float *scales, float *highest, float *sums,
+                         NAME(input) *weights) {
     const long from = lo / 16 * 16, to = (hi + 15) / 16 * 16;
     for (long c = from; c < lo; c++) scores[c] = -INFINITY;
     for (long c = hi; c < to; c++) scores[c] = -INFINITY;
@@ -94,8 +113,13 @@ static float NAME(weigh)(float *scores, long lo, long hi, float scaling, float *
     vf sum = *(vf *)sums * scale;
     for (long c = from; c < to; c += 16) {
         const vf weight = exponential_below((*(const vf_unaligned *)(scores + c) - shift) * scaling);
-        NAME(enter_weights)(weights + c / TAKEN, weight);
         sum += weight;
+        if (scales) { /* of a column that is not seen the scale may be no number, and the weight stays zero */
+            const vf scaled = weight * *(const vf_unaligned *)(scales + c);
+            NAME(enter_weights)(weights + c / TAKEN, (vf)((vu)scaled & (vu)(weight != 0)));
+        } else {
+            NAME(enter_weights)(weights + c / TAKEN, weight);
+        }
     }
     *(vf *)sums = sum;
     return scale;
@@ -138,7 +162,7 @@ static void NAME(add_values)(long rows, const NAME(input) *weights, const char *
 /* The same of a single row over some columns lo..hi-1 of the line, wherever they lie: behind the prefix, if the row has a
  * path, along that. A multiply-add whose second column is not among them takes zeros in its place. */
 static void NAME(add_own)(const NAME(Panel) *y, const int32_t *path, const NAME(input) *weights, long lo, long hi, float *sofar) {
-    const long bytes = y->D * (4 / UNIT);
+    const long bytes = 4 * y->units;
     for (long c = lo / TAKEN * TAKEN; c < hi; c += TAKEN) {
         const char *at[2] = {0, 0};
         for (long i = 0; i < TAKEN; i++)
@@ -146,15 +170,53 @@ static void NAME(add_own)(const NAME(Panel) *y, const int32_t *path, const NAME(
                 at[i] = y->values + (path && c + i >= y->prefix ? path[c + i - y->prefix] : c + i + y->shift) * bytes;
         for (long d = 0; d < y->D; d += LANES) {
             part_unaligned *to = (part_unaligned *)(sofar + d);
+            if (y->coded) {
+                *to = NAME(mac)(*to, NAME(code_value)(at[0], at[1], d), weights[c % TILE / TAKEN]);
+                continue;
+            }
             const char *first = at[0] ? at[0] + d * (4 / UNIT) : 0, *second = at[1] ? at[1] + d * (4 / UNIT) : 0;
             *to = NAME(mac)(*to, NAME(value)(first, second), weights[c % TILE / TAKEN]);
         }
     }
 }
 
+/* Scores of some rows of the panel over tiles of the slot's columns, a multiple of 16 the first of them. */
+static void NAME(score_tiles)(const NAME(Panel) *y, long column, long tiles, long base, long rows, float *scores, long stride) {
+    const uint32_t *keys = y->tiles + column * y->units;
+    if (!y->coded) {
+        NAME(product)(keys, y->units * 16, 0, tiles, y->q + INPUTS(base * y->D), INPUTS(y->D), y->units, rows, scores, stride, 0, 0);
+        return;
+    }
+    Matrix w = y->keys;
+    w.tiles = keys;
+    coded_product(&w, 0, tiles, y->queries + base * y->coded, y->D, rows, scores, stride, 0, 0);
+    coded_product(&w, 0, tiles, y->queries + (y->rows + base) * y->coded, y->D, rows, scores, stride, 0, 1);
+}
+
+/* Values of the columns from..to-1 of the line, all of one tile, as elements, and their scales. */
+static void NAME(open_values)(const NAME(Panel) *y, long tile, long from, long to) {
+    char *opened = (char *)(y->scales + 2 * TILE);
+    for (long c = from; c < to; c++) {
+        const char *row = y->values + (c + y->shift) * 4 * y->units;
+        y->scales[c - tile] = *(const float *)row;
+        for (long d = 0; d < y->D; d += LANES)
+            NAME(narrow)(opened + ((c - tile) * y->D + d) * (4 / UNIT), leave_codes(row + 4 + d));
+    }
+}
+
+/* The scales of a row's columns lo..hi-1 of a tile: of its own path where it has one. */
+static const float *NAME(scales_of)(const NAME(Panel) *y, const int32_t *path, long tile, long lo, long hi) {
+    if (!y->coded || !path || hi <= y->prefix) return y->coded ? y->scales : 0;
+    float *own = y->scales + TILE;
+    memcpy(own, y->scales, TILE * sizeof(float));
+    for (long c = lo > y->prefix ? lo : y->prefix; c < hi; c++)
+        own[c - tile] = *(const float *)(y->values + path[c - y->prefix] * 4 * y->units);
+    return own;
+}
+
 /* One tile of columns, tile..tile_end-1 of the line, for at most 12 rows of the panel from `base` on. */
 static void NAME(take_tile)(const NAME(Panel) *y, long tile, long tile_end, long base, long rows) {
-    const long D = y->D, units = D / UNIT;
+    const long D = y->D;
     long lo[12], hi[12];
     long least = tile_end, most = tile; /* the columns that some row sees; of a tree, without the paths */
     long shared_from = tile, shared_to = tile_end; /* those that all rows see, of the prefix if there are paths */
@@ -176,13 +238,11 @@ static void NAME(take_tile)(const NAME(Panel) *y, long tile, long tile_end, long
     shared_to = shared_to / TAKEN * TAKEN;
     if (shared_to < shared_from) shared_to = shared_from;
 
-    const NAME(input) *q = y->q + INPUTS(base * D);
     for (long k = 0, at = y->begin; k < y->num_runs && at < most; at += y->runs[k].to - y->runs[k].from, k++) {
         const long end = at + y->runs[k].to - y->runs[k].from;
         const long from = at > least / 16 * 16 ? at : least / 16 * 16, to = end < most ? end : most;
         if (from < to)
-            NAME(product)(y->tiles + (y->runs[k].from + from - at) * units, units * 16, 0, (to - from + 15) / 16, q, INPUTS(D),
-                          units, rows, y->scores + from - tile, TILE, 0, 0);
+            NAME(score_tiles)(y, y->runs[k].from + from - at, (to - from + 15) / 16, base, rows, y->scores + from - tile, TILE);
     }
     for (long i = 0; i < rows; i++) {
         const long f = base + i;
@@ -191,19 +251,20 @@ static void NAME(take_tile)(const NAME(Panel) *y, long tile, long tile_end, long
         for (long c = lo[i] > y->prefix || !y->paths ? lo[i] : y->prefix; y->paths && c < hi[i]; c++)
             scores[c - tile] = y->path_scores[f * y->own + c - y->prefix];
         if (y->cap) cap_line(scores, lo[i] - tile, hi[i] - tile, y->cap_factor, y->cap);
-        const float scale = NAME(weigh)(scores, lo[i] - tile, hi[i] - tile, y->scaling, y->highest + f, y->sums + f * 16,
-                                        y->weights + i * NAME(tile_weights));
+        const int32_t *path = y->paths ? y->paths + f / y->n * y->own : 0;
+        const float *scales = NAME(scales_of)(y, path, tile, lo[i], hi[i]);
+        const float scale = NAME(weigh)(scores, lo[i] - tile, hi[i] - tile, y->scaling, scales, y->highest + f,
+                                        y->sums + f * 16, y->weights + i * NAME(tile_weights));
         if (scale != 1)
             for (long d = 0; d < D; d += LANES) *(part_unaligned *)(sofar + d) *= scale;
-        const int32_t *path = y->paths ? y->paths + f / y->n * y->own : 0;
         NAME(add_own)(y, path, y->weights + i * NAME(tile_weights), lo[i], hi[i] < shared_from ? hi[i] : shared_from, sofar);
     }
     for (long k = 0, at = y->begin; k < y->num_runs && at < shared_to; at += y->runs[k].to - y->runs[k].from, k++) {
         const long end = at + y->runs[k].to - y->runs[k].from;
         const long from = at > shared_from ? at : shared_from, to = end < shared_to ? end : shared_to;
-        if (from < to)
-            NAME(add_values)(rows, y->weights, y->values + (y->runs[k].from - at + tile) * D * (4 / UNIT), from - tile,
-                             to - tile, D, y->sofar + base * D);
+        const char *values = y->coded ? (const char *)(y->scales + 2 * TILE)
+                                      : y->values + (y->runs[k].from - at + tile) * D * (4 / UNIT);
+        if (from < to) NAME(add_values)(rows, y->weights, values, from - tile, to - tile, D, y->sofar + base * D);
     }
     for (long i = 0; i < rows; i++) {
         const int32_t *path = y->paths ? y->paths + (base + i) / y->n * y->own : 0;

@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 10
+#define ABI 11
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -157,11 +157,12 @@ typedef struct {
 
 typedef struct {
     int64_t num_rows, num_segments, num_wanted, capacity, threads;
+    int64_t coded; /* whether keys and values are in codes of 8 bits: coded.h says how */
     const int32_t *tokens, *positions, *wanted;
     const Angles *angles; /* as many as the layers speak of */
     const Segment *segments;
     const Blocks *blocks; /* or NULL: all attention is dense */
-    void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim] */
+    void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim], or rows of codes */
     void *const *tiled;                /* per layer [slot][kv head][tiles][unit][16], tiles = capacity / 16 rounded up:
                                           the keys once more, those of 16 rows side by side */
     int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are whole and committed */

@@ -1,0 +1,40 @@
+/* Keys and values in codes of 8 bits.
+ *
+ *     row     a float, the scale, then a code for each element of the head, 128 more than it is
+ *     tile    of keys: those of 16 rows side by side, [unit of 4 bytes][16]; so quantised.h has a weight of 16 outputs,
+ *             each of them one group
+ *     query   coded twice, itself and what its code leaves: 15 bits
+ *
+ * Scores are products of quantised.h, exact sums of integers times scales. Codes of values are elements, none of which is
+ * rounded: their scale goes to the weight that they are met by. A scale and its codes are a row's own, so that a row is
+ * the same whenever it is written, and it is moved as one.
+ */
+
+/* One head's key or value of a row. x: floats, a multiple of 16 of them. */
+static void code_line(const float *x, long n, char *row) {
+    typedef uint8_t own_codes __attribute__((vector_size(LANES), aligned(1), may_alias));
+    const float most = largest_magnitude(x, n);
+    float inverse;
+    *(float *)row = step_of(most, &inverse);
+    for (long i = 0; i < n; i += LANES)
+        *(own_codes *)(row + 4 + i) = __builtin_convertvector(codes_of(x + i, inverse, most != most) + 128, own_codes);
+}
+
+/* LANES codes of a row's, as floats. */
+static inline __attribute__((always_inline)) part leave_codes(const char *codes) {
+    typedef uint8_t own_codes __attribute__((vector_size(LANES), aligned(1), may_alias));
+    return __builtin_convertvector(__builtin_convertvector(*(const own_codes *)codes, part_of_signs) - 128, part);
+}
+
+/* Keys of some tiles, as a weight. */
+static inline Matrix coded_keys(const char *tiles, long head_dim) {
+    return (Matrix){.tiles = tiles, .stride = (head_dim + 4) * 16, .bits = 8, .group = head_dim, .offset = 128};
+}
+
+/* A query, twice: the second time in codes of what the first ones leave. x is lost. */
+static void code_query(const Matrix *keys, float *x, long n, char *first, char *second) {
+    code_row(keys, x, n, first);
+    const float step = *(const float *)(first + places_of(keys, n).step);
+    for (long i = 0; i < n; i++) x[i] -= step * (float)((const int8_t *)first)[i];
+    code_row(keys, x, n, second);
+}
