@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from statistics import median
@@ -57,7 +57,7 @@ def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer:
 
 
 def _receive(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer | list[tuple[float, bytes]]:
-    """The lines of a stream and when each came; or what went wrong. Reading them is for later: it takes cores."""
+    """The pieces of a stream and when each came; or what went wrong. Reading them is for later: it takes cores."""
     place = urlsplit(endpoint.url)
     kind = HTTPSConnection if place.scheme == "https" else HTTPConnection
     connection = kind(place.hostname or "", place.port, timeout=600)
@@ -73,30 +73,39 @@ def _receive(endpoint: Endpoint, prompt: str, max_tokens: int) -> Answer | list[
     headers = {"content-type": "application/json"}
     if endpoint.key is not None:
         headers["authorization"] = f"Bearer {endpoint.key}"
-    lines: list[tuple[float, bytes]] = []
+    pieces: list[tuple[float, bytes]] = []
     began = perf_counter()
     try:
         connection.request("POST", f"{place.path.rstrip('/')}/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             return Answer(error=f"{response.status}: {response.read(300).decode(errors='replace')}")
-        lines.extend((perf_counter() - began, line) for line in response if line.startswith(b"data: "))
+        while piece := response.read1():
+            pieces.append((perf_counter() - began, piece))
     except (OSError, HTTPException) as error:
         return Answer(error=f"{type(error).__name__}: {error}")
     finally:
         connection.close()
-    return lines
+    return pieces
+
+
+def _lines(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The lines of a stream and when the last of each came; a piece may have several, or a part of one."""
+    begun = b""
+    for moment, piece in pieces:
+        *whole, begun = (begun + piece).split(b"\n")
+        yield from ((moment, line) for line in whole)
 
 
 def _read(received: Answer | list[tuple[float, bytes]]) -> Answer:
-    """What the lines of a stream say."""
+    """What a stream says."""
     if isinstance(received, Answer):
         return received
     first = last = 0.0
     tokens = 0
     try:
-        for moment, line in received:
-            if line.startswith(b"data: [DONE]"):
+        for moment, line in _lines(received):
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
             chunk = json.loads(line[6:])
             if "error" in chunk:

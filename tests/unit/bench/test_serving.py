@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.serving import Answer, Endpoint, ask, measure
+from foretoken.bench.serving import Answer, Endpoint, _read, ask, measure
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
@@ -43,6 +43,16 @@ def test_a_failure_is_said_and_not_counted(server: Served) -> None:
     assert "unknown field" in str(ask(endpoint(server, extra={"nonsense": 1}), "Hi", 2).error)
     with pytest.raises(ConfigError, match="does not answer for model 'gpt'"):
         measure([Endpoint(label="a", url=server.url, model="gpt")], ["Hi"], [1], max_tokens=2, repeats=1)
+
+
+def test_a_line_counts_when_its_end_has_come_however_it_was_cut() -> None:
+    told = [{"content": "a"}, {"content": "b"}, {}]
+    chunks = [f"data: {json.dumps({'choices': [{'delta': each}]})}\n\n".encode() for each in told]
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 7}}\r\n\r\ndata: [DONE]\n\n'
+    pieces = [chunks[0][:9], chunks[0][9:] + chunks[1][:-2], chunks[1][-2:] + chunks[2][:20], chunks[2][20:] + usage]
+    moments = [0.5, 1.0, 2.0, 3.0]
+    assert _read([*zip(moments, pieces, strict=True)]) == Answer(1.0, 2.0, 7)
+    assert _read([(1.0, b"".join([*chunks, usage]))]) == Answer(1.0, 1.0, 7)
 
 
 def test_all_prompts_are_asked_once_a_round_whoever_asks(server: Served) -> None:
