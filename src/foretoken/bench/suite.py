@@ -19,7 +19,17 @@ from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, read_prompts
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.sampling import SamplingParams
 
-SUITES = ("entropy_adaptive", "exits", "judge", "reflective", "rules", "self_speculation", "sparse", "sprinter")
+SUITES = (
+    "entropy_adaptive",
+    "exits",
+    "judge",
+    "reflective",
+    "rules",
+    "self_speculation",
+    "sparse",
+    "sprinter",
+    "state_space",
+)
 
 
 @dataclass(frozen=True)
