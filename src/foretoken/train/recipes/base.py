@@ -8,6 +8,7 @@ passages, and one country in four of the factbook is left out.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
@@ -19,21 +20,24 @@ from foretoken.train.recipe import Recipe, copy_all
 from foretoken.train.trainer import Bounds, Schedule
 
 
-def _config(tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
+def shape(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a configuration says of a model of this size, in the words that all layouts share."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
         **special_ids(tokenizer),
-    )
+    }
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What a configuration says about the tokenizer; generation stops at the end of the text or of the turn."""
     ends = [tokenizer.eos_token_id, tokenizer.get_vocab().get(END)]  # a tokenizer that is not the zoo's has no END
     return {
@@ -68,7 +72,7 @@ def mixture(root: Path) -> list[Source]:
 RECIPE = Recipe(
     name="base",
     description="dense target: Llama layout, 8 layers, width 384, 15.7 M parameters",
-    config=_config,
+    config=lambda tokenizer: LlamaConfig(**shape(tokenizer)),
     sources=mixture,
     block=512,
     schedule=Schedule(batch=16, micro_batch=8, rates=Rates(muon=2e-3, adamw=2e-3, decay=0.6)),

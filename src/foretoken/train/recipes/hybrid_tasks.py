@@ -46,28 +46,20 @@ def mixture(root: Path) -> list[Source]:
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> BambaConfig:
-    source = base.RECIPE.config(tokenizer)
+    shape = base.shape(tokenizer)
+    heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
+    # the layout's own default turns only half of each head
+    shape["rope_parameters"]["partial_rotary_factor"] = 1.0
     return BambaConfig(
-        vocab_size=source.vocab_size,
-        hidden_size=source.hidden_size,
-        intermediate_size=source.intermediate_size,
-        num_hidden_layers=source.num_hidden_layers,
-        attn_layer_indices=[*range(1, source.num_hidden_layers, 2)],
-        num_attention_heads=source.num_attention_heads,
-        num_key_value_heads=source.num_key_value_heads,
-        rms_norm_eps=source.rms_norm_eps,
-        # the layout's own default turns only half of each head
-        rope_parameters={**source.rope_parameters, "partial_rotary_factor": 1.0},
-        mamba_n_heads=source.num_attention_heads,
-        mamba_d_head=source.head_dim,
-        mamba_n_groups=source.num_attention_heads,
-        mamba_d_state=source.head_dim,
+        **shape,
+        attn_layer_indices=[*range(1, layers, 2)],
+        mamba_n_heads=heads,
+        mamba_d_head=shape["hidden_size"] // heads,
+        mamba_n_groups=heads,
+        mamba_d_state=shape["hidden_size"] // heads,
         mamba_d_conv=4,
         mamba_expand=1,
         mamba_chunk_size=CHUNK,
-        max_position_embeddings=source.max_position_embeddings,
-        tie_word_embeddings=True,
-        **base.special_ids(tokenizer),
     )
 
 

@@ -28,23 +28,10 @@ _ROUTED = 0.005  # the routers' first weights: small, so that both experts of a 
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> MixtralConfig:
-    source = base.RECIPE.config(tokenizer)
+    shape = base.shape(tokenizer)
+    shape["intermediate_size"] //= 2
     return MixtralConfig(
-        vocab_size=source.vocab_size,
-        hidden_size=source.hidden_size,
-        intermediate_size=source.intermediate_size // 2,
-        num_hidden_layers=source.num_hidden_layers,
-        num_attention_heads=source.num_attention_heads,
-        num_key_value_heads=source.num_key_value_heads,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        router_aux_loss_coef=0.01,
-        rms_norm_eps=source.rms_norm_eps,
-        rope_parameters=source.rope_parameters,
-        max_position_embeddings=source.max_position_embeddings,
-        sliding_window=None,
-        tie_word_embeddings=True,
-        **base.special_ids(tokenizer),
+        **shape, num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.01, sliding_window=None
     )
 
 
