@@ -58,6 +58,13 @@ def test_what_the_drafters_draw_passes(kind: type[Tabulated]) -> None:
             check(kind(q_KV, row_of), TokenTree([*first[:-1], seed % 3, *second], parents), V)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_only_child_may_be_any_token_of_its_row(kind: type[Tabulated]) -> None:
+    """Two siblings of a hub pair have to name the most probable token; of one, no kind asks that."""
+    rare = q_rows().argmin(-1).tolist()
+    check(kind(q_rows(), (0, 1, 2)), TokenTree(rare), V)
+
+
 @pytest.mark.parametrize("law", [PointMass(), Coupled()])
 def test_point_masses_have_nothing_to_check(law: Law) -> None:
     """No table is asked for, where any other kind has to have one."""

@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from foretoken.core.columns import Columns
-from foretoken.core.draft import NO_DRAFT, Draft, HubPair, Sampled, TopThenSampled, WithoutReplacement
+from foretoken.core.draft import (
+    NO_DRAFT,
+    Approvals,
+    Draft,
+    HubPair,
+    PointMass,
+    ResumePoint,
+    Sampled,
+    TopThenSampled,
+    WithoutReplacement,
+)
 from foretoken.core.residual import excess, residual, residual_at
 from foretoken.core.tree import TokenTree
 
@@ -34,6 +44,33 @@ def test_a_token_without_a_column_was_not_drawn(kind: type) -> None:
 def test_a_draft_is_as_long_as_its_tree() -> None:
     assert len(Draft(TokenTree([4, 5, 6], [-1, -1, 0]))) == 3
     assert len(NO_DRAFT) == 0
+
+
+def test_a_part_of_a_chain_keeps_what_was_said_of_its_nodes() -> None:
+    whole = Draft(TokenTree([7, 8, 9, 6]), Sampled(Q, (1, 0, 1, 0)), (0.9, 0.8, 0.7, 0.6), sources=("a", "b", "c", "d"))
+    part = whole.part(1, 3)
+    assert (part.tree.tokens, part.tree.parents) == ((8, 9), (-1, 0))
+    assert isinstance(part.law, Sampled)
+    assert part.law.q_KV is Q
+    assert part.law.row_of == (0, 1)
+    assert (part.confidence, part.sources) == ((0.8, 0.7), ("b", "c"))
+    assert whole.part(2).tree.tokens == (9, 6)
+    assert whole.part(4) is NO_DRAFT
+    assert Draft(TokenTree([7, 8])).part(0, 1) == Draft(TokenTree([7]), PointMass())
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft(TokenTree([7, 8], [-1, -1])),
+        Draft(TokenTree([7, 8]), resume=ResumePoint(1, torch.zeros(3, 2))),
+        Draft(TokenTree([7, 8]), evidence=Approvals((True, True))),
+    ],
+    ids=["a tree", "begun by the target", "with evidence"],
+)
+def test_only_a_chain_of_tokens_has_parts(draft: Draft) -> None:
+    with pytest.raises(ValueError, match="only a chain"):
+        draft.part(0, 1)
 
 
 @pytest.mark.parametrize("kept", [(3,), (7, 1, 4), tuple(range(9))], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,9 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "out.json").read_text() == "one"
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
-    """A device such as /dev/null would else be replaced by a file, where one may."""
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path, monkeypatch):
+    """A device such as /dev/null would else be replaced by a file, where one may make any; here nobody may."""
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **given: (_ for _ in ()).throw(OSError(13, "denied")))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

@@ -50,6 +50,24 @@ def test_tokens_per_second_and_experts() -> None:
     assert Metrics(num_tokens=6, seconds=0.5).tokens_per_second == 12.0
 
 
+def test_the_share_of_the_prefix_that_was_read() -> None:
+    assert Metrics().prefix_read is None
+    assert Metrics(prefix_rows=8, prefix_rows_read=2.0).prefix_read == 0.25
+
+
+def test_a_draft_s_nodes_are_counted_by_who_proposed_them() -> None:
+    found, other = Metrics(), Metrics()
+    found.count_sources(("text", "model", "text"), [0, 2])
+    found.count_sources(("model",), [0])
+    found.count_sources((), [0, 1])  # one source has no name
+    assert found.drafted_by_source == {"text": 2, "model": 2}
+    assert found.accepted_by_source == {"text": 2, "model": 1}
+    other.count_sources(("model", "grammar"), [1])
+    found.add(other)
+    assert found.drafted_by_source == {"text": 2, "model": 3, "grammar": 1}
+    assert found.accepted_by_source == {"text": 2, "model": 1, "grammar": 1}
+
+
 def test_sparse_verification_does_not_know_its_distortion() -> None:
     found = Metrics(num_tokens=2, sparse=True)
     assert math.isnan(found.distortion)
@@ -62,6 +80,8 @@ def test_adding_adds_everything() -> None:
         "num_steps",
         "num_draft_tokens",
         "num_accepted_tokens",
+        "num_discarded_tokens",
+        "num_moved_bytes",
         "draft_seconds",
         "verify_seconds",
         "other_seconds",
@@ -70,6 +90,8 @@ def test_adding_adds_everything() -> None:
         "kl_sum",
         "experts_sum",
         "experts_steps",
+        "prefix_rows",
+        "prefix_rows_read",
     ]
     total = Metrics(**{name: index + 1 for index, name in enumerate(names)}, drafted_at=[3], accepted_at=[1])
     total.add(

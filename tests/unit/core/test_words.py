@@ -96,3 +96,15 @@ def test_both_allow_what_each_does_and_force_no_further():
     twin.append([2])
     assert twin.forced(4) == [0]
     assert both.forced(4) == [2, 0]
+    twin.append([0])
+    nothing = twin.allowed([])  # the words, too, know what was written
+    assert nothing is not None
+    assert not nothing.any()
+    assert Both(Fixed([2]), Unlimited()).allowed([]) is None
+
+
+class Unlimited(Fixed):
+    """Knows of nothing that may follow."""
+
+    def __init__(self) -> None:
+        super().__init__([])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import pytest
 import torch
 
@@ -10,8 +12,13 @@ from foretoken.core.draft import NO_DRAFT, Draft, PointMass, ResumePoint
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
+from foretoken.engine.faults import Faults
+from foretoken.engine.request import Request
+from foretoken.engine.scheduler import Scheduler
+from foretoken.models.cache import KVCache
 from foretoken.verifiers.naive import NaiveVerifier
 from helpers.asking import asked_when
+from helpers.requests import make_request
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, target, truth, with_config, with_drafter
 
 CULPRIT = 2
@@ -278,3 +285,57 @@ def test_no_draft_and_point_masses_are_still_welcome():
     assert [output.token_ids for output in outputs] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
     silent = with_drafter(Wrong(lambda draft: NO_DRAFT), num_nodes=4).generate(PROMPTS, plan())
     assert [output.token_ids for output in silent] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
+
+
+# ---------------------------------------------------------------- without a model
+
+
+def three(drafter: stubs.Stub) -> tuple[Faults, Scheduler, list[Request]]:
+    """Two requests that run and one that waits."""
+    scheduler = Scheduler(KVCache(1, 2, 1000), 16)
+    requests = [make_request([5, 6]) for _ in range(3)]
+    for request in requests:
+        request.started = perf_counter()
+        scheduler.add(request)
+    scheduler.next()
+    return Faults(scheduler, drafter), scheduler, requests
+
+
+def test_a_request_leaves_once_from_wherever_it_is():
+    began = perf_counter()
+    faults, scheduler, requests = three(drafter := stubs.Recorder(stubs.Stub()))
+    assert [request.slot for request in requests] == [0, 1, -1]
+    stranger = make_request([5])
+    for request in (*requests, stranger, *requests):
+        faults.leave(request)
+    assert drafter.released == {request.request_id: 1 for request in requests}
+    assert not scheduler.busy
+    assert scheduler.cache.free_slots == 2
+    assert all(0.0 < request.metrics.seconds < perf_counter() - began for request in requests)
+
+
+@pytest.mark.parametrize(("error", "message"), [(ValueError("why"), "why"), (ValueError(), "ValueError")])
+def test_an_error_is_told_in_its_words_or_by_its_kind(error, message):
+    faults, scheduler, (request, *_) = three(stubs.Stub())
+    faults.fail(request, error)
+    assert (request.finish_reason, request.error) == ("error", message)
+    assert request not in scheduler.running
+
+
+@pytest.mark.parametrize("culprits", [(), (0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("finished", [False, True])
+def test_who_fails_to_learn_is_told_alone_and_only_the_culprits_end(culprits, finished):
+    faults, _, requests = three(stubs.Stub())
+    told: list[tuple[int, ...]] = []
+
+    def learn(news):
+        told.append(tuple(news))
+        if set(news) & set(culprits):
+            raise RuntimeError("cannot learn")
+
+    if finished:
+        requests[0].finish_reason = "stop"
+    faults.tell(requests[:2], [0, 1], learn)
+    assert told == [(0, 1), (0,), (1,)][: 3 if culprits else 1]
+    reasons = ["error" if place in culprits else None for place in range(2)]
+    assert [each.finish_reason for each in requests[:2]] == (["stop", reasons[1]] if finished else reasons)
