@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.importing import collector_at_rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class Entry:
 def imported(place: str) -> Any:
     """What "module:NAME" names."""
     module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    with collector_at_rest():
+        return getattr(importlib.import_module(module), attribute)
 
 
 _TABLE = (

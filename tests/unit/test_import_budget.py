@@ -42,3 +42,20 @@ def test_commands_that_compute_nothing_import_nothing_that_computes(command):
 def test_a_model_is_loaded_without_what_serves_draws_or_trains():
     code = "from foretoken import LLM\nLLM('zoo:draft', device='cpu', threads=1)"
     assert imported(code) & {"matplotlib", "fastapi", "pydantic", "rich.progress"} == set()
+
+
+def test_a_command_does_not_collect_garbage_among_the_libraries_that_it_imports():
+    code = """
+import atexit, gc, sys
+walks = []
+def count(phase, info):
+    if phase == "start" and info["generation"] == 2 and "torch.nn" in sys.modules:
+        walks.append(len(sys.modules))
+gc.callbacks.append(count)
+atexit.register(lambda: print("|", len(walks), gc.get_freeze_count() > 100_000))  # before main's own: it runs after it
+from foretoken.cli.main import main
+main(["generate", "x", "--model", "zoo:draft", "--method", "draft_model", "--device", "cpu", "--max-tokens", "1"])
+assert gc.isenabled()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rpartition("|")[2].split() == ["0", "True"]

@@ -5,7 +5,9 @@ Exit codes: 0 done; 1 a model, a request or a proof failed; 2 a mistake in what 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -98,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = "--verbose" in arguments
     silence_libraries(verbose)
     prepare_output()
+    atexit.register(gc.freeze)  # or Python's last collection walks over all that torch and transformers are: a second
     try:
         command = typer.main.get_command(app)
         name_values(command)

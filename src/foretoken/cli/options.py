@@ -10,6 +10,7 @@ import typer
 from foretoken import zoo
 from foretoken.cli.console import note, passing_note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.importing import collector_at_rest
 from foretoken.models.gguf.magic import is_gguf
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
@@ -232,7 +233,8 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
     check_model_name(model)
     from foretoken import LLM
 
-    with passing_note(f"loading {model}"):  # seconds of importing; a large model, or a download, takes minutes
+    # seconds of importing; a large model, or a download, takes minutes
+    with passing_note(f"loading {model}"), collector_at_rest():
         quiet_transformers(verbose)
         llm = LLM(model, speculative_config=config, **options)
     explain(llm)

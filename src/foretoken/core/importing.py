@@ -1,4 +1,4 @@
-"""Importing large libraries in less time."""
+"""Importing large libraries, and loading what they compute, in less time."""
 
 from __future__ import annotations
 

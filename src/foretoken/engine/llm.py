@@ -101,19 +101,19 @@ class LLM:
             from foretoken.models.load import load, use_threads  # isort: skip  (transformers' list of models comes first)
             from foretoken.engine import compose, step  # noqa: F401  (what _build imports)
 
-        use_threads(threads)
-        target = load(
-            model,
-            dtype=dtype,
-            device=device,
-            max_length=max_model_len,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            kv_cache_dtype=kv_cache_dtype,
-        )
-        defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
-        prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
-        self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
+            use_threads(threads)
+            target = load(
+                model,
+                dtype=dtype,
+                device=device,
+                max_length=max_model_len,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                kv_cache_dtype=kv_cache_dtype,
+            )
+            defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
+            prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
+            self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
 
     @classmethod
     @misspelt
