@@ -26,7 +26,7 @@ from pathlib import Path
 from foretoken.core.files import own_cache_folder
 from foretoken.models.fused import selftest, variants
 
-_ABI = 10
+_ABI = 11
 _SCRATCH = "building-"
 
 log = logging.getLogger(__name__)
