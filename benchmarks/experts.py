@@ -23,7 +23,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, ratios
-from foretoken.models.feed_forward import RoutedExperts, swapped
+from foretoken.models.feed_forward import RoutedExperts, stacked, swapped
 
 _REPEATS = 25
 WIDTH, CHANNELS, EXPERTS, CHOSEN = 1024, 512, 32, 8
@@ -48,9 +48,9 @@ def experts() -> list[dict[str, Any]]:
         block.gate.weight.mul_(4)
         rows_RD = torch.randn(400, WIDTH, generator=generator).bfloat16()
         beta = ratios(block.gate(rows_RD)[1]).median(0).values.tolist()
-        parts = RoutedExperts(
-            0, block.experts, EXPERTS, CHOSEN, True, block.experts.gate_up_proj, block.experts.down_proj, F.silu
-        )
+        weights = block.experts.gate_up_proj, block.experts.down_proj
+        size = 3 * CHANNELS * WIDTH
+        parts = RoutedExperts(0, block.experts, EXPERTS, CHOSEN, True, stacked(*weights), weights, size, F.silu)
         results = []
         for count in (1, 4, 8, 32):
             ours = {m: SparseExperts(parts, Skip(beta, m, "nested", True) if m else None, 0.0) for m in (0, 2, 4)}

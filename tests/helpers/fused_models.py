@@ -60,6 +60,8 @@ _TWO = {
     "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+_LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -107,6 +109,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {}),
     "cwm": ("cwm", _ALTERNATING),
     "helium": ("helium", {"head_dim": 16}),
+    "mixtral": ("mixtral", _LOCAL),
+    "mixtral, window": ("mixtral", {**_LOCAL, "sliding_window": 21}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS),
+    "qwen3_moe, dense layers between": (
+        "qwen3_moe",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": False,
+        },
+    ),
+    "qwen3_moe, many experts": (
+        "qwen3_moe",
+        {**_EXPERTS, "num_experts": 40, "num_experts_per_tok": 8, "moe_intermediate_size": 32},
+    ),
+    "olmoe": ("olmoe", {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}),
+    "granitemoe": ("granitemoe", {**_GRANITE, **_LOCAL}),
     "vaultgemma": ("vaultgemma", {**_ALTERNATING, **_CAPS, "query_pre_attn_scalar": 12}),
 }
 

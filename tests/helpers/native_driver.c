@@ -1,6 +1,6 @@
 /* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
- * blocks, open gates, every way to norm, rotate and cap, quantised weights, chains of passes over pairs, several threads,
- * two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread.
+ * blocks, open gates, every way to norm, rotate and cap, experts, quantised weights, chains of passes over pairs, several
+ * threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread.
  *
  *     driver          everything
  *     driver nofork   without the fork
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WIDTH = 64, HEADS = 4, GROUPS = 2, HEAD_DIM = 32, MLP = 96, VOCAB = 48, LAYERS = 2, CAPACITY = 88, ROWS = 80, SLOTS = 2 };
+enum { WIDTH = 64, HEADS = 4, GROUPS = 2, HEAD_DIM = 32, MLP = 96, VOCAB = 48, LAYERS = 2, EXPERTS = 5, CHOSEN = 2, CHANNELS = 32, CAPACITY = 88, ROWS = 80, SLOTS = 2 };
 
 static uint64_t state = 1;
 
@@ -36,6 +36,7 @@ static void *filled(long count, int bf16, float scale, float offset) {
 typedef struct {
     Model model;
     Layer layers[LAYERS];
+    Experts experts;
     Angles angles[2];
     void *owned[64];
     int num_owned;
@@ -121,6 +122,13 @@ static void build(Decoder *d, Kind kind) {
     y->attention_end_norm = own(d, filled(WIDTH, 0, 0.2f, 1)), y->mlp_end_norm = own(d, filled(WIDTH, 0, 0.2f, 1));
     y->q_all_norm = own(d, filled(HEADS * HEAD_DIM, 0, 0.2f, 1)), y->k_all_norm = own(d, filled(GROUPS * HEAD_DIM, 0, 0.2f, 1));
     y->rot_dim = 0;
+    const Kind dense = {.bf16 = bf16};
+    d->experts = (Experts){
+        .router = matrix(d, dense, 16, WIDTH, 0.5f), .gate_up = matrix(d, kind, (long)EXPERTS * 2 * CHANNELS, WIDTH, 0.2f),
+        .down = matrix(d, kind, (long)EXPERTS * WIDTH, CHANNELS, 0.1f), .count = EXPERTS, .chosen = CHOSEN, .width = CHANNELS,
+        .normed = 1,
+    };
+    y->experts = &d->experts;
 }
 
 static Cache new_cache(void) {

@@ -136,6 +136,5 @@ def _parameters(model: LanguageModel) -> tuple[int, int]:
         held -= model.model.get_input_embeddings().weight.numel()
     computed = held
     for each in routed_experts(model.model):
-        unused = each.num_experts - each.num_chosen
-        computed -= (each.gate_up.numel() + each.down.numel()) // each.num_experts * unused
+        computed -= (each.num_experts - each.num_chosen) * each.size
     return computed, held

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.models import anatomy
+from foretoken.models.fused.tiled_experts import TiledExperts
 
 Forward = Callable[..., Any]
 Linear = tuple[Tensor, Tensor | None]  # weight [O, I] and bias [O]
@@ -82,8 +83,10 @@ class RoutedExperts:
         num_experts: E.
         num_chosen: k.
         renormalised: whether the model scales the k weights of a row to a fixed sum.
-        gate_up: [E, 2 F, D]; the gate's channels first.
-        down: [E, D, F].
+        linears: an expert's index to its two projections: [..., D] to the gate's and the other's channels [..., 2 F],
+            and [..., F] to [..., D].
+        weights: of all experts, [E, 2 F, D] and [E, D, F]; None where they are packed for a kernel.
+        size: parameters of one expert.
         act: the activation of the gate.
     """
 
@@ -92,9 +95,17 @@ class RoutedExperts:
     num_experts: int
     num_chosen: int
     renormalised: bool
-    gate_up: Tensor
-    down: Tensor
+    linears: Callable[[int], tuple[Forward, Forward]]
+    weights: tuple[Tensor, Tensor] | None
+    size: int
     act: Forward
+
+    def of(self, expert: int, x_RD: Tensor) -> Tensor:
+        """The formula above of one expert, without its weight: [..., D] to [..., D]."""
+        gate_up, down = self.linears(expert)
+        gate_RF, up_RF = gate_up(x_RD).chunk(2, dim=-1)
+        y_RD: Tensor = down(self.act(gate_RF) * up_RF)
+        return y_RD
 
 
 @contextmanager
@@ -183,13 +194,10 @@ def _odd(layer: int, module: nn.Module, why: str) -> UnsupportedArchitecture:
 
 
 def _as_experts(layer: int, block: nn.Module, module: nn.Module, model: Any) -> RoutedExperts:
-    gate_up, down, act = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj", "act_fn"))
-    if not isinstance(gate_up, nn.Parameter) or not isinstance(down, nn.Parameter) or act is None:
-        raise _odd(layer, module, "its experts are not one gate_up_proj and one down_proj with an activation")
-    if any(name.endswith("bias") for name, _ in module.named_parameters(recurse=False)):
-        raise _odd(layer, module, "its experts have biases")
-    if gate_up.dim() != 3 or tuple(down.shape) != (gate_up.shape[0], gate_up.shape[2], gate_up.shape[1] // 2):
-        raise _odd(layer, module, f"its weights are laid out as {list(gate_up.shape)} and {list(down.shape)}")
+    act = getattr(module, "act_fn", None)
+    linears, weights, num_experts, size = _packed(module) if isinstance(module, TiledExperts) else _plain(layer, module)
+    if act is None:
+        raise _odd(layer, module, "its experts have no activation")
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
     own = module.forward
 
@@ -204,11 +212,12 @@ def _as_experts(layer: int, block: nn.Module, module: nn.Module, model: Any) -> 
             experts = RoutedExperts(
                 layer,
                 module,
-                num_experts=gate_up.shape[0],
+                num_experts=num_experts,
                 num_chosen=chosen_Rk.shape[-1],
                 renormalised=_renormalised(block, weights_Rk),
-                gate_up=gate_up.detach(),
-                down=down.detach(),
+                linears=linears,
+                weights=weights,
+                size=size,
                 act=act,
             )
             theirs = own(x_RD, chosen_Rk, weights_Rk)
@@ -221,6 +230,36 @@ def _as_experts(layer: int, block: nn.Module, module: nn.Module, model: Any) -> 
     if not float((ours - theirs.float()).abs().max()) <= 0.05 * scale:  # rounding of bfloat16, not another formula
         raise _odd(layer, module, "its experts compute something else than down(act(gate(x)) * up(x))")
     return experts
+
+
+def stacked(gate_up_EFD: Tensor, down_EDF: Tensor) -> Callable[[int], tuple[Forward, Forward]]:
+    """The projections of experts whose weights lie plain in memory."""
+
+    def linears(expert: int) -> tuple[Forward, Forward]:
+        return (lambda x: F.linear(x, gate_up_EFD[expert])), (lambda x: F.linear(x, down_EDF[expert]))
+
+    return linears
+
+
+_Laid = tuple[Callable[[int], tuple[Forward, Forward]], tuple[Tensor, Tensor] | None, int, int]
+
+
+def _plain(layer: int, module: nn.Module) -> _Laid:
+    """Of experts as the library holds them: their projections, their weights, how many there are, and of what size."""
+    gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    if not isinstance(gate_up, nn.Parameter) or not isinstance(down, nn.Parameter):
+        raise _odd(layer, module, "its experts are not one gate_up_proj and one down_proj with an activation")
+    if any(name.endswith("bias") for name, _ in module.named_parameters(recurse=False)):
+        raise _odd(layer, module, "its experts have biases")
+    if gate_up.dim() != 3 or tuple(down.shape) != (gate_up.shape[0], gate_up.shape[2], gate_up.shape[1] // 2):
+        raise _odd(layer, module, f"its weights are laid out as {list(gate_up.shape)} and {list(down.shape)}")
+    weights = gate_up.detach(), down.detach()
+    return stacked(*weights), weights, len(gate_up), (gate_up.numel() + down.numel()) // len(gate_up)
+
+
+def _packed(module: TiledExperts) -> _Laid:
+    """The same of those that the fused decoder has packed."""
+    return module.linears, None, module.num_experts, 3 * module.width * module.channels
 
 
 def _renormalised(block: nn.Module, weights_Rk: Tensor) -> bool:
@@ -238,6 +277,5 @@ def _each_row(experts: RoutedExperts, x_RD: Tensor, chosen_Rk: Tensor, weights_R
     y_RD = torch.zeros(x_RD.shape, device=x_RD.device)
     for row, (chosen, weights) in enumerate(zip(chosen_Rk.tolist(), weights_Rk.tolist(), strict=True)):
         for expert, weight in zip(chosen, weights, strict=True):
-            gate_F, up_F = F.linear(x_RD[row], experts.gate_up[expert]).chunk(2)
-            y_RD[row] += weight * F.linear(experts.act(gate_F) * up_F, experts.down[expert]).float()
+            y_RD[row] += weight * experts.of(expert, x_RD[row]).float()
     return y_RD

@@ -167,8 +167,8 @@ def _watch_experts(experts: RoutedExperts, seen: _Seen) -> Forward:
         seen.ratios[experts.layer].append(ratios(weights_Rk).cpu())
         for expert in chosen_Rk.unique().tolist():
             rows = (chosen_Rk == expert).any(-1).nonzero()[:, 0]
-            gate_FD = experts.gate_up[expert].chunk(2)[0]
-            seen.gates(experts.act(torch.nn.functional.linear(x_RD[rows], gate_FD)), rows)
+            gate_up, _ = experts.linears(expert)
+            seen.gates(experts.act(gate_up(x_RD[rows]).chunk(2, dim=-1)[0]), rows)
         y_RD: Tensor = own(x_RD, chosen_Rk, weights_Rk)
         return y_RD
 

@@ -176,7 +176,9 @@ class Skip:
 
 def _in_groups(experts: RoutedExperts) -> bool:
     """Whether torch can multiply groups of rows with a weight each: it asks for rows of whole 16 bytes."""
-    weight = experts.down
+    if experts.weights is None:
+        return False
+    _, weight = experts.weights
     if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (8, 0):
         return False
     return all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
@@ -224,14 +226,20 @@ class SparseExperts:
 
     def _together(self, x_PD: Tensor, ends_E: Tensor) -> Tensor:
         """All experts in two products of groups; a group without rows is not read."""
-        gate_up_P2F = F.grouped_mm(x_PD, self.experts.gate_up.transpose(1, 2), offs=ends_E)
-        gate_PF, up_PF = gate_up_P2F.chunk(2, dim=-1)
-        return F.grouped_mm(self.experts.act(gate_PF) * up_PF, self.experts.down.transpose(1, 2), offs=ends_E)
+        assert self.experts.weights is not None
+        gate_up_EFD, down_EDF = self.experts.weights
+        gate_PF, up_PF = F.grouped_mm(x_PD, gate_up_EFD.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
+        return F.grouped_mm(self.experts.act(gate_PF) * up_PF, down_EDF.transpose(1, 2), offs=ends_E)
 
     def _one(self, expert: int, x_RD: Tensor) -> Tensor:
-        gate_up, down, act = self.experts.gate_up[expert], self.experts.down[expert], self.experts.act
-        if self.tau:
-            gate_FD, up_FD = gate_up.chunk(2)
-            return picked_mlp(x_RD, ((gate_FD, None), (up_FD, None), (down, None)), act, self.tau)
-        gate_RF, up_RF = F.linear(x_RD, gate_up).chunk(2, dim=-1)
-        return F.linear(act(gate_RF) * up_RF, down)
+        if not self.tau:
+            return self.experts.of(expert, x_RD)
+        act = self.experts.act
+        if self.experts.weights is None:  # all channels are read, and only the numbers are those of the sparse expert
+            gate_up, down = self.experts.linears(expert)
+            gate_RF, up_RF = gate_up(x_RD).chunk(2, dim=-1)
+            y_RD: Tensor = down(shut(act(gate_RF), self.tau) * up_RF)
+            return y_RD
+        gate_up_EFD, down_EDF = self.experts.weights
+        gate_FD, up_FD = gate_up_EFD[expert].chunk(2)
+        return picked_mlp(x_RD, ((gate_FD, None), (up_FD, None), (down_EDF[expert], None)), act, self.tau)

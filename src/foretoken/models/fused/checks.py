@@ -16,7 +16,7 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
-from foretoken.models.fused.layout import Block, Layout, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Layout, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, form_of
 from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.fused.structs import SCORES
@@ -33,7 +33,7 @@ class Sizes:
         embedded: tokens that the embedding has; 0: it has none, and every forward is entered.
         max_length: positions that a row may have.
         dtype: of keys and values.
-        gated: whether its layers have MLPs.
+        gated: whether its layers have MLPs, and none has experts.
     """
 
     num_layers: int
@@ -53,7 +53,8 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
     Args:
         halves: half the elements that each of the layout's rotaries rotates.
     Raises:
-        ValueError: a gain has another length than what it scales, or a rotary is none of the layout's.
+        ValueError: a gain has another length than what it scales, a rotary is none of the layout's, or experts do not
+            fit together.
     """
     _check_gain("mlp_norm_D", block.mlp_norm_D, layout.width)
     if isinstance(block, StateBlock):
@@ -65,9 +66,27 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
     _check_gain("k_norm_d", block.k_norm_d, layout.head_dim * (layout.kv_heads if every else 1))
     if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
+    if block.experts is not None:
+        _check_experts(block.experts, layout.width)
     if block.rotary is not None:
         _within("block.rotary", block.rotary, 0, len(halves) - 1)
         _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
+
+
+def _check_experts(experts: Experts, width: int) -> None:
+    count, channels = experts.count, experts.width
+    _within("experts.chosen", experts.chosen, 1, count)
+    if channels < 32 or channels % 32:
+        raise ValueError(f"experts.width={channels}: a multiple of 32")
+    expected = {
+        "router_ED": (experts.router_ED, (count, width)),
+        "gate": (experts.gate.weight_OK, (count * channels, width)),
+        "up": (experts.up.weight_OK, (count * channels, width)),
+        "down": (experts.down.weight_OK, (count * width, channels)),
+    }
+    for name, (weight, shape) in expected.items():
+        if tuple(weight.shape) != shape:
+            raise ValueError(f"experts.{name} is {list(weight.shape)}: {list(shape)}")
 
 
 def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:
@@ -97,7 +116,7 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
         if len(plan.thresholds) != num_rows:
             raise ValueError(f"plan.thresholds has {len(plan.thresholds)} entries: one for each of {num_rows} rows")
         if not sizes.gated:
-            raise ValueError("plan.thresholds is given to a decoder whose layers have no MLP")
+            raise ValueError("plan.thresholds is given to a decoder whose layers have no MLP, or experts in its place")
     if span.first < span.last:
         _check_range("batch.positions", batch.positions, sizes.max_length)
         _check_segments(batch, plan.cache)

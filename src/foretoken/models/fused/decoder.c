@@ -9,7 +9,9 @@
  *     team.h       threads and their memory             tiles.h       rows over tiles of keys and values
  *     blocks.h     which columns are attended to        gates.h       an MLP that leaves channels out
  *     pieces.h     attention, divided among threads     ssm.h         state-space layers
- *     chain.h      passes over pairs, as drafts are       forward.h     a span of layers
+ *     experts.h    who goes through which expert        mixture.h     a mixture of experts
+ *     rows.h       rows between products                forward.h     a span of layers
+ *     chain.h      passes over pairs, as drafts are
  */
 
 #include <math.h>
@@ -33,6 +35,7 @@
 #include "team.h"
 #include "blocks.h"
 #include "pieces.h"
+#include "experts.h"
 
 static double now(void) {
     struct timespec t;
@@ -45,8 +48,10 @@ static double now(void) {
 #include "products.h"
 #include "tiles.h"
 #include "attention.h"
+#include "rows.h"
 #include "gates.h"
 #include "ssm.h"
+#include "mixture.h"
 #include "forward.h"
 #undef UNIT
 #undef STEPS
@@ -59,8 +64,10 @@ static double now(void) {
 #include "products.h"
 #include "tiles.h"
 #include "attention.h"
+#include "rows.h"
 #include "gates.h"
 #include "ssm.h"
+#include "mixture.h"
 #include "forward.h"
 #undef UNIT
 #undef STEPS
@@ -101,10 +108,20 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     const Call *call = job->call;
     const long T = call->num_rows, group = m->heads / m->kv_heads;
     const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
-    long projected = m->qkv_stride, mixed = m->gate_up_stride, attended = m->heads * m->head_dim, walked = 0, levels = 0;
+    long projected = m->qkv_stride, mixed = 0, attended = m->heads * m->head_dim, walked = 0, levels = 0;
     for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
+    long gated = T * m->gate_up_stride, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
     int beside = m->residual_scale != 1;
     for (long l = call->first; l < call->last; l++) {
+        const Experts *experts = m->layers[l].experts;
+        if (experts) {
+            const long chosen = T * experts->chosen;
+            choices = larger(choices, chosen);
+            gated = larger(gated, chosen * larger(2 * experts->width, m->width));
+            hidden = larger(hidden, chosen * experts->width);
+            routed = larger(routed, (experts->count + 15) / 16 * 16);
+            pairs = larger(pairs, room_for_pairs(experts, T));
+        }
         const Mixer *x = m->layers[l].mixer;
         beside |= m->layers[l].attention_end_norm || m->layers[l].mlp_end_norm;
         if (!x) continue;
@@ -113,8 +130,15 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         attended = larger(attended, x->inner);
         walked = larger(walked, 2 * x->width + 2 * x->state + levels * x->state * x->width);
     }
-    const size_t rows[ROW_BUFFERS] = {T * m->width * 4, T * projected * 4, T * mixed * 4, T * attended * entered,
-                                      T * m->gate_up_stride / 2 * entered, beside ? T * m->width * 4 : 0};
+    const size_t rows[ROW_BUFFERS] = {T * m->width * 4,
+                                      T * projected * 4,
+                                      larger(T * mixed, gated) * 4,
+                                      T * attended * entered,
+                                      hidden * entered,
+                                      beside ? T * m->width * 4 : 0,
+                                      choices ? T * m->width * entered : 0,
+                                      choices * sizeof(int32_t),
+                                      choices * sizeof(float)};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -123,6 +147,9 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     job->attended = team->rows[3].data;
     job->hidden = team->rows[4].data;
     job->branch = team->rows[5].data;
+    job->entering = team->rows[6].data;
+    job->choices = team->rows[7].data;
+    job->shares = team->rows[8].data;
 
     const long tokens = panel_tokens(m), folded = tokens * group;
     long most_columns = 0, most_blocks = 0, behind = 0; /* behind: what a tree's rows see beside the prefix, at most */
@@ -135,8 +162,10 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     long coded = 0, line = 0;
     for (long l = call->first; l < call->last; l++) {
         const Layer *y = m->layers + l;
-        const long inputs[4] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, m->gate_up_stride / 2};
-        const Matrix *matrices[4] = {&y->qkv, &y->out, &y->gate_up, &y->down};
+        const Experts *x = y->experts;
+        const long inputs[4] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width,
+                                x ? x->width : m->gate_up_stride / 2};
+        const Matrix *matrices[4] = {&y->qkv, &y->out, x ? &x->gate_up : &y->gate_up, x ? &x->down : &y->down};
         for (int i = 0; i < 4; i++) {
             if (!matrices[i]->bits) continue;
             coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
@@ -153,13 +182,14 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                             larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
                                             larger(T, call->num_wanted) * m->width * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
-                                            larger((most_blocks + 2) * sizeof(Run), m->ffn_units * sizeof(int32_t)),
+                                            larger((most_blocks + 2) * sizeof(Run), larger(m->ffn_units, pairs) * sizeof(int32_t)),
                                             12 * TILE * sizeof(float),
                                             behind * (tokens + folded) * sizeof(float),
                                             coded,
                                             line * sizeof(float),
                                             call->coded ? 2 * folded * coded_bytes(&keys, m->head_dim) : 0,
-                                            call->coded ? TILE * (m->head_dim + 2) * sizeof(float) : 0};
+                                            call->coded ? TILE * (m->head_dim + 2) * sizeof(float) : 0,
+                                            routed * sizeof(float)};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));

@@ -22,7 +22,7 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.call import Angles, OpenCall, Ranked
-from foretoken.models.fused.layout import Block, Head, Layout, PackedBlock, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Head, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import UNITS, Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
@@ -82,7 +82,7 @@ class FusedDecoder:
             embedded=0 if embedding is None else len(embedding),
             max_length=layout.max_length,
             dtype=layout.dtype,
-            gated=layout.mlp_width > 0,
+            gated=layout.mlp_width > 0 and not any(layer.experts for layer in layers),
         )
         self._model = structs.Model(
             bf16=int(layout.dtype == torch.bfloat16),
@@ -266,11 +266,11 @@ class FusedDecoder:
             self._packed_mixer(native, block, index) if isinstance(block, StateBlock) else self._heads(native, block)
         )
         gate_up = down = None
-        if block.gate is not None and block.up is not None and block.down is not None:
-            gate, up = self._alike(block.gate, block.up)
-            gate_up = alternating(gate, up)
-            self._keep.append(gate_up)
-            down = self._packed(block.down)
+        if isinstance(block, Block) and block.experts is not None:
+            gate_up, down = self._packed_experts(native, block.experts)
+            native.mlp_norm = self._gain(block.mlp_norm_D)
+        elif block.gate is not None and block.up is not None and block.down is not None:
+            gate_up, down = self._gates(block.gate, block.up), self._packed(block.down)
             native.gate_up, native.down = described(gate_up), described(down)
             native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
@@ -292,6 +292,21 @@ class FusedDecoder:
         if block.out.bias_O is not None:
             native.out_bias = self._floats(block.out.bias_O)
         return project, out
+
+    def _packed_experts(self, native: structs.Layer, experts: Experts) -> tuple[Tiles, Tiles]:
+        gate_up, down = self._gates(experts.gate, experts.up), self._packed(experts.down)
+        described_experts = structs.Experts(
+            router=described(self._packed(Projection(experts.router_ED))),
+            gate_up=described(gate_up),
+            down=described(down),
+            count=experts.count,
+            chosen=experts.chosen,
+            width=experts.width,
+            normed=int(experts.normed),
+        )
+        self._keep.append(described_experts)
+        native.experts = ctypes.pointer(described_experts)
+        return gate_up, down
 
     def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles, Tiles]:
         heads = (block.q, block.k, block.v)
@@ -325,11 +340,13 @@ class FusedDecoder:
         return packed
 
     @torch.no_grad()
-    def _alike(self, *projections: Projection) -> list[Tiles]:
-        """Projections of the same inputs and outputs, each packed alike."""
-        whole = packed_of([each.weight_OK for each in projections], self._dtype)
-        tiles = len(whole) // len(projections)
-        return [whole[begin : begin + tiles] for begin in range(0, len(whole), tiles)]
+    def _gates(self, gate: Projection, up: Projection) -> Tiles:
+        """Two projections of the same inputs and outputs, packed alike, a tile of each in turn."""
+        whole = packed_of([gate.weight_OK, up.weight_OK], self._dtype)
+        half = len(whole) // 2
+        packed = alternating(whole[:half], whole[half:])
+        self._keep.append(packed)
+        return packed
 
     def _gain(self, gain_D: Tensor | None) -> int | None:
         return None if gain_D is None else self._floats(gain_D)

@@ -39,6 +39,7 @@ class Family:
         body: of the causal model, which holds everything but the head.
         embedding, final_norm: in the body.
         attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks.
+        router: of what stands in the MLP's place where that has ``experts``.
         attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
         mlp_norm, mlp_end_norm: the same of the MLP.
         gain_offset: a norm multiplies by this plus its weight.
@@ -53,6 +54,7 @@ class Family:
     attention: str = "self_attn"
     mixer: str = "mixer"
     mlp: str = "mlp"
+    router: str = "gate"
     attention_norm: str | None = "input_layernorm"
     attention_end_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
@@ -86,6 +88,10 @@ FAMILIES = {
     "cwm": Family(),
     "helium": Family(interleaved=True),
     "granite": Family(),
+    "granitemoe": Family(mlp="block_sparse_moe", router="router"),
+    "mixtral": Family(one_window=True),
+    "qwen3_moe": Family(),
+    "olmoe": Family(),
     "phi3": Family(one_window=True),
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
@@ -102,7 +108,7 @@ FAMILIES = {
 
 
 class Layer(NamedTuple):
-    """A layer's modules; None where it has no such part."""
+    """A layer's modules; None where it has no such part. One with experts has no MLP."""
 
     attention: Any
     mixer: Any
@@ -111,6 +117,13 @@ class Layer(NamedTuple):
     end_norm: Any
     mlp_norm: Any
     mlp_end_norm: Any
+    experts: Any
+    router: Any
+
+    @property
+    def norms(self) -> tuple[Any, Any, Any, Any]:
+        """Before attention and behind it, before the MLP and behind it."""
+        return self.norm, self.end_norm, self.mlp_norm, self.mlp_end_norm
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -134,8 +147,9 @@ class Layer(NamedTuple):
 
     @property
     def activation(self) -> str | None:
-        """Of the MLP's gate, as layouts call it; None for one that they do not know."""
-        module = getattr(self.mlp, "act_fn", None) or getattr(self.mlp, "activation_fn", None)
+        """Of the MLP's gate or the experts', as layouts call it; None for one that they do not know."""
+        gated = self.experts if self.mlp is None else self.mlp
+        module = getattr(gated, "act_fn", None) or getattr(gated, "activation_fn", None)
         return _ACTIVATIONS.get(type(module))
 
 
@@ -201,15 +215,21 @@ def parts_of(model: Any) -> Parts:
     """The parts of a model whose type is one of ``FAMILIES``."""
     family = FAMILIES[model.config.model_type]
     body = getattr(model, family.body)
-    names = (family.attention, family.mixer, family.mlp)
     norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
-    layers = [
-        Layer(
-            *(getattr(layer, name, None) for name in names),
+    layers = []
+    for layer in body.layers:
+        mlp = getattr(layer, family.mlp, None)
+        experts = getattr(mlp, "experts", None)
+        router = None if experts is None else getattr(mlp, family.router, None)
+        parts = (
+            getattr(layer, family.attention, None),
+            getattr(layer, family.mixer, None),
+            mlp if experts is None else None,
             *(None if name is None else getattr(layer, name, None) for name in norms),
+            experts,
+            router,
         )
-        for layer in body.layers
-    ]
+        layers.append(Layer._make(parts))
     return Parts(family, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
 
 

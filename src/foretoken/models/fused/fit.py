@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from foretoken.models.fused import build, states
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
-from foretoken.models.fused.layout import Block, Layout, PackedBlock, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
 from foretoken.models.fused.quantised import can_join
+from foretoken.models.fused.tiled_experts import TiledExperts
 from foretoken.models.plain import own_ways, why_not_plain
 from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
 from foretoken.models.ssm.layout import Mixer
@@ -41,7 +42,7 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
         return unusual
     parts = parts_of(model)
     gated = [layer for layer in parts.layers if layer.mlp is not None]
-    activations = {layer.activation for layer in gated}
+    activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
         return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
     reason = _odd_heads(parts)
@@ -70,9 +71,16 @@ def _odd_heads(parts: Parts) -> str | None:
             return f"its rotary embedding is of type '{how}'"
         if 2 * parts.rotary(kind, 1)(torch.zeros(1, dtype=torch.int64))[0].shape[1] > attention.head_dim:
             return "its rotary embedding is wider than its heads"
+    if getattr(attention.config, "clip_qkv", None) is not None:
+        return "its queries, keys and values are clipped"
     if attention.head_dim % 16 or attention.head_dim > 512:
         return f"its head width {attention.head_dim} is not a multiple of 16"
     return None
+
+
+def has_experts(model: Any) -> bool:
+    """Whether rows of a model for which :func:`misfit` is None choose their way through it."""
+    return any(layer.experts is not None for layer in parts_of(model).layers)
 
 
 def fits_by_name(model: Any) -> bool:
@@ -97,6 +105,8 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
         for part, names in ((layer.attention, layer.heads), (layer.mlp, layer.gates)):
             if part is not None and not _can_be_one([getattr(part, name) for name in names]):
                 return f"{', '.join(names)} of layer {index} are quantised in ways that do not go together"
+        if layer.experts is not None and (reason := _odd_experts(layer, dtype)) is not None:
+            return f"the experts of layer {index} {reason}"
     reason = _not_plain(model.lm_head, dtype)
     if reason is not None:
         return f"its head {reason}"
@@ -115,6 +125,26 @@ def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
     if linear.weight.shape != (linear.out_features, linear.in_features):
         return f"has a weight of shape {list(linear.weight.shape)}"
     return None
+
+
+def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
+    """What native code cannot do of a layer's experts; None if it can all of it."""
+    experts, router = layer.experts, layer.router
+    given = [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
+    for module in (experts, router):
+        beside = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
+        if beside:
+            return f"have '{min(beside)}' beside their weights"
+    weights: list[Any] = [getattr(module, name, None) for module, name in given]
+    for weight, (_, name) in zip(weights, given, strict=True):
+        if type(weight) is not nn.Parameter or weight.dtype != dtype or weight.device.type != "cpu":
+            return f"have no plain '{name}' of {dtype}"
+    gate_up_EFD, down_EDF, router_ED = weights
+    count, width = router_ED.shape
+    channels = down_EDF.shape[-1]
+    if gate_up_EFD.shape != (count, 2 * channels, width) or down_EDF.shape != (count, width, channels):
+        return f"are laid out as {list(gate_up_EFD.shape)} and {list(down_EDF.shape)}"
+    return f"are {channels} wide, no multiple of 32" if channels % 32 else None
 
 
 def _can_be_one(linears: list[Any]) -> bool:
@@ -167,10 +197,14 @@ class Adoption:
                 self._swap(attention, name, packed.qkv[start : start + tiles])
                 start += tiles
             self._swap(attention, "o_proj", packed.out)
-        if mlp is None:
+        if mlp is None and layer.experts is None:
             return
         assert packed.gate_up is not None
         assert packed.down is not None
+        if layer.experts is not None:
+            block = getattr(self._parts.body.layers[index], self._parts.family.mlp)
+            self._replace(block, "experts", TiledExperts(layer.experts, packed.gate_up, packed.down, self._library))
+            return
         factors = (packed.gate_up[0::2], packed.gate_up[1::2])
         if len(layer.gates) == 1:
             half = mlp.gate_up_proj.out_features // 2
@@ -206,7 +240,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         heads=1 if attention is None else config.num_attention_heads,
         kv_heads=1 if attention is None else config.num_key_value_heads,
         head_dim=16 if attention is None else attention.head_dim,
-        mlp_width=0 if parts.layers[0].mlp is None else config.intermediate_size,
+        mlp_width=config.intermediate_size if any(layer.mlp is not None for layer in parts.layers) else 0,
         norm_eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps,
         scaling=1.0 if attention is None else attention.scaling,
         num_blocks=config.num_hidden_layers,
@@ -231,7 +265,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
     for index, layer in enumerate(parts.layers):
         attention = layer.attention
         gate, up, down = _mlp(layer)
-        norm_D, end_norm_D, mlp_norm_D, mlp_end_norm_D = (parts.gain(each) for each in layer[3:])
+        norm_D, end_norm_D, mlp_norm_D, mlp_end_norm_D = (parts.gain(each) for each in layer.norms)
         if attention is None:
             norm = layer.mixer.norm
             assert norm_D is not None
@@ -267,7 +301,21 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             down=down,
             mlp_norm_D=mlp_norm_D,
             mlp_end_norm_D=mlp_end_norm_D,
+            experts=None if layer.experts is None else _experts(layer),
         )
+
+
+def _experts(layer: Layer) -> Experts:
+    """Those of a layer; their weights are stacked, the gate's above the other factor's."""
+    gate_EFD, up_EFD = layer.experts.gate_up_proj.chunk(2, dim=1)
+    return Experts(
+        router_ED=layer.router.weight,
+        gate=Projection(gate_EFD.flatten(0, 1)),
+        up=Projection(up_EFD.flatten(0, 1)),
+        down=Projection(layer.experts.down_proj.flatten(0, 1)),
+        chosen=layer.router.top_k,
+        normed=getattr(layer.router, "norm_topk_prob", True),
+    )
 
 
 def _heads(layer: Layer, config: Any) -> list[Projection]:

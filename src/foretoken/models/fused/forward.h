@@ -1,27 +1,5 @@
 /* The forward of a span of layers. */
 
-/* gate and up tiles alternate: h = act(gate) * up */
-static inline __attribute__((always_inline)) void NAME(gate_by)(const int kind, const Job *job, long first, long last, long rows) {
-    const Model *m = job->model;
-    for (long r = 0; r < rows; r++)
-        for (long t = first; t < last; t += 2) {
-            const float *from = job->gate_up_out + r * m->gate_up_stride + t * 16;
-            NAME(input) *to = (NAME(input) *)job->hidden + INPUTS(r * m->gate_up_stride / 2 + t * 8);
-            for (int i = 0; i < 16; i += LANES) {
-                const part gate = *(const part_unaligned *)(from + i), up = *(const part_unaligned *)(from + 16 + i);
-                NAME(enter)(to + INPUTS(i), part_activated(kind, gate) * up);
-            }
-        }
-}
-
-static void NAME(gate)(const Job *job, long first, long last, long rows) {
-    switch (job->model->activation) {
-        case GELU_TANH: NAME(gate_by)(GELU_TANH, job, first, last, rows); break;
-        case RELU_SQUARED: NAME(gate_by)(RELU_SQUARED, job, first, last, rows); break;
-        default: NAME(gate_by)(SILU, job, first, last, rows);
-    }
-}
-
 static void NAME(embed)(const Job *job, long row) {
     const Model *m = job->model;
     const float scale = (float)m->embedding_scale;
@@ -42,14 +20,6 @@ static void NAME(tap)(const Job *job, long depth, Stage *stage) {
     for (long r; (r = claim(stage, rows)) < rows; finish(stage))
         memcpy(to + r * W, job->residual + (long)call->tap_rows[r] * W, W * sizeof(float));
     wait_for(stage, rows);
-}
-
-/* What a layer or the head reads of a row: normed, or as it is where there is no gain. */
-static void NAME(read_row)(const float *row, const float *gain, long W, float eps, NAME(input) *to) {
-    if (gain)
-        NAME(rms_norm)(row, gain, W, eps, to);
-    else
-        for (long w = 0; w < W; w += LANES) NAME(enter)(to + INPUTS(w), *(const part_unaligned *)(row + w));
 }
 
 /* Where the last product of a branch goes: it is added to the residual stream, or put beside it first. */
@@ -163,7 +133,15 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         wait_for(stage++, shares(job, width_tiles));
         if (!add) NAME(end_branch)(job, layer->attention_end_norm, stage++);
 
-        if (!layer->gate_up.tiles) { /* attention alone, as in an adapter */
+        if (!layer->gate_up.tiles && !layer->experts) { /* attention alone, as in an adapter */
+            NAME(tap)(job, l + 1, stage++);
+            continue;
+        }
+        add = NAME(adds)(m, layer->mlp_end_norm);
+        to = add ? job->residual : job->branch;
+        if (layer->experts) {
+            stage = NAME(mix_experts)(job, layer, stage, scratch, to, add);
+            if (!add) NAME(end_branch)(job, layer->mlp_end_norm, stage++);
             NAME(tap)(job, l + 1, stage++);
             continue;
         }
@@ -175,7 +153,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
                 NAME(open_gates)(job, layer, lo, hi, normed, coded);
             } else {
                 NAME(multiply)(&layer->gate_up, lo, hi, normed, coded, W, T, job->gate_up_out, m->gate_up_stride, 0, 0);
-                NAME(gate)(job, lo, hi, T);
+                NAME(gate)(m->activation, job->gate_up_out, m->gate_up_stride, job->hidden, lo, hi, T);
             }
             finish(stage);
         }
@@ -183,8 +161,6 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
 
         const int32_t *open = 0;
         long num_open = m->ffn_units;
-        add = NAME(adds)(m, layer->mlp_end_norm);
-        to = add ? job->residual : job->branch;
         for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
             if (!prepared && call->thresholds && !layer->down.bits) open = NAME(open_units)(job, T, scratch, &num_open);
             if (!prepared) NAME(code_rows)(&layer->down, job->hidden, hidden, T, line, coded);

@@ -2,12 +2,12 @@
 
     rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
                        └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
-                       block: attention alone, or attention and a gated MLP       … ── norm ── head ── scale ── cap
+                  block: attention alone, or with a gated MLP, or with experts      … ── norm ── head ── scale ── cap
 
 Norms are RMSNorms, and most anatomies have not all of them. A language model is described by fit.py; a drafting method
 describes its own layers, and may share the head of the target's decoder.
 
-Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions.
+Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions, E experts, F channels of one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,38 @@ class Projection(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Gated MLPs, of which a row goes through a few; see experts.h.
+
+        y = sum over the chosen experts e of  share_e * down_e(act(gate_e(x)) * up_e(x))
+
+    Attributes:
+        router_ED: what scores the experts; the ``chosen`` with the highest scores are a row's.
+        gate, up: of all experts, one below the other, [E F, D]; without biases.
+        down: the same, [E D, F].
+        chosen: experts of a row.
+        normed: shares are a softmax over the chosen experts; else over all of them.
+    """
+
+    router_ED: Tensor
+    gate: Projection
+    up: Projection
+    down: Projection
+    chosen: int
+    normed: bool
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return int(self.router_ED.shape[0])
+
+    @property
+    def width(self) -> int:
+        """F."""
+        return self.gate.outputs // self.count
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One layer.
 
@@ -53,6 +85,7 @@ class Block:
         window: positions a row sees, itself included; 0: all.
         rotary: by which of the layout's rotaries; None: queries and keys are not rotated.
         gate, up, down: the gated MLP's projections, without biases; None: there is no MLP.
+        experts: in the place of the MLP, or None.
         mlp_norm_D, mlp_end_norm_D: as those of attention.
     """
 
@@ -71,6 +104,7 @@ class Block:
     mlp_norm_D: Tensor | None = None
     attention_end_norm_D: Tensor | None = None
     mlp_end_norm_D: Tensor | None = None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +134,10 @@ class StateBlock:
 
 
 class PackedBlock(NamedTuple):
-    """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`."""
+    """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`.
+
+    Those of experts lie one behind the other.
+    """
 
     qkv: Tiles
     out: Tiles
@@ -132,7 +169,7 @@ class Layout:
     Attributes:
         dtype: float32 or bfloat16, of weights that are not quantised, keys and values.
         width, heads, kv_heads, head_dim: sizes; ``head_dim`` a multiple of 16 of at most 512, ``width`` one of 32.
-        mlp_width: of every block's MLP, a multiple of 32; 0: no block has one.
+        mlp_width: of every block's MLP, a multiple of 32; 0: no block has one. Experts may have widths of their own.
         norm_eps: of all norms.
         scaling: of attention scores.
         num_blocks: how many blocks there are.

@@ -3,14 +3,14 @@
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
 as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
 tree on its edge. All must agree bit for bit: with a window, with everything that a layout can ask for beside the common
-anatomy, and with quantised weights, keys and values; a product with such weights must have the bits of its definition.
-It takes about a second.
+anatomy, experts among it, and with quantised weights, keys and values; a product with such weights must have the bits
+of its definition. It takes about a second.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused.decoder import FusedDecoder
-from foretoken.models.fused.layout import Block, Layout, Projection
+from foretoken.models.fused.layout import Block, Experts, Layout, Projection
 from foretoken.models.fused.packing import TiledLinear, packed_of
 from foretoken.models.fused.team import Team
 from foretoken.models.native import NativePlan
@@ -28,6 +28,7 @@ from foretoken.models.quantised.weight import QuantisedLinear, rounded
 from foretoken.models.span import Span
 
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
+_EXPERTS, _CHOSEN, _CHANNELS = 5, 2, 32
 _NUM_BLOCKS = 2
 # of what is not quantised, the bits and groups of what is, and whether the anatomy is the common one; where weights are
 # quantised, keys and values are, too
@@ -54,7 +55,7 @@ def failure(library: ctypes.CDLL) -> str | None:
     for dtype, scheme, common in _KINDS:
         name = f"{dtype}" if scheme is None else f"{scheme[0]} bits in {dtype}"
         layout = _layout(dtype, scheme)
-        decoder = FusedDecoder(layout if common else _uncommon(layout), library)
+        decoder = FusedDecoder(layout if common else _uncommon(layout, scheme), library)
         coded = scheme is not None
         alone = _rows(decoder, [1] * len(_TOKENS), threads=1, coded=coded)
         if not alone.isfinite().all():
@@ -82,12 +83,19 @@ def _as_defined(bits: int, group: int | None, library: ctypes.CDLL) -> bool:
     return torch.equal(ours, QuantisedLinear(weight)(x_TK))
 
 
-def _layout(dtype: torch.dtype, scheme: tuple[int, int | None] | None) -> Layout:
-    generator = torch.Generator().manual_seed(0)
-
+def _weights(
+    dtype: torch.dtype, scheme: tuple[int, int | None] | None, generator: torch.Generator
+) -> Callable[[int, int], Projection]:
     def weight(outputs: int, inner: int) -> Projection:
         dense_OK = (torch.randn(outputs, inner, generator=generator) * 1.5 / inner**0.5).to(dtype)
         return Projection(dense_OK if scheme is None else rounded(dense_OK, *scheme))
+
+    return weight
+
+
+def _layout(dtype: torch.dtype, scheme: tuple[int, int | None] | None) -> Layout:
+    generator = torch.Generator().manual_seed(0)
+    weight = _weights(dtype, scheme, generator)
 
     def gain(count: int) -> Tensor:
         return 1 + 0.2 * torch.randn(count, generator=generator)
@@ -138,9 +146,10 @@ def _part_of_rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:
     return cos[:, 4:], sin[:, 4:]
 
 
-def _uncommon(layout: Layout) -> Layout:
-    """The same weights, with the other ways to norm, rotate, scale and cap."""
+def _uncommon(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
+    """The same weights, with the other ways to norm, rotate, scale and cap, and with experts in one block."""
     generator = torch.Generator().manual_seed(2)
+    weight = _weights(layout.dtype, scheme, generator)
 
     def gain(count: int) -> Tensor:
         return 1 + 0.2 * torch.randn(count, generator=generator)
@@ -157,6 +166,17 @@ def _uncommon(layout: Layout) -> Layout:
         q_norm_d=gain(_HEADS * _HEAD_DIM),
         k_norm_d=gain(_KV_HEADS * _HEAD_DIM),
         rotary=None,
+        gate=None,
+        up=None,
+        down=None,
+        experts=Experts(
+            router_ED=torch.randn(_EXPERTS, _WIDTH, generator=generator).to(layout.dtype),
+            gate=weight(_EXPERTS * _CHANNELS, _WIDTH),
+            up=weight(_EXPERTS * _CHANNELS, _WIDTH),
+            down=weight(_EXPERTS * _WIDTH, _CHANNELS),
+            chosen=_CHOSEN,
+            normed=True,
+        ),
     )
     return replace(
         layout,

@@ -24,6 +24,15 @@ class Matrix(ctypes.Structure):
     _fields_ = [("tiles", P), *((name, _I) for name in ("stride", "bits", "group", "half", "minimum", "offset"))]
 
 
+class Experts(ctypes.Structure):
+    """Experts in the place of an MLP."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("router", "gate_up", "down")),
+        *((name, _I) for name in ("count", "chosen", "width", "normed")),
+    ]
+
+
 class Layer(ctypes.Structure):
     """One layer's packed weights; addresses may be None where the layer has no such part."""
 
@@ -34,6 +43,7 @@ class Layer(ctypes.Structure):
         *((name, P) for name in ("q_norm", "k_norm", "q_all_norm", "k_all_norm")),
         *((name, _I) for name in ("window", "rot_dim", "angles", "index")),
         ("mixer", ctypes.POINTER(Mixer)),
+        ("experts", ctypes.POINTER(Experts)),
     ]
 
 

@@ -11,9 +11,9 @@
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
-#define PARTS_OF_SCRATCH 12
-#define ROW_BUFFERS 6
-#define STAGES_OF_LAYER 11 /* at most */
+#define PARTS_OF_SCRATCH 13
+#define ROW_BUFFERS 9
+#define STAGES_OF_LAYER 12 /* at most */
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first piece that nobody has claimed */
@@ -27,8 +27,8 @@ typedef struct {
 
 typedef struct {
     Buffer part[PARTS_OF_SCRATCH]; /* queries, what a panel sums, scores, normed rows, scores of blocks, runs of columns or open
-                                      units, weights of a tile, paths of a tree, coded rows, a row of floats, coded queries,
-                                      opened values of a tile */
+                                      units or pairs of rows and experts, weights of a tile, paths of a tree, coded rows, a row
+                                      of floats, coded queries, opened values of a tile, scores of experts */
 } Scratch;
 
 typedef struct {
@@ -39,6 +39,9 @@ typedef struct {
     const char *coded; /* the same, for quantised weights */
     float *residual, *branch, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
     void *attended, *hidden; /* inputs of products */
+    void *entering;          /* the same of experts */
+    int32_t *choices;        /* of each row's experts, and what they count */
+    float *shares;
     Scratch *scratch; /* one for each thread */
     Stage *stages;
     int threads;

@@ -5,6 +5,9 @@ first to the last that the model serves. A model that a plain look takes for a L
 somewhere inside, differs here; it gets its own modules back. Windows may be longer than what is read: those that the
 layers announce have to be ours.
 
+Where rows choose experts, a close call goes another way as soon as something is rounded otherwise, and such a row's
+logits are others altogether. So a model of experts in bfloat16 is judged by its median rows.
+
 Letters: M wanted rows, V vocabulary.
 """
 
@@ -69,15 +72,16 @@ def adopt(
         cache = cache_for(mixers, config.num_hidden_layers, 2, max_length, dtype, torch.device("cpu"))
         return read(forward, cache, max_length, config.vocab_size)
 
+    routed = dtype != torch.float32 and fit.has_experts(model)
     announced: dict[int, int | None] = {}
     expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, windows=announced)))
     rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
     least = TOLERANCE[dtype] if precision_of(model) is None else _QUANTISED
-    allowed = max(least, _ROUNDINGS * difference(rounded, expected))
+    allowed = max(least, _ROUNDINGS * difference(rounded, expected, routed=routed))
     adoption = fit.Adoption(model, max_length, mixers)
     twin = adoption.decoder
     found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), whole, top=0).logits_MV)
-    worst = difference(found, expected)
+    worst = difference(found, expected, routed=routed)
     odd = next((layer for layer, window in announced.items() if twin.windows[layer] != (window or 0)), None)
     if worst <= allowed and odd is None:
         return twin
@@ -124,15 +128,22 @@ def read(forward: Callable[[PackedBatch, KVCache], Tensor], cache: KVCache, max_
     return torch.cat([first_MV, forward(batch, cache).float()])
 
 
-def difference(ours_MV: Tensor, theirs_MV: Tensor) -> float:
-    """The worst row's, relative to its spread; rows of a damaged model, not finite on both sides, do not count."""
+def difference(ours_MV: Tensor, theirs_MV: Tensor, *, routed: bool = False) -> float:
+    """The worst row's, relative to its spread; rows of a damaged model, not finite on both sides, do not count.
+
+    Args:
+        routed: the median row's of the tree, or of the others, whichever is worse.
+    """
     both = ours_MV.isfinite().all(dim=1) | theirs_MV.isfinite().all(dim=1)
     if not both.any():
         return 0.0
-    ours_MV, theirs_MV = ours_MV[both], theirs_MV[both]
     scale_M = theirs_MV.std(dim=1, correction=0).clamp_min(1e-6)
-    error_M = (ours_MV - theirs_MV).square().mean(dim=1).sqrt() / scale_M
-    return float(error_M.nan_to_num(nan=torch.inf).max())
+    error_M = ((ours_MV - theirs_MV).square().mean(dim=1).sqrt() / scale_M).nan_to_num(nan=torch.inf)
+    if not routed:
+        return float(error_M[both].max())
+    tree = 1 + len(_PARENTS)
+    parts = (error_M[part][both[part]] for part in (slice(-tree), slice(-tree, None)))
+    return max(float(part.median()) for part in parts if len(part))
 
 
 class PlainAttention(Plan):

@@ -75,6 +75,14 @@ typedef struct {
     int64_t offset;         /* what is to be subtracted from codes */
 } Matrix;
 
+/* Experts in the place of an MLP; see experts.h. */
+typedef struct {
+    Matrix router;        /* to `count` scores, padded to whole tiles; not quantised */
+    Matrix gate_up, down; /* of all of them, one behind the other */
+    int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
+    int64_t normed;       /* whether shares are of the chosen ones only */
+} Experts;
+
 typedef struct {
     Matrix qkv, out, gate_up, down;
     const float *qkv_bias, *out_bias;               /* or NULL */
@@ -86,6 +94,7 @@ typedef struct {
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
+    const Experts *experts;       /* in the place of `gate_up` and `down`; or NULL */
 } Layer;
 
 /* What a gate goes through; mirrored in structs.py. */

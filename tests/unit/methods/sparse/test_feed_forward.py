@@ -17,7 +17,7 @@ from foretoken.methods.sparse.feed_forward import (
     ratios,
     shut,
 )
-from foretoken.models.feed_forward import GatedMLP, RoutedExperts
+from foretoken.models.feed_forward import GatedMLP, RoutedExperts, stacked
 
 MLP_WIDTH, MLP_CHANNELS = 24, 96
 
@@ -200,14 +200,17 @@ def test_a_number_beyond_the_thresholds_is_refused(m):
 
 def experts(k, seed=1, channels=CHANNELS):
     generator = torch.Generator().manual_seed(seed)
+    gate_up = torch.randn(NUM_EXPERTS, 2 * channels, WIDTH, generator=generator)
+    down = torch.randn(NUM_EXPERTS, WIDTH, channels, generator=generator)
     return RoutedExperts(
         layer=0,
         module=torch.nn.Identity(),
         num_experts=NUM_EXPERTS,
         num_chosen=k,
         renormalised=True,
-        gate_up=torch.randn(NUM_EXPERTS, 2 * channels, WIDTH, generator=generator),
-        down=torch.randn(NUM_EXPERTS, WIDTH, channels, generator=generator),
+        linears=stacked(gate_up, down),
+        weights=(gate_up, down),
+        size=3 * channels * WIDTH,
         act=F.silu,
     )
 
@@ -215,12 +218,13 @@ def experts(k, seed=1, channels=CHANNELS):
 def experts_by_hand(parts, x, chosen, weights, tau=0.0):
     """The weighted sum over the experts that have a weight, row by row, channel tests included."""
     y = torch.zeros_like(x)
+    gate_up, down = parts.weights
     for row in range(len(x)):
         for expert, weight in zip(chosen[row].tolist(), weights[row].tolist(), strict=True):
-            gate, up = (parts.gate_up[expert] @ x[row]).chunk(2)
+            gate, up = (gate_up[expert] @ x[row]).chunk(2)
             g = parts.act(gate)
             g = torch.where(g.abs() >= tau, g, 0.0)
-            y[row] += weight * (parts.down[expert] @ (g * up))
+            y[row] += weight * (down[expert] @ (g * up))
     return y
 
 
@@ -247,7 +251,7 @@ def test_only_needed_experts_are_read():
     parts = experts(2)
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(2))
     weights, chosen = torch.tensor([[0.9, 0.1]]).expand(5, 2), torch.tensor([[1, 2], [1, 3], [4, 2], [4, 3], [1, 2]])
-    parts.gate_up[[0, 2, 3, 5, 6, 7, 8, 9]] = torch.nan
+    parts.weights[0][[0, 2, 3, 5, 6, 7, 8, 9]] = torch.nan
     sparse = SparseExperts(parts, Skip([0.5], 1, "nested", True), 0.0)
     assert torch.isfinite(sparse(x, chosen, weights)).all()
     assert sparse.num_needed == 2

@@ -17,6 +17,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build, selftest
 from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.layout import Block, Projection
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
@@ -191,3 +192,37 @@ def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any]
     assert library is not None
     with pytest.raises(ValueError, match=message):
         FusedDecoder(layout, library)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chosen": 6}, "experts.chosen=6: 1 to 5"),
+        ({"chosen": 0}, "experts.chosen=0: 1 to 5"),
+        ({"gate": Projection(torch.zeros(5 * 48, 64))}, "experts.width=48: a multiple of 32"),
+        ({"router_ED": torch.zeros(5, 96)}, r"experts.router_ED is \[5, 96\]: \[5, 64\]"),
+        ({"up": Projection(torch.zeros(5 * 64, 64))}, r"experts.up is \[320, 64\]: \[160, 64\]"),
+        ({"down": Projection(torch.zeros(5 * 64, 64))}, r"experts.down is \[320, 64\]: \[320, 32\]"),
+    ],
+)
+def test_experts_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
+    layout = selftest._uncommon(selftest._layout(torch.float32, None), None)
+    first, second = layout.blocks
+    assert isinstance(second, Block)
+    assert second.experts is not None
+    second = replace(second, experts=replace(second.experts, **changes))
+    library = build.library()
+    assert library is not None
+    with pytest.raises(ValueError, match=message):
+        FusedDecoder(replace(layout, blocks=[first, second]), library)
+
+
+def test_thresholds_of_gates_are_refused_where_there_are_experts() -> None:
+    library = build.library()
+    assert library is not None
+    layout = selftest._uncommon(selftest._layout(torch.float32, None), None)
+    decoder, cache, batch = FusedDecoder(layout, library), KVCache(2, 1, 16), PackedBatch()
+    cache.reserve(cache.acquire(), 1)
+    batch.add_chunk(0, 0, [3], wanted=1)
+    with pytest.raises(ValueError, match="or experts in its place"):
+        decoder.forward(batch, NativePlan(cache, thresholds=[0.1]), Span(0, 2), top=0)

@@ -1,0 +1,83 @@
+/* A mixture of experts in the place of a gated MLP: a router chooses a few of many gated MLPs for each row.
+ *
+ *     route     row by row: norm, scores of all experts, the best of them, their shares
+ *     group     pairs of a row and an expert that it has chosen, in the order of experts
+ *     enter     expert by expert, some tiles at a time: hidden = act(gate) * up of all its pairs
+ *     leave     some tiles at a time: what each pair gives, expert by expert; then a row's sum, in the order of its choice
+ *
+ * An expert's weights are read once, however many rows have chosen it, and those of one that nobody has chosen are not
+ * read at all. A row's scores, choice and sum are of the row alone: who else has chosen an expert decides which rows a
+ * product takes together, and no product's sum depends on that.
+ */
+
+/* Room for what pairs_of finds, in int32. */
+static inline long room_for_pairs(const Experts *x, long rows) { return 3 * x->count + 1 + 2 * rows * x->chosen; }
+
+/* Experts that so many rows can have chosen, at most. What is claimed is counted by this: their real number is known only to
+ * who may read the choices, and that is nobody before it has claimed something. */
+static inline long most_experts(const Experts *x, long rows) {
+    return rows * x->chosen < x->count ? rows * x->chosen : x->count;
+}
+
+/* Tiles of an expert that are claimed at a time: few, since experts differ in how many rows they have. */
+static inline long tiles_of_item(const Job *job, const Experts *x) {
+    const long tiles = x->width / 8, even = tiles_per_share(job, most_experts(x, job->call->num_rows) * tiles);
+    const long most = tiles < 32 ? tiles : 32;
+    return even < most ? even : most;
+}
+
+typedef struct {
+    int32_t *begins; /* [count + 1]: of each expert's pairs */
+    int32_t *chosen; /* [num_chosen]: experts that have some, ascending */
+    int32_t *rows;   /* of each pair */
+    int32_t *places; /* [rows][chosen of a row]: the pair of each choice */
+    long num_chosen;
+} Pairs;
+
+static Pairs pairs_of(const Job *job, const Experts *x, int32_t *memory) {
+    const long E = x->count, count = job->call->num_rows * x->chosen;
+    int32_t *next = memory + 2 * E + 1;
+    Pairs y = {.begins = memory, .chosen = memory + E + 1, .rows = next + E, .places = next + E + count};
+    for (long e = 0; e <= E; e++) y.begins[e] = 0;
+    for (long p = 0; p < count; p++) y.begins[job->choices[p] + 1]++;
+    for (long e = 0; e < E; e++) {
+        if (y.begins[e + 1]) y.chosen[y.num_chosen++] = (int32_t)e;
+        y.begins[e + 1] += y.begins[e];
+        next[e] = y.begins[e];
+    }
+    for (long p = 0; p < count; p++) {
+        const int32_t place = next[job->choices[p]]++;
+        y.rows[place] = (int32_t)(p / x->chosen);
+        y.places[p] = place;
+    }
+    return y;
+}
+
+/* The weight of one of several that lie one behind the other, each of so many tiles. */
+static inline Matrix one_of(const Matrix *all, long which, long tiles) {
+    Matrix y = *all;
+    y.tiles = (const char *)y.tiles + which * tiles * y.stride;
+    return y;
+}
+
+/* The best experts by their scores, and what each of them counts: of equal scores the earlier. The scores are used up: `count`
+ * of them, in whole vectors. One that is no number makes all shares none. */
+static void choose_experts(const Experts *x, float *scores, int32_t *choices, float *shares) {
+    const long E = x->count;
+    for (long e = 0, held = 0; e < E; e++) {
+        long at = held;
+        while (at && scores[e] > scores[choices[at - 1]]) at--;
+        if (at == x->chosen) continue;
+        held += held < x->chosen;
+        for (long i = held - 1; i > at; i--) choices[i] = choices[i - 1];
+        choices[at] = (int32_t)e;
+    }
+    const float best = scores[choices[0]];
+    float sum = 0, whole = 0;
+    for (long e = 0; e < E; e += LANES)
+        *(part_unaligned *)(scores + e) = part_exponential(*(const part_unaligned *)(scores + e) - best);
+    for (long e = 0; e < E; e++) whole += scores[e];
+    for (long j = 0; j < x->chosen; j++) sum += shares[j] = scores[choices[j]];
+    if (!x->normed || whole != whole) sum = whole;
+    for (long j = 0; j < x->chosen; j++) shares[j] /= sum;
+}
