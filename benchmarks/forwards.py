@@ -6,6 +6,7 @@ Everything here follows ``src/foretoken/engine/step.py``; when that changes, thi
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,21 @@ from foretoken import LLM, SamplingParams
 from foretoken.engine.request import Request
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
+from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
+
+
+@contextlib.contextmanager
+def without_fused() -> Iterator[None]:
+    """What is loaded inside takes the general path; the native library is looked for once a process."""
+    before = os.environ.get("FORETOKEN_FUSED", "1")
+    try:
+        os.environ["FORETOKEN_FUSED"] = "0"
+        build.library.cache_clear()
+        yield
+    finally:
+        os.environ["FORETOKEN_FUSED"] = before
+        build.library.cache_clear()
 
 
 class Decoder:

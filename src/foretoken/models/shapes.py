@@ -1,7 +1,8 @@
 """``shape:100m``: Llama shapes with random weights. Their texts mean nothing, their times are those of the shape.
 
 ``shape:mamba-100m`` is a Mamba-2, ``shape:hybrid-100m`` Mamba-2 and attention layers in the layout of Bamba;
-``shape:gemma3-100m`` and its neighbours are of the families that they are named after.
+``shape:gemma3-100m`` and its neighbours are of the families that they are named after, ``shape:moe-100m`` is a Mixtral
+of which a row goes through as much as through ``shape:100m``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,20 @@ FAMILY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 2048,
             "num_attention_heads": 12,
             "num_key_value_heads": 12,
+        },
+    ),
+    "moe-100m": (  # eight experts of half the MLP's width in "100m", two for a row
+        "mixtral",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "intermediate_size": 1024,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
         },
     ),
 }
