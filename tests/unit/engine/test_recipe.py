@@ -35,6 +35,8 @@ def build(**settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"method": "ngram", "odd": 1}, "unknown option 'odd' for method 'ngram'(?!.*an option of verifier)"),
+        ({"method": "ngram", "ngram.prompt_lookup_max": 3, "prompt_lookup_max": 3}, "are one option: keep one"),
         ({"method": "ngrm"}, "unknown method 'ngrm': did you mean 'ngram'"),
         ({"method": "greedy"}, "unknown method 'greedy'"),
         ({"method": ""}, "unknown method ''"),
@@ -212,3 +214,43 @@ def test_what_is_approximate_says_why_and_has_no_log_probabilities():
     of(Rule()).check(SamplingParams(logprobs=0))
     assert of(Rule()).reuses_prefixes
     assert not of(Rule(), Sparse()).reuses_prefixes
+
+
+def test_a_rule_gets_the_evidence_that_it_decides_by_or_is_refused():
+    class Approving(stubs.Stub):
+        offers = Offers(evidence=(Approvals,))
+
+    asking = Rule(evidence=Approvals)
+    assert compose.build({"method": Approving(), "verifier": asking}, target()).verifier is asking
+    with pytest.raises(ConfigError, match=r"decides by what the drafter's own head approves of.*carry none"):
+        compose.build({"method": stubs.Stub(), "verifier": asking}, target())
+    compose.build({"method": stubs.Stub(), "verifier": Rule(evidence=GreedyLaws)}, target())  # asked for at 0 only
+
+
+def test_who_takes_turns_is_given_one():
+    settings = {"method": stubs.Stub(), "verifier": Rule(takes_turns=True)}
+    assert compose.build({**settings, "num_speculative_tokens": 1}, target()).num_nodes == 1
+    with pytest.raises(ConfigError, match="leaves no turn to the drafter"):
+        compose.build({**settings, "num_speculative_tokens": 0}, target())
+    assert compose.build({"method": stubs.Stub(), "verifier": Rule(), "num_speculative_tokens": 0}, target())
+
+
+def test_a_stop_rule_of_its_own_is_not_the_controller_s():
+    """Nor may the controller leave a request without drafts where its text would be another one."""
+
+    class Own(stubs.Stub):
+        offers = Offers(length=7)
+
+    class Always(stubs.Stub):
+        offers = Offers(length=7, weighed=False)
+
+    for drafter, verifier, weighed in (
+        (Own(), None, True),
+        (Own(), Rule(), True),
+        (Own(), Rule("approximate"), False),
+        (Always(), None, False),
+    ):
+        recipe = compose.build({"method": drafter, "verifier": verifier}, target())
+        assert (recipe.num_nodes, recipe.adaptive, recipe.weighed) == (7, False, weighed)
+    counted = compose.build({"method": Own(), "num_speculative_tokens": 3}, target())
+    assert (counted.num_nodes, counted.adaptive, counted.weighed) == (3, False, False)
