@@ -336,7 +336,7 @@ def _nucleus(p_V: Tensor, top_p: float) -> Tensor:
     """
     bins_V = p_V.view(torch.int32) >> 16
     largest = int(bins_V.max())
-    mass_B = torch.bincount(bins_V, weights=p_V.double(), minlength=largest + 1).flip(0).cumsum(0)
+    mass_B = torch.bincount(bins_V, weights=p_V.double()).flip(0).cumsum(0)
     number = min(int(torch.searchsorted(mass_B, top_p)), largest)  # bins whose mass, together, is short of top_p
     before = float(mass_B[number - 1]) if number else 0.0
     keep_V = bins_V > largest - number

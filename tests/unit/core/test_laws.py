@@ -105,6 +105,7 @@ def test_ties_keep_exactly_k_tokens_and_at_least_one() -> None:
     assert int((~process(flat, top_p=1e-6).isinf()).sum()) == 1
     assert int((~process(flat, top_p=0.5).isinf()).sum()) == pytest.approx(V // 2, abs=1)
     assert int((~process(flat, min_p=1.0).isinf()).sum()) == V
+    assert process(torch.zeros(1, 2), top_p=0.5).isinf().tolist() == [[False, True]]  # reached is enough
 
 
 def test_input_is_not_modified_and_half_precision_is_raised() -> None:

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from foretoken.core.columns import Columns
 from foretoken.core.constraint import Constraint
+from foretoken.core.laws import LawMaker
+from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import TokenTree
 from foretoken.core.words import Both, Words
 
 V = 5
@@ -54,6 +58,16 @@ def test_only_allowed_tokens_are_possible():
     assert words.allowed([]).tolist() == [True, False, True, False, False]
     assert words.possible([0, 2])
     assert not words.possible([0, 1])
+
+
+def test_a_row_of_the_law_has_what_may_follow_its_path():
+    """Where none of a draft head's columns may follow, its row stays as it is: nothing there will stand."""
+    maker = LawMaker(SamplingParams(), [], V, constraint=Words(ALL_V, FORBIDDEN))
+    tree = TokenTree([0, 4])
+    whole = maker.process(torch.zeros(3, V), tree, (-1, 0, 1))
+    assert whole.isinf().tolist() == [[token in banned for token in range(V)] for banned in ([3], [1, 3], [3, 4])]
+    some = maker.process(torch.zeros(3, 2), tree, (-1, 0, 1), Columns(torch.tensor([3, 1]), V))
+    assert some.isinf().tolist() == [[True, False], [False, False], [True, False]]
 
 
 class Fixed(Constraint):

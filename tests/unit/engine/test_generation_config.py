@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError
+from foretoken.engine.checkpoint_defaults import CheckpointDefaults
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -79,6 +81,14 @@ def test_what_is_not_honoured_is_named(folder: Path, caplog: pytest.LogCaptureFi
     (line,) = said(caplog)
     assert "asks for suppress_tokens=3 tokens and asks for num_beams=4, no_repeat_ngram_size=3" in line
     assert "not supported" in line
+
+
+@pytest.mark.parametrize(("config", "temperature"), [(None, 0.0), (SimpleNamespace(do_sample=True), 1.0)])
+def test_what_is_not_in_the_file_is_neutral(config: Any, temperature: float) -> None:
+    """Nor has every model such a file; to sample without a temperature is to sample at 1."""
+    found = CheckpointDefaults.of(config, "m")
+    assert found.params == SamplingParams(temperature=temperature)
+    assert not found.not_honoured
 
 
 @pytest.mark.parametrize("settings", [{"repetition_penalty": -1}, {"do_sample": True, "top_p": 7}], ids=str)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
 
 from foretoken import testing as stubs
 from foretoken import zoo
-from foretoken.core.draft import Draft, PointMass, Sampled
+from foretoken.core.draft import Approvals, Draft, GreedyLaws, PointMass, Sampled
 from foretoken.core.errors import ConfigError, MismatchError
+from foretoken.core.needs import Needs, Offers
+from foretoken.core.protocols import PlanMaker, Verifier
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import compose
+from foretoken.engine.recipe import Recipe
+from foretoken.models.dense import DensePlans
 from foretoken.verifiers.match import MatchVerifier
 from helpers.variants import cases
 from helpers.zoo_llms import target, with_config
@@ -30,6 +35,8 @@ def build(**settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"method": "ngram", "odd": 1}, "unknown option 'odd' for method 'ngram'(?!.*an option of verifier)"),
+        ({"method": "ngram", "ngram.prompt_lookup_max": 3, "prompt_lookup_max": 3}, "are one option: keep one"),
         ({"method": "ngrm"}, "unknown method 'ngrm': did you mean 'ngram'"),
         ({"method": "greedy"}, "unknown method 'greedy'"),
         ({"method": ""}, "unknown method ''"),
@@ -154,3 +161,96 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with pytest.raises(MismatchError, match=r"has another vocabulary than .*zoo:base"):
         build(method="draft_model", model=str(folder))
+
+
+# ---------------------------------------------------------------- what a recipe says of a request, without a model
+
+
+class Rule(MatchVerifier):
+    """A rule that says of itself what a test wants."""
+
+    def __init__(self, promise: str = "same law", **said: Any) -> None:
+        self.name, self.promise = "rule", promise
+        self.needs = Needs(evidence=said.pop("evidence", None))
+        self.offers = Offers(**said)
+
+
+def of(verifier: Verifier | None, plan: PlanMaker | None = None) -> Recipe:
+    return Recipe("stub", stubs.Stub(), verifier, 4, False, False, plan or DensePlans())
+
+
+def test_evidence_is_asked_for_where_the_rule_decides_by_it():
+    assert of(None).evidence_for(GREEDY) is None
+    assert of(Rule()).evidence_for(GREEDY) is None
+    always, greedy = of(Rule(evidence=Approvals)), of(Rule(evidence=GreedyLaws))
+    assert always.evidence_for(GREEDY) is always.evidence_for(SAMPLING) is Approvals
+    assert greedy.evidence_for(GREEDY) is GreedyLaws
+    assert greedy.evidence_for(SAMPLING) is None
+    greedy.check(SAMPLING)
+    with pytest.raises(ConfigError, match="cannot honour temperature=0"):
+        greedy.check(GREEDY)
+
+
+def test_drafts_follow_from_a_request_s_own_past_where_others_would_change_what_its_seed_gives():
+    seeded = SamplingParams(temperature=1.0, seed=1)
+    assert of(Rule()).own_past(seeded)
+    assert not of(Rule()).own_past(SAMPLING)
+    assert not of(Rule("same stream")).own_past(seeded)
+    assert of(Rule("same stream", takes_turns=True)).own_past(GREEDY)
+
+
+def test_what_is_approximate_says_why_and_has_no_log_probabilities():
+    class Sparse(DensePlans):
+        exact, reason = False, "verification.x=1"
+
+    for recipe, why in ((of(Rule("approximate")), "verifier='rule'"), (of(Rule(), Sparse()), "verification.x=1")):
+        assert recipe.promise_for(GREEDY) == recipe.promise_for(SAMPLING) == "approximate"
+        assert recipe.why_approximate == why
+        recipe.check(GREEDY)
+        for name in ("logprobs", "prompt_logprobs"):
+            with pytest.raises(ConfigError, match=f"{name}=0 with {why}"):
+                recipe.check(SamplingParams(**{name: 0}))
+    assert of(Rule()).why_approximate == of(None).why_approximate == ""
+    of(Rule()).check(SamplingParams(logprobs=0))
+    assert of(Rule()).reuses_prefixes
+    assert not of(Rule(), Sparse()).reuses_prefixes
+
+
+def test_a_rule_gets_the_evidence_that_it_decides_by_or_is_refused():
+    class Approving(stubs.Stub):
+        offers = Offers(evidence=(Approvals,))
+
+    asking = Rule(evidence=Approvals)
+    assert compose.build({"method": Approving(), "verifier": asking}, target()).verifier is asking
+    with pytest.raises(ConfigError, match=r"decides by what the drafter's own head approves of.*carry none"):
+        compose.build({"method": stubs.Stub(), "verifier": asking}, target())
+    compose.build({"method": stubs.Stub(), "verifier": Rule(evidence=GreedyLaws)}, target())  # asked for at 0 only
+
+
+def test_who_takes_turns_is_given_one():
+    settings = {"method": stubs.Stub(), "verifier": Rule(takes_turns=True)}
+    assert compose.build({**settings, "num_speculative_tokens": 1}, target()).num_nodes == 1
+    with pytest.raises(ConfigError, match="leaves no turn to the drafter"):
+        compose.build({**settings, "num_speculative_tokens": 0}, target())
+    assert compose.build({"method": stubs.Stub(), "verifier": Rule(), "num_speculative_tokens": 0}, target())
+
+
+def test_a_stop_rule_of_its_own_is_not_the_controller_s():
+    """Nor may the controller leave a request without drafts where its text would be another one."""
+
+    class Own(stubs.Stub):
+        offers = Offers(length=7)
+
+    class Always(stubs.Stub):
+        offers = Offers(length=7, weighed=False)
+
+    for drafter, verifier, weighed in (
+        (Own(), None, True),
+        (Own(), Rule(), True),
+        (Own(), Rule("approximate"), False),
+        (Always(), None, False),
+    ):
+        recipe = compose.build({"method": drafter, "verifier": verifier}, target())
+        assert (recipe.num_nodes, recipe.adaptive, recipe.weighed) == (7, False, weighed)
+    counted = compose.build({"method": Own(), "num_speculative_tokens": 3}, target())
+    assert (counted.num_nodes, counted.adaptive, counted.weighed) == (3, False, False)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,21 +21,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken import testing as stubs
-from foretoken.core.draft import Draft
+from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import executors
 from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.executors.executor import Executor, Verbs
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
-from foretoken.engine.executors.timeline import Timeline
+from foretoken.engine.executors.timeline import Interval, Timeline
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request
-from foretoken.engine.round import Round
+from foretoken.engine.round import Job, Round
 from foretoken.engine.scheduler import Work
+from foretoken.models.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.adapters import shelf
+from helpers.requests import make_request
 from helpers.tiny_models import VOCAB_SIZE, save_model
 from helpers.zoo_llms import assert_idle
 
@@ -230,6 +233,36 @@ def test_a_time_line_tells_every_part_of_every_step(make: type[SerialExecutor] |
     assert {each.who for each in asked} == {"propose" if make is SerialExecutor else "drafter"}
     engine = sorted((each for each in timeline.intervals if each.who != "drafter"), key=lambda each: each.begin)
     assert all(one.begin <= one.end <= other.begin for one, other in pairwise(engine))
+
+
+def test_the_parts_of_a_serial_step_are_told_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [100.0], dict[str, float]()
+    request = make_request([5])
+    current = Round(PackedBatch(), [Job(request, NO_DRAFT, 1, 1)], [])
+
+    def verb(seconds: float, result: object = None) -> Callable[..., object]:
+        def called(*given: object) -> object:
+            now[0] += seconds
+            return result
+
+        return called
+
+    engine: Any = SimpleNamespace(
+        schedule=verb(1.0, Work([request], [], 0)),
+        propose=verb(2.0, [NO_DRAFT]),
+        pack=verb(4.0, current),
+        forward=verb(8.0),
+        verify=verb(16.0),
+        commit=verb(32.0, [request]),
+        account=lambda current, **times: told.update(times),
+    )
+    monkeypatch.setattr("foretoken.engine.executors.serial.perf_counter", lambda: now[0])
+    executor = SerialExecutor()
+    executor.timeline = Timeline()
+    assert executor.step(engine) == [request]
+    assert told == {"draft": 2.0, "verify": 8.0, "total": 63.0}
+    parts = [Interval("propose", 101.0, 103.0), Interval("target", 107.0, 115.0), Interval("engine", 115.0, 163.0)]
+    assert executor.timeline.intervals == parts
 
 
 class Hasty(SerialExecutor):
