@@ -41,7 +41,8 @@ class AsyncLLM:
             InputError, ConfigError: see :meth:`LLM.generate`.
             Overloaded, Stopped: the loop does not take it.
         """
-        ticket = self.loop.submit(self.llm.new_requests(prompt, params or self.llm.default_params))
+        requests = self.llm.new_requests(prompt, params or self.llm.default_params)
+        ticket = self.loop.submit(requests, streamed=False)
         try:
             async for _ in ticket.deltas():
                 pass

@@ -11,6 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+_AsItIs = "Of vLLM's; only the value that asks for nothing is taken."
+_One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
+_Zero = Annotated[Literal[0] | None, Field(description=_AsItIs)]
+_No = Annotated[Literal[False] | None, Field(description=_AsItIs)]
+_Yes = Annotated[Literal[True] | None, Field(description=_AsItIs)]
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _TokenIds = list[_Index]
@@ -143,6 +148,11 @@ class Sampling(Ignored):
     cache_salt: Annotated[
         str | None, Field(min_length=1, description="Only requests with the same one share what was read of a prompt.")
     ] = None
+    use_beam_search: _No = None
+    length_penalty: _One = None
+    early_stopping: _No = None
+    spaces_between_special_tokens: _Yes = None
+    priority: _Zero = None
 
 
 _Cached = Annotated[Any, Field(description="Taken: what was read of a prompt is kept without being asked.")]
@@ -260,6 +270,10 @@ class ChatRequest(Sampling):
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: Annotated[Literal["medium"] | None, Field(description="As the model writes.")] = None
+    echo: _No = None
+    add_generation_prompt: _Yes = None
+    continue_final_message: _No = None
+    add_special_tokens: _No = None
 
 
 class CompletionRequest(Sampling):
@@ -276,6 +290,7 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     best_of: Annotated[int | None, Field(ge=1)] = None
     suffix: None = None
+    add_special_tokens: _Yes = None
 
 
 class InputPart(Fields):
@@ -404,6 +419,9 @@ class ResponsesRequest(Ignored):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
+    max_tool_calls: Annotated[int | None, Field(ge=1, description="Taken: of tools that run here; there are none.")] = (
+        None
+    )
     previous_response_id: None = None
     conversation: None = None
     background: bool | None = None

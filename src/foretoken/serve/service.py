@@ -140,14 +140,16 @@ class Service:
         return found
 
     @contextmanager
-    def running(self, requests: Sequence[Request]) -> Iterator[Ticket]:
+    def running(self, requests: Sequence[Request], *, streamed: bool = True) -> Iterator[Ticket]:
         """Run requests while somebody waits for them; they end with the block.
 
+        Args:
+            streamed: whether pieces are wanted, or what comes of each as a whole.
         Raises:
             ApiError: 429 or 503: there is no room, or no engine.
         """
         try:
-            ticket = self.loop.submit(requests)
+            ticket = self.loop.submit(requests, streamed=streamed)
         except ForetokenError as error:
             raise api_error(error) from None
         try:
@@ -163,7 +165,7 @@ class Service:
             ApiError: one of them failed; the others are ended.
         """
         found: dict[int, Delta] = {}
-        with self.running(requests) as ticket:
+        with self.running(requests, streamed=False) as ticket:
             async for deltas in ticket.deltas():
                 for delta in deltas:
                     refuse_failure(delta)

@@ -276,6 +276,26 @@ def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
     assert seeds[0] == seeds[1]
 
 
+NEUTRAL = {
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "spaces_between_special_tokens": True,
+    "priority": 0,
+}
+OF_CHAT = {"echo": False, "add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False}
+
+
+def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(server: Served) -> None:
+    chat = {"model": NAME, "messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0, "max_tokens": 8}
+    text = {"model": NAME, "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 8}
+    for path, asked, neutral in ((CHAT, chat, OF_CHAT), (TEXT, text, {"add_special_tokens": True})):
+        plain = server.send(path, asked)[1]["choices"]
+        assert server.send(path, asked | NEUTRAL | neutral)[1]["choices"] == plain
+    response = {"model": NAME, "input": PROMPTS[0], "max_output_tokens": 8}
+    assert server.send(RESPONSES, response | {"max_tool_calls": 3})[0] == 200
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -285,6 +305,10 @@ def test_what_a_request_leaves_out_is_openais_default(server: Served) -> None:
         (CHAT, {"temperatur_e": 1}, "temperatur_e", "did you mean 'temperature'?"),
         (CHAT, {"guided_json": {}}, "guided_json", "unknown field"),
         (CHAT, {"temperature": -1}, "temperature", "greater than or equal to 0"),
+        (CHAT, {"use_beam_search": True}, "use_beam_search", "should be False"),
+        (CHAT, {"length_penalty": 0.8}, "length_penalty", "equal to 1"),
+        (CHAT, {"priority": 5}, "priority", "should be 0"),
+        (CHAT, {"continue_final_message": True}, "continue_final_message", "should be False"),
         (CHAT, {"temperature": "1"}, "temperature", "got '1'"),
         (CHAT, {"n": 0}, "n", "greater than or equal to 1"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs=true"),

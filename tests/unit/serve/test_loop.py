@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from helpers.zoo_llms import PROMPTS, assert_idle, base, with_config
 
 ENDLESS = SamplingParams(max_tokens=3500, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+ENDS = SamplingParams(max_tokens=40, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,13 @@ async def read(ticket: Ticket) -> dict[int, Delta]:
             else:
                 whole[delta.index] = delta
     return whole
+
+
+async def ended(loop: EngineLoop, llm: LLM, params: SamplingParams) -> Ticket:
+    """A streamed ticket that has been read to its end."""
+    ticket = loop.submit(llm.new_requests(PROMPTS[0], params))
+    await read(ticket)
+    return ticket
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
@@ -74,6 +83,80 @@ def test_what_comes_in_pieces_is_what_generate_gives(loop: EngineLoop, llm: LLM)
             assert len(whole.drafted) == len(whole.token_ids)
     assert loop.totals.tokens == sum(len(each.token_ids) for pieces in found for each in pieces.values())
     assert loop.totals.accepted_tokens == sum(sum(each.drafted) for pieces in found for each in pieces.values())
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Delta]:
+    """What readers were told, each telling for itself."""
+    every: list[Delta] = []
+    take_in = Ticket.take_in
+
+    def noted(ticket: Ticket, delta: Delta) -> None:
+        every.append(replace(delta, token_ids=[*delta.token_ids], drafted=[*delta.drafted]))
+        take_in(ticket, delta)
+
+    monkeypatch.setattr(Ticket, "take_in", noted)
+    return every
+
+
+def test_a_stream_alone_is_told_of_every_step(loop: EngineLoop, llm: LLM, told: list[Delta]) -> None:
+    ticket: Ticket = run(lambda: ended(loop, llm, ENDS))
+    assert [len(each.token_ids) for each in told] == [each.tokens for each in ticket.requests[0].metrics.emitted]
+    assert loop.totals.steps == len(told)
+
+
+def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
+    loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 1000.0)
+    monkeypatch.setattr("foretoken.serve.loop._LONGEST_PAUSE", 1000.0)
+    ticket: Ticket = run(lambda: ended(loop, llm, replace(ENDS, n=2, temperature=1.0, seed=1)))
+    first_end = next(place for place, each in enumerate(told) if each.finish_reason is not None)
+    assert [(each.index, len(each.token_ids)) for each in told[:first_end]] == [(0, 1), (1, 1)]
+    for index, request in enumerate(ticket.requests):
+        ours = [each for each in told if each.index == index]
+        assert [token for each in ours for token in each.token_ids] == request.output_ids
+        assert "".join(each.text for each in ours) == base().tokenizer.decode(
+            request.output_ids, skip_special_tokens=True
+        )
+
+
+def test_streams_are_told_again_after_a_pause(
+    loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [time.monotonic()]
+    step = llm.engine.step
+
+    def a_second_long() -> Any:
+        seconds[0] += 1.0
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", a_second_long)
+    monkeypatch.setattr("foretoken.serve.loop.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 3.0)
+    monkeypatch.setattr("foretoken.serve.loop._LONGEST_PAUSE", 1000.0)
+    ticket: Ticket = run(lambda: ended(loop, llm, replace(ENDS, n=2, temperature=1.0, seed=1)))
+    first_end = next(place for place, each in enumerate(told) if each.finish_reason is not None)
+    sizes = [each.tokens for each in ticket.requests[0].metrics.emitted]
+    again = [len(each.token_ids) for each in told[:first_end] if each.index == 0][2:]
+    begun = sum(len(each.token_ids) for each in told[: first_end - 2 * len(again)] if each.index == 0)
+    first = next(place for place in range(len(sizes)) if sum(sizes[:place]) == begun)
+    assert again == [sum(sizes[place : place + 3]) for place in range(first, first + 3 * len(again), 3)]
+    assert len(again) > 3
+
+
+def test_who_wants_the_whole_is_woken_by_an_end_only(loop: EngineLoop, llm: LLM, told: list[Delta]) -> None:
+    async def work() -> tuple[Ticket, list[list[Delta]]]:
+        ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDS), streamed=False)
+        return ticket, [deltas async for deltas in ticket.deltas()]
+
+    ticket, woken = run(work)
+    assert [len(each.token_ids) for each in told] == [1, 39]
+    assert [[each.token_ids for each in deltas] for deltas in woken] == [[ticket.requests[0].output_ids]]
+    assert ticket.first_token < ticket.ended
+    drafted = [place < step.drafted for step in ticket.requests[0].metrics.emitted for place in range(step.tokens)]
+    assert woken[0][0].drafted == drafted
+    assert any(drafted)
 
 
 def test_a_reader_that_leaves_ends_its_request_within_a_step(loop: EngineLoop, llm: LLM) -> None:
