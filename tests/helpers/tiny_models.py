@@ -206,6 +206,14 @@ _IN_PLACE = {  # mixers that began as attentions: a group for every head, rotary
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
     "tie_word_embeddings": True,
 }
+_GRANITE = {
+    **_STATES,
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+}
 _MAMBA2 = {
     **{name: value for name, value in _COMMON.items() if name != "max_position_embeddings"},
     "state_size": 16,
@@ -264,16 +272,27 @@ STATE_SPACE: dict[str, Family] = {
     "bamba_for_attention": Family("bamba", _IN_PLACE),
     "granitemoehybrid": Family(
         "granitemoehybrid",
+        {**_GRANITE, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "granitemoehybrid_dense": Family(
+        "granitemoehybrid",
         {
-            **_STATES,
+            **_GRANITE,
             "layer_types": ["mamba", "attention", "mamba"],
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 48,
-            "embedding_multiplier": 2.0,
-            "residual_multiplier": 0.5,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 2.0,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "nope",
+        },
+    ),
+    "granitemoehybrid_rope": Family(
+        "granitemoehybrid",
+        {
+            **_GRANITE,
+            "layer_types": ["attention", "mamba", "mamba"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 64,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 2,
         },
     ),
     "falcon_h1": Family(

@@ -104,6 +104,7 @@ FAMILIES = {
     "ernie4_5": Family(interleaved=True),
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
+    "granitemoehybrid": Family(mixer="mamba", mlp="shared_mlp"),
 }
 
 
@@ -132,8 +133,16 @@ class Layer(NamedTuple):
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """Names of what the MLP projects the gate and the other factor with."""
-        return ("gate_up_proj",) if hasattr(self.mlp, "gate_up_proj") else ("gate_proj", "up_proj")
+        """Names of what the MLP projects the gate and the other factor with: two, or one for both."""
+        for both in ("gate_up_proj", "input_linear"):
+            if hasattr(self.mlp, both):
+                return (both,)
+        return "gate_proj", "up_proj"
+
+    @property
+    def down(self) -> str:
+        """Name of what the MLP projects their product with."""
+        return "output_linear" if hasattr(self.mlp, "output_linear") else "down_proj"
 
     @property
     def linears(self) -> list[tuple[Any, str]]:
@@ -141,7 +150,7 @@ class Layer(NamedTuple):
         parts = (
             (self.attention, (*self.heads, "o_proj")),
             (self.mixer, ("in_proj", "out_proj")),
-            (self.mlp, (*self.gates, "down_proj")),
+            (self.mlp, (*self.gates, self.down)),
         )
         return [(part, name) for part, names in parts if part is not None for name in names]
 
@@ -149,7 +158,8 @@ class Layer(NamedTuple):
     def activation(self) -> str | None:
         """Of the MLP's gate or the experts', as layouts call it; None for one that they do not know."""
         gated = self.experts if self.mlp is None else self.mlp
-        module = getattr(gated, "act_fn", None) or getattr(gated, "activation_fn", None)
+        names = ("act_fn", "activation_fn", "activation")
+        module = next((found for name in names if (found := getattr(gated, name, None)) is not None), None)
         return _ACTIVATIONS.get(type(module))
 
 
@@ -176,8 +186,8 @@ class Parts(NamedTuple):
 
     @property
     def rotary_kinds(self) -> dict[str | None, str]:
-        """How positions are rotated, by type of layer, or by None where all do alike; empty without attention."""
-        if self.attention is None:
+        """How positions are rotated, by type of layer, or by None where all do alike; empty where none are."""
+        if self.attention is None or self.body.rotary_emb is None:
             return {}
         kinds = self.body.rotary_emb.rope_type
         return dict(kinds) if isinstance(kinds, dict) else {None: kinds}

@@ -41,6 +41,8 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     if unusual is not None:
         return unusual
     parts = parts_of(model)
+    if getattr(config, "num_local_experts", 0) and all(layer.experts is None for layer in parts.layers):
+        return "its layers have experts beside an MLP"
     gated = [layer for layer in parts.layers if layer.mlp is not None]
     activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
@@ -48,10 +50,10 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     reason = _odd_heads(parts)
     if reason is not None:
         return reason
-    if config.hidden_size % 32 or (gated and config.intermediate_size % 32):
+    if config.hidden_size % 32 or _mlp_width(parts) % 32:
         return "its widths are not multiples of 32"
     if model.lm_head.bias is not None or any(
-        getattr(layer.mlp, name).bias is not None for layer in gated for name in (*layer.gates, "down_proj")
+        getattr(layer.mlp, name).bias is not None for layer in gated for name in (*layer.gates, layer.down)
     ):
         return "its MLP or head has a bias"
     if mixers and (reason := states.misfit(mixers[0])) is not None:
@@ -207,12 +209,13 @@ class Adoption:
             return
         factors = (packed.gate_up[0::2], packed.gate_up[1::2])
         if len(layer.gates) == 1:
-            half = mlp.gate_up_proj.out_features // 2
-            self._replace(mlp, "gate_up_proj", TiledPair(*(self._linear(each, half) for each in factors)))
+            (name,) = layer.gates
+            half = getattr(mlp, name).out_features // 2
+            self._replace(mlp, name, TiledPair(*(self._linear(each, half) for each in factors)))
         else:
             for name, each in zip(layer.gates, factors, strict=True):
                 self._swap(mlp, name, each)
-        self._swap(mlp, "down_proj", packed.down)
+        self._swap(mlp, layer.down, packed.down)
 
     def _linear(self, packed: Tiles, outputs: int) -> TiledLinear:
         return TiledLinear(packed, outputs, None, self._library)
@@ -240,7 +243,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         heads=1 if attention is None else config.num_attention_heads,
         kv_heads=1 if attention is None else config.num_key_value_heads,
         head_dim=16 if attention is None else attention.head_dim,
-        mlp_width=config.intermediate_size if any(layer.mlp is not None for layer in parts.layers) else 0,
+        mlp_width=_mlp_width(parts),
         norm_eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps,
         scaling=1.0 if attention is None else attention.scaling,
         num_blocks=config.num_hidden_layers,
@@ -295,7 +298,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             q_norm_d=parts.gain(getattr(attention, "q_norm", None)),
             k_norm_d=parts.gain(getattr(attention, "k_norm", None)),
             window=window or 0,
-            rotary=kinds.index(parts.rotary_of(attention)) if getattr(attention, "use_rope", True) else None,
+            rotary=kinds.index(parts.rotary_of(attention)) if kinds and getattr(attention, "use_rope", True) else None,
             gate=gate,
             up=up,
             down=down,
@@ -318,6 +321,12 @@ def _experts(layer: Layer) -> Experts:
     )
 
 
+def _mlp_width(parts: Parts) -> int:
+    """What MLPs have between their products; 0 where there are none."""
+    mlps = (layer for layer in parts.layers if layer.mlp is not None)
+    return next((int(getattr(layer.mlp, layer.down).in_features) for layer in mlps), 0)
+
+
 def _heads(layer: Layer, config: Any) -> list[Projection]:
     """Projections to queries, keys and values."""
     found = [_projection(getattr(layer.attention, name)) for name in layer.heads]
@@ -334,7 +343,7 @@ def _mlp(layer: Layer) -> list[Projection | None]:
     found = [_projection(getattr(layer.mlp, name)) for name in layer.gates]
     if len(found) == 1:
         found = _split(found[0], [found[0].outputs // 2] * 2)
-    return [*found, _projection(layer.mlp.down_proj)]
+    return [*found, _projection(getattr(layer.mlp, layer.down))]
 
 
 def _projection(linear: nn.Linear | QuantisedLinear) -> Projection:
