@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from foretoken import zoo
 from foretoken.cli.main import app, main
 
 
@@ -110,6 +111,15 @@ BAD = [
     ("bench --out a.html --report a.html", "choose two files"),
     ("bench --batch-size 1,0", "--batch-size 0"),
     ("bench --prompt-tokens 128,many", "--prompt-tokens '128,many'"),
+    ("bench --data .", "--data .: only named suites read the corpora"),
+    ("bench --suite good.jsonl --data .", "--data .: only named suites read the corpora"),
+    ("train eagle --target zoo:draft --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
+    ("train features --target zoo:draft --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
+    ("analyze scaling --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
+    ("generate x --model zoo:hybrid-task", "did you mean 'hybrid-tasks'"),
+    ("generate x --num-speculative-tokens 3", "is written --set num_speculative_tokens=N here"),
+    ("generate x --max-new-tokens=3", "is written --max-tokens here"),
+    ("bench --speculative-model zoo:draft", "is written --draft-model here"),
     ("bench --set ngram=3", "METHOD.key=value"),
     ("bench --model ./m --methods draft_model", "no such folder"),
     ("certify --method ngrm", "did you mean 'ngram'"),
@@ -131,6 +141,29 @@ def test_one_line_and_exit_code_2(command, message, files, capsys):
     assert "Traceback" not in err
     assert err.startswith("error: ")
     assert len(err.strip().splitlines()) <= 2
+
+
+ENVIRONMENT = [
+    ("FORETOKEN_DATA", "nowhere", "eval --task gsm8k", "FORETOKEN_DATA=nowhere: there is no such folder"),
+    ("FORETOKEN_ZOO", "good.jsonl", "zoo list", "FORETOKEN_ZOO=good.jsonl: this is a file"),
+    ("FORETOKEN_ZOO", "zoo", "zoo list", "training.json: cannot be read"),
+    ("FORETOKEN_ZOO", "zoo", "generate x --model zoo:mamba", "training.json: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "command", "message"), ENVIRONMENT, ids=[each[3] for each in ENVIRONMENT])
+def test_a_variable_of_the_environment_that_is_wrong(name, value, command, message, files, monkeypatch, capsys):
+    if name == "FORETOKEN_ZOO":
+        monkeypatch.setattr(zoo, "_HERE", files / "nothing is bundled")
+    (files / "zoo" / "mamba").mkdir(parents=True)
+    (files / "zoo" / "mamba" / "config.json").write_text("{}")
+    (files / "zoo" / "mamba" / "training.json").write_text("{")
+    monkeypatch.setenv(name, value)
+    assert main(command.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
 
 
 def test_an_empty_method_is_no_method(capsys):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.bench.suite import fingerprint, read_suite
+from foretoken.bench.suite import fingerprint, is_file, read_suite
 from foretoken.bench.workloads import limit_per_category
 from foretoken.cli.console import emit, emit_json, note, quiet_transformers
 from foretoken.cli.options import (
@@ -26,6 +26,7 @@ from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers
 from foretoken.cli.training import progress, terminating
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
+from foretoken.data.corpora import check_one_text
 
 if TYPE_CHECKING:
     from foretoken.analysis.scaling.study import Study
@@ -118,6 +119,8 @@ def scaling(
         check_pictures("--picture")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder to make")
+    if suite is None or is_file(suite):  # else --data is for the suite, too
+        check_one_text(data, corpus)
     prompts = limit_per_category(read_suite(suite, data), limit)
 
     import torch

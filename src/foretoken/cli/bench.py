@@ -187,6 +187,8 @@ def bench(
         _print_suites()
         return None
     named = None if suite is None or is_file(suite) else find_suite(suite)
+    if named is None and data is not None:
+        raise ConfigError(f"--data {data}: only named suites read the corpora; add --suite NAME, or leave it out")
     if named is not None:
         typed = _typed(context)
         chosen = {key: value for key, value in named.options.items() if key not in typed}

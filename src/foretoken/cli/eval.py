@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
+_TEXT_TOKENS = 16384
 _TASK, _METHOD, _SAMPLING, _OUTPUT = "Task", "Method", "Sampling", "Output"
 
 Key = tuple[str, str]  # task, example
@@ -82,8 +83,11 @@ def eval_command(
         ),
     ] = None,
     text_tokens: Annotated[
-        int, typer.Option("--text-tokens", min=2, help="Tokens of every text.", rich_help_panel=_TASK)
-    ] = 16384,
+        int | None,
+        typer.Option(
+            "--text-tokens", min=2, help="Tokens of every text.", show_default=str(_TEXT_TOKENS), rich_help_panel=_TASK
+        ),
+    ] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_TASK)] = None,
     method: Annotated[
         str | None,
@@ -152,9 +156,26 @@ def eval_command(
         return 0
     if task is None and not text:
         raise ConfigError("no task: name one with --task, for example --task arithmetic; --list shows them")
+    if task is None:
+        of_tasks = {
+            "--limit": limit,
+            "--data": data,
+            "--prompt-tokens": prompt_length,
+            "--max-tokens": max_tokens,
+            "--method": method,
+            "--set": sets,
+            "--draft-model": draft_model,
+            "--save-outputs": save_outputs,
+            "--against": against,
+        }
+        for option, value in of_tasks.items():
+            if value is not None:
+                raise ConfigError(f"{option} is for tasks, and --text is read by the model alone: add --task NAME")
+    if text_tokens is not None and not text:
+        raise ConfigError("--text-tokens is for --text FILE, and none is named")
     for path in text or ():
         if not path.is_file():
-            raise InputError(f"--text {path}: there is no such file")
+            raise InputError(f"--text {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}")
     config = speculative_config(
         method or ("draft_model" if draft_model else "none"),
         parse_settings(sets or []),
@@ -169,6 +190,8 @@ def eval_command(
     from foretoken.tasks.catalog import Setting
 
     tasks = [] if task is None else find_tasks(task)
+    if data is not None and all(each.data == "generated" for each in tasks):
+        raise ConfigError(f"--data {data}: what --task {task} asks is generated; leave it out")
     setting = Setting(data=data, context=prompt_length)
     limits = {each.name: each.limit if limit is None else limit for each in tasks}
     params: dict[str, SamplingParams] = {}
@@ -200,7 +223,7 @@ def eval_command(
                 facts = _facts(context.find_root().obj or sys.argv[1:], llm, model, params[each.name], prompt_length)
                 emit_json({"model": model, "method": config, **result.fields(), "provenance": facts})
         for path in text or ():
-            read_text(llm, model, path, text_tokens, json, context.find_root().obj or sys.argv[1:])
+            read_text(llm, model, path, text_tokens or _TEXT_TOKENS, json, context.find_root().obj or sys.argv[1:])
     except KeyboardInterrupt:
         interrupted = True
     finally:

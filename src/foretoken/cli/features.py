@@ -145,10 +145,11 @@ def _top_logits(value: str) -> int | Literal["all"]:
 
 def _sources(corpus: list[str] | None, data: Path | None) -> list[Source]:
     """Where the text comes from, known to be there before a model is loaded for it."""
-    from foretoken.data.corpora import data_root
+    from foretoken.data.corpora import check_one_text, data_root
     from foretoken.train import sources
     from foretoken.train.recipes import find
 
+    check_one_text(data, corpus)
     if not corpus:
         return find("base").sources(data_root(data))
     own = [sources.parse(entry) for entry in corpus]

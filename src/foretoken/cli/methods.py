@@ -105,7 +105,7 @@ def _find(name: str) -> list[catalog.Entry]:
     found = [entry for entry in catalog.entries() if entry.name == name]
     if found:
         return found
-    known = [entry.name for entry in catalog.entries()]
+    known = sorted({entry.name for entry in catalog.entries()})
     raise ConfigError(f"unknown method '{name}': {catalog.remedy(name, known)}")
 
 

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_RUN = ("generate", "chat", "serve", "batch", "eval", "bench")
+_ELSEWHERE = {  # as vLLM, transformers and llama.cpp call it: command lines of theirs are tried here first
+    "--num-speculative-tokens": "--set num_speculative_tokens=N",
+    "--num_speculative_tokens": "--set num_speculative_tokens=N",
+    "--speculative-config": "--method NAME with --set key=value",
+    "--speculative-model": "--draft-model",
+    "--assistant-model": "--draft-model",
+    "--model-draft": "--draft-model",
+    "--max-new-tokens": "--max-tokens",
+    "--n-predict": "--max-tokens",
+}
 _ANALYZE = ("analyze acceptance", "analyze tradeoff", "analyze scaling")
 _RENAMED: dict[tuple[str, ...], dict[str, str]] = {
     _ANALYZE: {"--target": "--model", "--draft": "--draft-model"},
@@ -34,4 +45,9 @@ def remedy(command: str, arguments: Sequence[str]) -> str | None:
                 old = argument.partition("=")[0]
                 if old in names:
                     return f"{old} of 'foretoken {path}' is called {names[old]}, as in every command"
+    if path in _RUN:
+        for argument in arguments:
+            old = argument.partition("=")[0]
+            if old in _ELSEWHERE:
+                return f"{old} is written {_ELSEWHERE[old]} here"
     return None

@@ -176,12 +176,18 @@ class LearnedPart(ABC):
         try:
             settings = json.loads((folder / config_file).read_text(encoding="utf-8"))
             config = cls.Config(**(cls._fields(settings) if config_file == CONFIG else cls._old_fields(settings)))
-            return cls.of(config, load_file(folder / weights_file))
+            tensors = load_file(folder / weights_file)
+            for name, values in tensors.items():
+                if values.is_floating_point() and not bool(values.isfinite().all()):
+                    raise ValueError(f"'{name}' holds NaN or infinite values")
+            return cls.of(config, tensors)
         except FileNotFoundError:
             raise ModelError(f"{folder}: has no {cls.title} ({config_file} and {weights_file})") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-            reason = str(error).splitlines()[0]
-            raise ModelError(f"{folder}: the {cls.title} cannot be read ({reason})") from None
+            reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+            raise ModelError(
+                f"{folder}: the {cls.title} cannot be read ({reason}): copy it again, or train it again"
+            ) from None
 
     @classmethod
     def untrained(cls, target: LanguageModel, folder: Path, **options: Any) -> str:
@@ -230,6 +236,14 @@ class LearnedPart(ABC):
         if not isinstance(settings, dict) or settings.get("speculators_model_type") != cls.algorithm:
             raise ValueError(f"{CONFIG} is not of a {cls.title}: it has no speculators_model_type '{cls.algorithm}'")
         owners = settings["speculators_config"]
+        if not isinstance(owners, dict):
+            raise ValueError(f"speculators_config={owners!r:.60}: an object")
+        for role in ("verifier", *(["draft"] if "draft" in owners else [])):
+            owner = owners.get(role)
+            if not isinstance(owner, dict) or not {"name_or_path", "fingerprint"} <= owner.keys():
+                raise ValueError(
+                    f"speculators_config.{role}={owner!r:.60}: an object with name_or_path and fingerprint"
+                )
         found = {each.name: settings[each.name] for each in fields(cls.Config) if each.name not in _OWNERS}
         for name, role in (("target", "verifier"), ("draft", "draft")):
             if role == "verifier" or role in owners:

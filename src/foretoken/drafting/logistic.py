@@ -89,13 +89,11 @@ class LogisticHead(LearnedPart):
         """The head that a config and saved weights describe.
 
         Raises:
-            ValueError, KeyError: they do not fit each other, or the weights are not finite.
+            ValueError, KeyError: they do not fit each other.
         """
         weight_D, bias = tensors["weight"], tensors["bias"]
         if weight_D.shape != (config.num_inputs,) or bias.shape != (1,):
             raise ValueError(f"width={config.width!r} with weights {list(weight_D.shape)} and {list(bias.shape)}")
-        if not bool(torch.isfinite(weight_D).all()) or not bool(torch.isfinite(bias).all()):
-            raise ValueError("weights that are NaN or infinite")
         return cls(config, Logistic(weight_D, float(bias)))
 
     def check_shape(self, model: LanguageModel) -> None:

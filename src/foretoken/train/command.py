@@ -112,11 +112,12 @@ class Text(Common):
         Args:
             default: the mixture, given the folder.
         Raises:
-            ConfigError, InputError: a file or the folder is missing.
+            ConfigError, InputError: a file or the folder is missing, or both are given.
         """
-        from foretoken.data.corpora import data_root
+        from foretoken.data.corpora import check_one_text, data_root
         from foretoken.train import sources
 
+        check_one_text(self.data, self.corpus)
         return sources.parse_all(self.corpus) if self.corpus else default(data_root(self.data))
 
 

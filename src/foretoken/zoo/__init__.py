@@ -58,8 +58,14 @@ class Model:
 
 
 def home() -> Path:
-    """The folder of the models that are not bundled: ``FORETOKEN_ZOO``, else in the user's data folder."""
+    """The folder of the models that are not bundled: ``FORETOKEN_ZOO``, else in the user's data folder.
+
+    Raises:
+        ConfigError: ``FORETOKEN_ZOO`` names a file.
+    """
     if named := os.environ.get(ENVIRONMENT):
+        if Path(named).is_file():
+            raise ConfigError(f"{ENVIRONMENT}={named}: this is a file; name the folder of the zoo's models")
         return Path(named)
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "foretoken" / "zoo"
@@ -77,9 +83,23 @@ def find(name: str) -> Model:
     for folder, bundled in ((_HERE / short, True), (home() / short, False)):
         if (folder / "config.json").exists():
             record = folder / "training.json"
-            made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else None
-            return Model(short, MODELS[short], folder, bundled, made)
+            return Model(short, MODELS[short], folder, bundled, _read(record) if record.exists() else None)
     return Model(short, MODELS[short], None, False, None)
+
+
+def _read(record: Path) -> dict[str, Any]:
+    """How a model was made.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        made = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{record}: cannot be read ({error}); make the model again, or remove its folder") from None
+    if not isinstance(made, dict):
+        raise ConfigError(f"{record}: holds no JSON object; make the model again, or remove its folder")
+    return made
 
 
 def path(name: str) -> Path:

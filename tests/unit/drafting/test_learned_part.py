@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from foretoken import zoo
+from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart, find, find_all
 from foretoken.methods.judge.head import JudgeHead
@@ -21,6 +22,7 @@ from foretoken.models.load import load
 from helpers.zoo_llms import target
 
 PARTS: list[type[LearnedPart]] = [Adapter, SprinterHead, JudgeHead]
+EVERY = sorted({entry.load().declared.learned_part for entry in catalog.entries()} - {None})
 FLAT = {  # fields of a config in the layout before the speculators one
     Adapter: (
         *("exit_layer", "width", "heads", "kv_heads", "head_dim", "rope_theta", "norm_eps"),
@@ -99,6 +101,54 @@ def test_a_folder_of_another_kind_of_part_is_refused(kind: type[LearnedPart], tm
     other = next(each for each in PARTS if each is not kind)
     other.untrained(target(), tmp_path)
     with pytest.raises(ModelError, match=f"is not of a {kind.title}"):
+        kind.load(tmp_path)
+
+
+@pytest.mark.parametrize("place", EVERY)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused_before_anything_runs(place: str, value: float, tmp_path: Path) -> None:
+    kind = catalog.imported(place)
+    kind.untrained(target(), tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    name = max((name for name in weights if weights[name].is_floating_point()), key=lambda name: weights[name].numel())
+    weights[name].view(-1)[-1] = value
+    save_file(weights, tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match=rf"cannot be read \('{name}' holds NaN or infinite values\): copy it again"):
+        kind.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("owners", "message"),
+    [
+        (None, "speculators_config=None: an object"),
+        ({"verifier": "zoo:base"}, "speculators_config.verifier='zoo:base': an object with name_or_path and fingerpr"),
+        ({"verifier": {"name_or_path": "x"}}, "speculators_config.verifier={'name_or_path': 'x'}: an object with"),
+        ({}, "speculators_config.verifier=None: an object with name_or_path and fingerprint"),
+    ],
+)
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_config_that_does_not_say_whose_it_is(
+    kind: type[LearnedPart], owners: Any, message: str, tmp_path: Path
+) -> None:
+    kind.untrained(target(), tmp_path)
+    settings = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**settings, "speculators_config": owners}))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        kind.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_what_is_missing_is_named(kind: type[LearnedPart], tmp_path: Path) -> None:
+    kind.untrained(target(), tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    name = max(weights)
+    save_file({other: values for other, values in weights.items() if other != name}, tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match=f"{re.escape(name)}.* is missing|Missing key.*{re.escape(name)}"):
+        kind.load(tmp_path)
+    settings = json.loads((tmp_path / CONFIG).read_text())
+    del settings["feature" if kind is SprinterHead else "width"]
+    (tmp_path / CONFIG).write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"cannot be read \('(width|feature)' is missing\)"):
         kind.load(tmp_path)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from foretoken.core.files import own_cache_folder
 from foretoken.models.fused import selftest, variants
+from foretoken.models.switch import native_wanted
 
 _ABI = 11
 _SCRATCH = "building-"
@@ -39,7 +40,7 @@ class _Unfit(Exception):
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning)."""
-    if os.environ.get("FORETOKEN_FUSED", "1") == "0":
+    if not native_wanted():
         return None
     ready = _ready_made()
     if ready is not None:

@@ -102,7 +102,10 @@ def compiler_command() -> list[str] | None:
     """What ``CC`` says, else the first compiler that is there; None if there is none."""
     asked = os.environ.get("CC")
     if asked:
-        return shlex.split(asked)
+        try:
+            return shlex.split(asked)
+        except ValueError:  # a quote that nobody closes: no such program, then
+            return [asked]
     for name in ("gcc", "cc", "clang"):
         path = shutil.which(name)
         if path:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.batch import Segment
+from foretoken.models.switch import native_wanted
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDTH = 256  # of keys and values, at most
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 @lru_cache(maxsize=8)
 def kernel(device: str, name: str = "block_attention") -> Any:
     """A kernel's module for this type of device, or None; found out once, and Triton imported only then."""
-    if os.environ.get("FORETOKEN_FUSED", "1") == "0":
+    if not native_wanted():
         return None
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None

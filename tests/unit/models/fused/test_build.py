@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.core.errors import ConfigError
 from foretoken.models.fused import build, selftest, variants
+from foretoken.models.kernels import loading
 
 COMPILER = variants.compiler_command()
 
@@ -271,3 +273,20 @@ def test_a_processor_takes_the_best_variant_that_it_can_run(monkeypatch: pytest.
     assert getattr(variants.of_this_machine(), "name", None) == "neon-dotprod"
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert variants.of_this_machine() is None
+
+
+@pytest.mark.parametrize("value", ["off", "false", "2", " 0"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(value, monkeypatch):
+    monkeypatch.setenv("FORETOKEN_FUSED", value)
+    for asked in (build.library.__wrapped__, lambda: loading.kernel.__wrapped__("cpu")):
+        with pytest.raises(ConfigError, match=f"FORETOKEN_FUSED={value}: 0 switches"):
+            asked()
+
+
+@pytest.mark.parametrize("value", ["'", '"gcc', "no-such-compiler -O2"])
+def test_a_compiler_that_cannot_be_started_leaves_the_general_path(value, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("CC", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_ready_made", lambda: None)
+    assert build.library.__wrapped__() is None
+    assert "the slower general path is" in caplog.text
