@@ -93,23 +93,24 @@ static int parts_of_tokens(Team *team, const Model *m, const Entry *e, const int
 }
 
 /* What enters the first layer of these pairs, and what is added beside it; returns 0 if there was no memory. */
-static int enter_pairs(Team *team, const Model *m, const Entry *e, const Chain *chain, const float *features, Call *call) {
+static int enter_pairs(Team *team, const Model *m, const Entry *e, float *entering, float *parts, uint32_t *elements,
+                       const float *features, Call *call) {
     const long W = m->width, rows = call->num_rows, units = m->bf16 ? W / 2 : W;
-    if (!parts_of_tokens(team, m, e, call->tokens, rows, call->threads, chain->entering, chain->elements, chain->parts)) return 0;
-    call->entering = chain->entering;
+    if (!parts_of_tokens(team, m, e, call->tokens, rows, call->threads, entering, elements, parts)) return 0;
+    call->entering = entering;
     if (!e->feature.tiles) {
         for (long r = 0; r < rows; r++)
             if (e->before)
-                norm_row(features + r * W, e->before, W, (float)m->eps, chain->entering + r * W);
+                norm_row(features + r * W, e->before, W, (float)m->eps, entering + r * W);
             else
-                memcpy(chain->entering + r * W, features + r * W, W * sizeof(float));
-        call->beside = chain->parts;
+                memcpy(entering + r * W, features + r * W, W * sizeof(float));
+        call->beside = parts;
         return 1;
     }
-    for (long r = 0; r < rows; r++) as_elements(m, features + r * W, W, chain->elements + r * units);
-    if (!product_of_rows(team, m, &e->feature, chain->elements, rows, W, call->threads, e->bias, chain->entering)) return 0;
+    for (long r = 0; r < rows; r++) as_elements(m, features + r * W, W, elements + r * units);
+    if (!product_of_rows(team, m, &e->feature, elements, rows, W, call->threads, e->bias, entering)) return 0;
     for (long i = 0; i < rows * W; i += LANES)
-        *(part_unaligned *)(chain->entering + i) += *(const part_unaligned *)(chain->parts + i);
+        *(part_unaligned *)(entering + i) += *(const part_unaligned *)(parts + i);
     return 1;
 }
 
@@ -132,7 +133,7 @@ int64_t foretoken_chain(Team *team, const Model *m, const Entry *e, Chain *chain
     const float *features = chain->features;
     for (long i = 0; i < M; i++) chain->drafts[i] = (int32_t)i;
     for (chain->made = 0;;) {
-        if (!enter_pairs(team, m, e, chain, features, &call) || foretoken_forward(team, m, &call)) return !chain->made;
+        if (!enter_pairs(team, m, e, chain->entering, chain->parts, chain->elements, features, &call) || foretoken_forward(team, m, &call)) return !chain->made;
         const long rows = call.num_wanted, pass = chain->made++;
         if (e->behind)
             for (long i = 0; i < rows; i++) norm_row(call.tapped + i * W, e->behind, W, (float)m->eps, call.tapped + i * W);

@@ -179,3 +179,25 @@ class Chain(ctypes.Structure):
         ("made", _I),
         *((name, P) for name in ("counts", "drafts", "tokens")),
     ]
+
+
+class Growth(ctypes.Structure):
+    """One tree (tree.h)."""
+
+    _fields_ = [
+        *((name, _I) for name in ("most", "deepest")),
+        ("least", ctypes.c_double),
+        *((name, _I) for name in ("count", "odd")),
+        *((name, P) for name in ("tokens", "parents", "shares")),
+    ]
+
+
+class Trees(ctypes.Structure):
+    """Trees over pairs (tree.h)."""
+
+    _fields_ = [
+        ("first", ctypes.POINTER(Call)),
+        *((name, P) for name in ("features", "entering", "parts", "gathered", "elements", "ids")),
+        ("width", _I),
+        ("drafts", ctypes.POINTER(Growth)),
+    ]

@@ -14,85 +14,17 @@ from hypothesis import strategies as st
 
 from foretoken.core.errors import InputError
 from foretoken.core.sampling import SamplingParams
-from foretoken.core.stop_rule import NO_LIMIT, Outlook, StopRule
-from foretoken.drafting.feature_heads import runner
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.core.stop_rule import NO_LIMIT, Outlook
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
-from foretoken.methods.scylla.network import Scylla
 from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.fused.pairs import Ahead
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load
-from helpers.feature_heads import save_tiny
 from helpers.golden import tokens_of
+from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import with_config
-
-HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "eagle3": (Eagle, {"draft_vocab_size": 40}),
-    "all tokens": (Eagle, {"norm_heads": True, "attention_bias": True}),
-    "norms": (Eagle, {"norm_before_residual": True, "norm_output": True}),
-    "eagle2 with a bias": (Eagle, {"algorithm": "eagle", "fusion_bias": True}),
-    "three layers, few tokens": (Scylla, {"layers": 3, "draft_vocab_size": 40}),
-    "two blocks": (Dovetail, {"layers": 2, "fusion": "concat"}),
-}
-DTYPES = ("float32", "bfloat16")
-CAPACITY = 96
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
-    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
-    found = {dtype: load(str(folder), dtype=dtype, device="cpu") for dtype in DTYPES}
-    if found["float32"].fused is None:
-        pytest.skip("no fused decoder here")
-    return found
-
-
-@pytest.fixture(scope="module")
-def runners(models: dict[str, LanguageModel]) -> dict[tuple[str, str, bool], Runner]:
-    """Of every head and dtype, with a table of the tokens' parts and without."""
-    found = {}
-    for name, (kind, fields) in HEADS.items():
-        for dtype, model in models.items():
-            head: FeatureHead = kind.random(model, **fields)
-            found[name, dtype, True] = Runner(model, head)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runner, "_TABLE_BYTES", 0)
-                found[name, dtype, False] = Runner(model, head)
-    return found
-
-
-class Read:
-    """Drafts over a cache of their own: prefixes of some lengths, and rows behind them for the first pass."""
-
-    def __init__(self, run: Runner, prefixes: Sequence[int], rows: Sequence[int], seed: int) -> None:
-        self.run, self.cache, self.begins = run, KVCache(run.num_layers, 8, CAPACITY), list(prefixes)
-        generator = torch.Generator().manual_seed(seed)
-        self.first, features = PackedBatch(), []
-        for number, (prefix, count) in enumerate(zip(prefixes, rows, strict=True)):
-            slot = self.cache.acquire()
-            self.cache.reserve(slot, CAPACITY)
-            tokens = tokens_of(seed + number, prefix + count, 100)
-            g_TW = torch.randn(prefix + count, 64, generator=generator)
-            if prefix:
-                batch = PackedBatch()
-                batch.add_chunk(slot, 0, tokens[:prefix], wanted=0)
-                run.forward(batch, self.cache, g_TW[:prefix], top=0)
-                self.cache.commit(slot, range(prefix))
-            self.first.add_chunk(slot, prefix, tokens[prefix:], wanted=1)
-            features.append(g_TW[prefix:])
-        self.ends = [prefix + count for prefix, count in zip(prefixes, rows, strict=True)]
-        self.g_TW = torch.cat(features)
-
-    def kept(self, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Keys and values of what was read, layer by layer."""
-        buffers = [each for pair in zip(self.cache.keys, self.cache.values, strict=True) for each in pair]
-        return [each[slot, :, :length] for each in buffers if each is not None for slot, length in enumerate(lengths)]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -170,20 +102,6 @@ def test_a_draft_ends_where_its_rule_is_going_to_end_it(
             read = Read(run, [9], [2], 5)
             made = run.passes(read.first, read.cache, read.g_TW, top=1, ahead=[Ahead(6, tenths, first, later, free)])
             assert len(made) == expected
-
-
-class Hashed(StopRule):
-    """Says no to a part of what it is asked, and foresees what it is told to."""
-
-    def __init__(self, foreseen: Outlook | None) -> None:
-        self.foreseen, self.asked = foreseen, list[tuple[float, float, int]]()
-
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        self.asked.append((reach, confidence, num_nodes))
-        return hash((round(1e6 * reach), round(1e6 * confidence), num_nodes)) % 4 > 0
-
-    def outlook(self) -> Outlook | None:
-        return self.foreseen
 
 
 OUTLOOKS: dict[str, Outlook | None] = {
