@@ -390,7 +390,8 @@ class FeatureDrafter(Drafter):
         """One pass; what it is foreseen to be followed by is read ahead."""
         rows = self._columns.rows
         runner = self._runner.ahead
-        ahead = foreseen(active) if runner is not None and not self.options.tree else []
+        scored = self._runner.scored if rows is None else len(rows)
+        ahead = foreseen(active, scored) if runner is not None and not self.options.tree else []
         if runner is None or not ahead:
             return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
         first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, ahead=ahead)

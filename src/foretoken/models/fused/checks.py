@@ -160,6 +160,12 @@ class Reach(Protocol):
     @property
     def stands(self) -> Sequence[float]: ...
 
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def uniforms(self) -> Sequence[float]: ...
+
 
 class Extent(Protocol):
     """How far a tree may grow within one call (pairs.py)."""
@@ -218,6 +224,8 @@ def check_chain(
     for segment, last, each in zip(batch.segments, lasts, ahead, strict=True):
         end = segment.prefix + segment.tail + segment.num_rows + each.most - 1
         _within("ahead.most", each.most, 1, sizes.max_length - batch.positions[last])
+        if each.temperature > 0 and len(each.uniforms) != 2 * (each.most - 1):
+            raise ValueError(f"{len(each.uniforms)} uniforms for {each.most} passes: two for each but the last one")
         if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:
             raise ValueError(
                 f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "

@@ -3,10 +3,10 @@
     paired     the feature enters, the token's part is added to queries, keys and values of the first layer
     else       a product of the feature, plus the token's part, enters
 
-Of a chain several passes are one native call: a row's best token and its own output are the pair that its next pass
-reads. Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by who asked: a pass that was made for
-nothing is forgotten, and one that is missing is asked for. Every pass has the bits that it has alone. Of a tree all
-levels are one native call (tree.h), and what comes back is the tree.
+Of a chain several passes are one native call: a row's best token, or the one that is going to be drawn, and its own
+output are the pair that its next pass reads. Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by
+who asked: a pass that was made for nothing is forgotten, and one that is missing is asked for. Every pass has the bits
+that it has alone. Of a tree all levels are one native call (tree.h), and what comes back is the tree.
 
 Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
 """
@@ -66,6 +66,8 @@ class Ahead(NamedTuple):
     Attributes:
         most: passes at most, this one included.
         stands, first, later, free: when it goes on before that; see core/stop_rule.py, Outlook.
+        temperature: of the law that its tokens are drawn from; 0: the best ones are taken.
+        uniforms: what they are drawn by, two for each pass but the last one (core/randomness.py, Streams.foreseen).
     """
 
     most: int
@@ -73,6 +75,8 @@ class Ahead(NamedTuple):
     first: float
     later: float
     free: int
+    temperature: float = 0.0
+    uniforms: Sequence[float] = ()
 
 
 class Extent(NamedTuple):
@@ -209,6 +213,12 @@ class PairDecoder(FusedDecoder):
         stands = array("d", [share for each in ahead for share in each.stands])
         least = array("d", [number for each in ahead for number in (each.first, each.later)])
         reach, own_rows = array("d", [1.0] * wanted), array("i", range(wanted))
+        temperature, uniforms, weights = array("d", [each.temperature for each in ahead]), array("d"), array("f")
+        if any(temperature):
+            weights = array("f", bytes(4 * model.logits_stride))
+            for each in ahead:
+                uniforms.extend(each.uniforms)
+                uniforms.extend([0.0] * (2 * count - len(each.uniforms)))
         next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
         chain = structs.Chain(
             first=ctypes.pointer(call.native),
@@ -224,6 +234,9 @@ class PairDecoder(FusedDecoder):
             least=least.buffer_info()[0],
             free=free.buffer_info()[0],
             reach=reach.buffer_info()[0],
+            temperature=temperature.buffer_info()[0],
+            uniforms=uniforms.buffer_info()[0],
+            weights=weights.buffer_info()[0] if weights else None,
             segments=next_segments,
             positions=next_positions.buffer_info()[0],
             rows=own_rows.buffer_info()[0],

@@ -173,7 +173,7 @@ class Chain(ctypes.Structure):
         ("passes", _I),
         *((name, P) for name in ("most", "ids")),
         ("tenths", _I),
-        *((name, P) for name in ("stands", "least", "free", "reach")),
+        *((name, P) for name in ("stands", "least", "free", "reach", "temperature", "uniforms", "weights")),
         ("segments", ctypes.POINTER(Segment)),
         *((name, P) for name in ("positions", "rows")),
         ("made", _I),
