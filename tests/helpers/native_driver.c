@@ -257,12 +257,14 @@ typedef struct {
 /* Passes of some drafts; those but the first are foreseen to be of all drafts, or of the first two of the second one. */
 static long read_on(Team *team, const Decoder *d, const Entry *e, Cache *c, int threads, const Segment *segments, long drafts,
                     const int32_t *tokens, const int32_t *positions, const int32_t *wanted, long rows, const float *features,
-                    long passes, Given *given) {
+                    long passes, const double *uniforms, Given *given) {
     static const double stands[2 * DRAFTS] = {1, 1, 1, 1}, least[2 * DRAFTS] = {0};
     const int32_t most[DRAFTS] = {PASSES, 2}, none[DRAFTS] = {0}, in_order[DRAFTS] = {0, 1};
     int32_t ids[VOCAB], next_positions[DRAFTS], of[PASSES * DRAFTS], read[PASSES * DRAFTS];
     int64_t counts[PASSES];
     double reach[DRAFTS] = {1, 1};
+    const double temperature[DRAFTS] = {0.7, 0};
+    float weights[VOCAB];
     Segment next[DRAFTS];
     for (int i = 0; i < VOCAB; i++) ids[i] = VOCAB - 1 - i;
     const int64_t taps[1] = {LAYERS};
@@ -277,13 +279,52 @@ static long read_on(Team *team, const Decoder *d, const Entry *e, Cache *c, int 
     uint32_t *elements = malloc(rows * WIDTH * 4);
     Chain chain = {.first = &call, .features = features, .entering = entering, .parts = parts, .elements = elements,
                    .passes = passes, .most = most, .ids = ids, .tenths = 2, .stands = stands, .least = least, .free = none,
-                   .reach = reach, .segments = next, .positions = next_positions, .rows = (int32_t *)in_order,
+                   .reach = reach, .temperature = temperature, .uniforms = uniforms, .weights = uniforms ? weights : 0,
+                   .segments = next, .positions = next_positions, .rows = (int32_t *)in_order,
                    .counts = counts, .drafts = of, .tokens = read};
     if (foretoken_chain(team, &d->model, e, &chain)) exit(3);
     free(entering), free(parts), free(elements);
     for (long i = 1; i < chain.made; i++)
-        if (counts[i] != (i < 2 ? 2 : 1)) exit(5);
+        if (counts[i] != (i < 2 ? 2 : 1) || (uniforms && read[i * DRAFTS] != VOCAB - 1)) exit(5);
     return chain.made;
+}
+
+enum { NODES = 9, WIDEST = 4 };
+
+/* What trees are: of each draft as many nodes as it may have. */
+typedef struct {
+    int32_t tokens[DRAFTS * NODES], parents[DRAFTS * NODES];
+    float shares[DRAFTS * NODES];
+    Growth drafts[DRAFTS];
+} Trunks;
+
+/* Grow trees behind the pairs of both drafts, the second one less deep. */
+static void grow(Team *team, const Decoder *d, const Entry *e, int threads, long width, long top, const Segment *segments,
+                 const int32_t *tokens, const int32_t *positions, const int32_t *wanted, const float *features, Trunks *to) {
+    enum { MOST = FIRST + DRAFTS * WIDEST };
+    Cache cache = new_cache();
+    const long columns = e->columns > WIDTH ? e->columns : WIDTH;
+    float *logits = malloc(MOST * VOCAB * 4), *tapped = malloc(MOST * WIDTH * 4), *shares = malloc(MOST * WIDEST * 4);
+    float *entering = malloc(MOST * WIDTH * 4), *gathered = malloc(MOST * WIDTH * 4), *parts = malloc(MOST * columns * 4), peaks[MOST];
+    uint32_t *elements = malloc(MOST * WIDTH * 4);
+    int32_t best[MOST], top_ids[MOST * WIDEST], ids[VOCAB];
+    const int64_t taps[1] = {LAYERS};
+    for (int i = 0; i < VOCAB; i++) ids[i] = VOCAB - 1 - i;
+    const Call call = {
+        .num_rows = FIRST, .num_segments = DRAFTS, .num_wanted = DRAFTS, .capacity = CAPACITY, .threads = threads,
+        .tokens = tokens, .positions = positions, .wanted = wanted, .angles = d->angles, .segments = segments,
+        .keys = cache.keys, .values = cache.values, .tiled = cache.tiled, .known = cache.known, .logits = logits,
+        .best = best, .peaks = peaks, .top = top, .top_ids = top_ids, .top_shares = shares,
+        .last = LAYERS, .num_taps = 1, .num_tap_rows = DRAFTS, .taps = taps, .tap_rows = wanted, .tapped = tapped,
+    };
+    for (int i = 0; i < DRAFTS; i++)
+        to->drafts[i] = (Growth){.most = i ? NODES : PASSES + 1, .deepest = i ? 2 : PASSES, .tokens = to->tokens + i * NODES,
+                                 .parents = to->parents + i * NODES, .shares = to->shares + i * NODES};
+    Trees trees = {.first = &call, .features = features, .entering = entering, .parts = parts, .gathered = gathered,
+                   .elements = elements, .ids = ids, .width = width, .drafts = to->drafts};
+    if (foretoken_trees(team, &d->model, e, &trees)) exit(3);
+    free(logits), free(tapped), free(shares), free(entering), free(gathered), free(parts), free(elements);
+    free_cache(&cache);
 }
 
 /* Passes of one call have the bits of single ones: what enters is a table's, multiplied and normed, or a product of the feature. */
@@ -304,8 +345,8 @@ static void chain(Decoder *d, Kind kind, const int32_t *tokens) {
         Team *team = foretoken_team_new();
         Cache together = new_cache(), apart = new_cache();
         Given *many = calloc(1, sizeof(Given)), *one = calloc(1, sizeof(Given));
-        if (read_on(team, d, entries + way, &together, 3, segments, 2, tokens, positions, wanted, FIRST, features, PASSES, many) != PASSES) exit(5);
-        read_on(team, d, entries + way, &apart, 1, segments, 2, tokens, positions, wanted, FIRST, features, 1, one);
+        if (read_on(team, d, entries + way, &together, 3, segments, 2, tokens, positions, wanted, FIRST, features, PASSES, 0, many) != PASSES) exit(5);
+        read_on(team, d, entries + way, &apart, 1, segments, 2, tokens, positions, wanted, FIRST, features, 1, 0, one);
         for (long pass = 1; pass < PASSES; pass++) {
             const long drafts = pass < 2 ? 2 : 1;
             int32_t read[DRAFTS], at[DRAFTS];
@@ -319,11 +360,25 @@ static void chain(Decoder *d, Kind kind, const int32_t *tokens) {
             float followed[DRAFTS * WIDTH];
             memcpy(followed, one->following, sizeof followed);
             const int32_t rows[DRAFTS] = {0, 1};
-            read_on(team, d, entries + way, &apart, 1, next, drafts, read, at, rows, drafts, followed, 1, one);
+            read_on(team, d, entries + way, &apart, 1, next, drafts, read, at, rows, drafts, followed, 1, 0, one);
         }
         must_equal(many->logits + (PASSES - 1) * DRAFTS * VOCAB, one->logits, VOCAB, "passes");
         must_equal(many->following + (PASSES - 1) * DRAFTS * WIDTH, one->following, WIDTH, "what follows");
-        free_cache(&together), free_cache(&apart), free(many), free(one);
+        const double none[2 * DRAFTS * PASSES] = {0}; /* by which the first column is drawn, of the first draft */
+        Given *drawn_ones = calloc(1, sizeof(Given));
+        Cache anew = new_cache();
+        if (read_on(team, d, entries + way, &anew, 3, segments, 2, tokens, positions, wanted, FIRST, features, PASSES, none, drawn_ones) != PASSES) exit(5);
+        free_cache(&anew), free(drawn_ones);
+        Trunks *thin = calloc(1, sizeof(Trunks)), *wide = calloc(2, sizeof(Trunks));
+        grow(team, d, entries + way, 3, 1, 1, segments, tokens, positions, wanted, features, thin);
+        for (long pass = 0; pass < PASSES; pass++) /* a tree without branches is the chain */
+            if (thin->tokens[pass] != VOCAB - 1 - many->best[pass * DRAFTS] || thin->parents[pass] != pass - 1) exit(6);
+        if (thin->drafts[0].count != PASSES || thin->drafts[1].count != 2) exit(6);
+        for (int i = 0; i < 2; i++)
+            grow(team, d, entries + way, i ? 1 : 3, WIDEST, 3, segments, tokens, positions, wanted, features, wide + i);
+        must_equal(wide[0].shares, wide[1].shares, DRAFTS * NODES, "trees");
+        if (memcmp(wide[0].tokens, wide[1].tokens, sizeof thin->tokens) || wide->drafts[1].count != NODES) exit(6);
+        free_cache(&together), free_cache(&apart), free(many), free(one), free(thin), free(wide);
         foretoken_team_free(team);
     }
     free(features), free(table);

@@ -207,6 +207,13 @@ class LawMaker:
         """True when the law is the argmax of the raw logits: nothing to compute."""
         return self.params.greedy and not self._shapes and self.num_output >= self.params.min_tokens
 
+    @property
+    def tempered(self) -> bool:
+        """True when the law is the softmax of the raw logits over the temperature, and the temperature is above 0."""
+        params = self.params
+        filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        return not params.greedy and not self._shapes and not filtered and self.num_output >= params.min_tokens
+
     def append(self, tokens: Sequence[int]) -> None:
         """Commit emitted tokens to the history."""
         self.num_output += len(tokens)

@@ -94,6 +94,25 @@ class Streams:
         draw = torch.rand(1, dtype=torch.float64, generator=self.generator(purpose), device=self.device)
         return first + _invert(p_V[first : first + _BLOCK], draw)
 
+    def foreseen(self, purpose: str, size: int, count: int) -> list[float]:
+        """What the next draws of :meth:`categorical` are made by; the stream stays where it stands.
+
+        Args:
+            size: weights of each of them.
+            count: draws.
+        Returns:
+            two uniforms for each draw: of the block and inside it, or where there is one block, of the draw and 0.
+        """
+        generator = self.generator(purpose)
+        state = generator.get_state()
+        each = 1 if size <= 2 * _BLOCK else 2
+        drawn = [
+            torch.rand(1, dtype=torch.float64, generator=generator, device=self.device).item()
+            for _ in range(each * count)
+        ]
+        generator.set_state(state)
+        return drawn if each == 2 else [number for uniform in drawn for number in (uniform, 0.0)]
+
     def distinct(self, purpose: str, q_V: Tensor, count: int) -> list[int]:
         """``count`` different tokens in the order of their draws, each without the ones before it.
 

@@ -255,4 +255,9 @@ def check_numbers(logits_MV: Tensor, name: str) -> None:
         RequestError: they are.
     """
     if bool(logits_MV.isnan().any()):
-        raise RequestError(f"draft model '{name}' has nothing to propose: its logits are NaN")
+        raise RequestError(no_numbers(name))
+
+
+def no_numbers(name: str) -> str:
+    """What is said of logits that are NaN."""
+    return f"draft model '{name}' has nothing to propose: its logits are NaN"

@@ -109,6 +109,19 @@ class DraftColumns:
         self.head.set_tail(list(dict.fromkeys(token for state in states for token in state.tail)))
         self.rows = self.head
 
+    def alone(self, context: Context, *, own: bool) -> bool:
+        """Whether a request sees rows of a forward's output as they are: there is nothing in them but its own.
+
+        Args:
+            own: see :meth:`view`.
+        """
+        if self.head is None:
+            return True
+        state = self._states[context.request_id]
+        if state.whole:
+            return True
+        return self.rows is not None and len(self.head) == self.head.num_base + len(state.tail) and not own
+
     def view(
         self, output: Output, start: int, stop: int, context: Context, *, top: int, own: bool
     ) -> tuple[Output, int]:
@@ -118,13 +131,10 @@ class DraftColumns:
             top: tokens of each row to rank.
             own: the request's drafts may follow from its own past only, to the last bit of a probability.
         """
-        if self.head is None:
+        if self.alone(context, own=own):
             return output, start
+        assert self.head is not None
         state = self._states[context.request_id]
-        if state.whole:
-            return output, start
-        if self.rows is not None and len(self.head) == self.head.num_base + len(state.tail) and not own:
-            return output, start  # nobody else's rows are there
         if state.columns is None:
             tail = torch.tensor(state.tail, dtype=torch.int64, device=self._model.device)
             assert self._base is not None

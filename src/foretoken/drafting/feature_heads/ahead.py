@@ -1,6 +1,6 @@
 """Passes of chains that were made in one go, ahead of the drafts that are grown from them.
 
-    one native call       pass 0, pass 1, pass 2 ...     each token is the best one, for as long as that may pay
+    one native call       pass 0, pass 1, pass 2 ...     each token the best one, or drawn, for as long as that may pay
     growing               node 1 from pass 0, node 2 from pass 1 ...     the same questions to the same stop rule
 
 A pass counts only where it has read the very token that the draft has come to: what was foreseen wrongly costs time.
@@ -36,16 +36,24 @@ class HeadPass(NamedTuple):
     tokens: Sequence[int] = ()
 
 
-def foreseen(drafts: Sequence[DraftBuilder]) -> list[Ahead]:
-    """How far each of these chains may be read on; nothing where a token is not sure to be the best one of its row."""
+def foreseen(drafts: Sequence[DraftBuilder], scored: int) -> list[Ahead]:
+    """How far each of these chains may be read on; nothing where it cannot be said what a row's token will be.
+
+    Args:
+        scored: columns of a row.
+    """
     found = []
     for draft in drafts:
         context, budget = draft.context, draft.budget
         outlook = NO_LIMIT if budget.stop_rule is None else budget.stop_rule.outlook()
-        if draft.frontier != [ROOT] or not context.params.greedy or not context.laws.trivial or outlook is None:
+        if draft.frontier != [ROOT] or not (context.laws.trivial or context.laws.tempered) or outlook is None:
             return []
         most = min(budget.max_nodes, budget.max_depth)
-        found.append(Ahead(most, outlook.stands, outlook.first, outlook.later, outlook.free))
+        ahead = Ahead(most, outlook.stands, outlook.first, outlook.later, outlook.free)
+        if not context.params.greedy:
+            uniforms = context.streams.foreseen("draft", scored, most - 1)
+            ahead = ahead._replace(temperature=context.params.temperature, uniforms=uniforms)
+        found.append(ahead)
     return found
 
 

@@ -20,18 +20,19 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
+from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.feature_heads.ahead import HeadPass, ReadAhead, foreseen
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.fused.pairs import Ahead
+from foretoken.models.fused.pairs import Ahead, Extent, GrownTree
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -62,7 +63,7 @@ class _Builder(RerankedBuilder):
 
 
 class AheadRunner(Protocol):
-    """Makes several passes of a chain in one call."""
+    """Makes several passes of a chain, or all levels of a tree, in one call."""
 
     def passes(
         self,
@@ -78,6 +79,26 @@ class AheadRunner(Protocol):
 
         Args:
             ahead: for each segment, whose last row is the only one that is wanted; see models/fused/pairs.py.
+        """
+        ...
+
+    def trees(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        g_TW: Tensor,
+        *,
+        extents: Sequence[Extent],
+        width: int,
+        top: int,
+        rows: HeadRows | None = None,
+    ) -> list[GrownTree]:
+        """As :meth:`HeadRunner.forward`, and behind it all levels of the trees that grow there.
+
+        Args:
+            extents: for each segment, whose last row is the only one that is wanted; see models/fused/pairs.py.
+            width: nodes of a level that are expanded.
+            top: children that a node gets.
         """
         ...
 
@@ -203,7 +224,7 @@ class FeatureDrafter(Drafter):
             self._catch_up(full)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request; every level is one pass of the head, of chains at temperature 0 read ahead."""
+        """Grow one draft per request; every level is one pass of the head, but at temperature 0 all may be one call."""
         growing = []
         for context, budget in zip(contexts, budgets, strict=True):
             state = self._unread.get(context.request_id)
@@ -214,6 +235,8 @@ class FeatureDrafter(Drafter):
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
             self._ahead = ReadAhead()  # what was read for other drafts says nothing of these
             self._columns.begin([draft.context for draft in active])
+            if self._grow_at_once(active):
+                active = []
             while active:
                 output, starts = self._read_ahead(active) or self._read(active)
                 for draft, start in zip(active, starts, strict=True):
@@ -243,6 +266,38 @@ class FeatureDrafter(Drafter):
         draft.expanded, draft.frontier = draft.frontier, []
         if node is not None and draft.has_room(node):
             draft.frontier = [node]
+
+    def _grow_at_once(self, active: Sequence[_Builder]) -> bool:
+        """Grow trees in one call, where that gives what recording them level by level gives."""
+        runner = self._runner.ahead
+        if runner is None or not self.options.tree or not active:
+            return False
+        if not all(
+            draft.context.laws.trivial and self._columns.alone(draft.context, own=draft.budget.own_past)
+            for draft in active
+        ):
+            return False
+        batch = PackedBatch()
+        features = [self._add_waiting(batch, draft) for draft in active]
+        extents = [Extent(each.budget.max_nodes, each.budget.max_depth, each.budget.least_reach) for each in active]
+        g_TW = features[0] if len(features) == 1 else torch.cat(features)
+        grown = runner.trees(
+            batch,
+            self._cache,
+            g_TW,
+            extents=extents,
+            width=self.options.width,
+            top=self._top,
+            rows=self._columns.rows,
+        )
+        for draft, tree in zip(active, grown, strict=True):
+            self._commit_waiting(draft)
+            if tree.odd:
+                raise RequestError(no_numbers(self.name))
+            for token, parent, share in zip(tree.tokens, tree.parents, tree.shares, strict=True):
+                draft.add(token, parent, share, 0)
+            draft.frontier = []
+        return True
 
     def _finish(self, draft: _Builder) -> Draft:
         if self.options.tree:
@@ -284,16 +339,7 @@ class FeatureDrafter(Drafter):
             state = draft.state
             prefix = self._cache.lengths[state.slot]
             if draft.frontier == [ROOT]:
-                tokens = draft.context.tokens[prefix + 1 :]
-                if state.num_waiting:
-                    g_TW = self._runner.features(state.take(state.num_waiting))
-                    state.last = g_TW[-1:].clone()
-                else:
-                    assert state.last is not None
-                    g_TW = state.last
-                features.append(g_TW)
-                self._cache.reserve(state.slot, len(tokens) + self._tail)
-                batch.add_chunk(state.slot, prefix, tokens, wanted=1)
+                features.append(self._add_waiting(batch, draft))
                 continue
             features.append(draft.features())
             tail = len(draft.rows)
@@ -317,15 +363,35 @@ class FeatureDrafter(Drafter):
         for draft, start in zip(active, starts, strict=True):
             draft.following_MW = following_MW[start : start + len(draft.frontier)]
             if draft.frontier == [ROOT]:
-                slot = draft.state.slot
-                self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
+                self._commit_waiting(draft)
         return output, starts
+
+    def _add_waiting(self, batch: PackedBatch, draft: _Builder) -> Tensor:
+        """Add the pairs that wait, of which the last one gives the first law; returns their features."""
+        state = draft.state
+        prefix = self._cache.lengths[state.slot]
+        tokens = draft.context.tokens[prefix + 1 :]
+        if state.num_waiting:
+            g_TW = self._runner.features(state.take(state.num_waiting))
+            state.last = g_TW[-1:].clone()
+        else:
+            assert state.last is not None
+            g_TW = state.last
+        self._cache.reserve(state.slot, len(tokens) + self._tail)
+        batch.add_chunk(state.slot, prefix, tokens, wanted=1)
+        return g_TW
+
+    def _commit_waiting(self, draft: _Builder) -> None:
+        """What was added has been read."""
+        slot = draft.state.slot
+        self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
 
     def _forward(self, active: Sequence[_Builder], batch: PackedBatch, g_TW: Tensor) -> tuple[Output, Tensor]:
         """One pass; what it is foreseen to be followed by is read ahead."""
         rows = self._columns.rows
         runner = self._runner.ahead
-        ahead = foreseen(active) if runner is not None and not self.options.tree else []
+        scored = self._runner.scored if rows is None else len(rows)
+        ahead = foreseen(active, scored) if runner is not None and not self.options.tree else []
         if runner is None or not ahead:
             return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
         first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, ahead=ahead)

@@ -34,7 +34,7 @@ from foretoken.models.dense import DensePlan
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.fused.packing import TiledLinear, tiled
-from foretoken.models.fused.pairs import Ahead, PairDecoder
+from foretoken.models.fused.pairs import Ahead, Extent, GrownTree, PairDecoder
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
@@ -159,6 +159,22 @@ class Runner:
         assert self._native is not None
         return self._native.passes(batch, cache, g_TW, self.head.columns, top, rows, ahead)
 
+    @torch.inference_mode()
+    def trees(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        g_TW: Tensor,
+        *,
+        extents: Sequence[Extent],
+        width: int,
+        top: int,
+        rows: HeadRows | None = None,
+    ) -> list[GrownTree]:
+        """See :class:`foretoken.drafting.feature_heads.drafter.AheadRunner`."""
+        assert self._native is not None
+        return self._native.trees(batch, cache, g_TW, self.head.columns, extents, width, top, rows)
+
 
 class _Native:
     """The layers, and what surrounds them, as native products: a row's bits depend on its own past only."""
@@ -230,6 +246,23 @@ class _Native:
         ids_C = None if columns is None or not ahead else columns.ids_C.int()
         made = self._pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, ahead=ahead)
         return [HeadPass(Output.ranked(each.ranked, columns), *each[1:]) for each in made]
+
+    def trees(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        g_TW: Tensor,
+        columns: Columns | None,
+        extents: Sequence[Extent],
+        width: int,
+        top: int,
+        rows: HeadRows | None,
+    ) -> list[GrownTree]:
+        """See :class:`Runner`."""
+        assert self._pairs is not None
+        packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
+        ids_C = None if columns is None else columns.ids_C.int()
+        return self._pairs.trees(batch, cache, g_TW, extents=extents, width=width, top=top, head=packed, ids_C=ids_C)
 
     def _product(self, weight_OK: Tensor) -> Product:
         packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()

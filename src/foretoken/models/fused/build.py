@@ -142,6 +142,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         found.foretoken_forward.argtypes = [ctypes.c_void_p] * 3
         found.foretoken_linear.argtypes = [ctypes.c_void_p] * 2
         found.foretoken_chain.argtypes = [ctypes.c_void_p] * 4
+        found.foretoken_trees.argtypes = [ctypes.c_void_p] * 4
         found.foretoken_token_parts.argtypes = [
             *[ctypes.c_void_p] * 4,
             *[ctypes.c_int64] * 2,
@@ -151,6 +152,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
             found.foretoken_forward,
             found.foretoken_linear,
             found.foretoken_chain,
+            found.foretoken_trees,
             found.foretoken_token_parts,
         ):
             function.restype = ctypes.c_int64

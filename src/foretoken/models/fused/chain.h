@@ -1,5 +1,5 @@
 /* Passes over pairs of a feature and the token behind it (drafting/feature_heads/): what enters the first layer is made of
- * both, and in a chain each row's best token and its own output are the pair that its next pass reads.
+ * both, and in a chain each row's best token, or one that is drawn, and its own output are the pair that its next pass reads.
  *
  *     feature, token ── enter ── layers ── head ── best token
  *        ▲       ▲                 │                   │
@@ -38,6 +38,9 @@ typedef struct {
     const double *least;   /* [num_wanted][2]: what the first node, and what a later one, must promise */
     const int32_t *free;   /* [num_wanted]: nodes that need not */
     double *reach;         /* [num_wanted]: 1 each; of the draft so far */
+    const double *temperature; /* [num_wanted]: of the law that tokens are drawn from; 0: the best one is taken */
+    const double *uniforms;    /* [num_wanted][passes][2]: what each draft's tokens are drawn by */
+    float *weights;            /* [logits_stride]: room; NULL: nothing is drawn */
     Segment *segments;     /* [num_wanted]: room */
     int32_t *positions;    /* [num_wanted]: room */
     int32_t *rows;         /* [num_wanted]: 0, 1, 2 ... */
@@ -93,24 +96,58 @@ static int parts_of_tokens(Team *team, const Model *m, const Entry *e, const int
 }
 
 /* What enters the first layer of these pairs, and what is added beside it; returns 0 if there was no memory. */
-static int enter_pairs(Team *team, const Model *m, const Entry *e, const Chain *chain, const float *features, Call *call) {
+static int enter_pairs(Team *team, const Model *m, const Entry *e, float *entering, float *parts, uint32_t *elements,
+                       const float *features, Call *call) {
     const long W = m->width, rows = call->num_rows, units = m->bf16 ? W / 2 : W;
-    if (!parts_of_tokens(team, m, e, call->tokens, rows, call->threads, chain->entering, chain->elements, chain->parts)) return 0;
-    call->entering = chain->entering;
+    if (!parts_of_tokens(team, m, e, call->tokens, rows, call->threads, entering, elements, parts)) return 0;
+    call->entering = entering;
     if (!e->feature.tiles) {
         for (long r = 0; r < rows; r++)
             if (e->before)
-                norm_row(features + r * W, e->before, W, (float)m->eps, chain->entering + r * W);
+                norm_row(features + r * W, e->before, W, (float)m->eps, entering + r * W);
             else
-                memcpy(chain->entering + r * W, features + r * W, W * sizeof(float));
-        call->beside = chain->parts;
+                memcpy(entering + r * W, features + r * W, W * sizeof(float));
+        call->beside = parts;
         return 1;
     }
-    for (long r = 0; r < rows; r++) as_elements(m, features + r * W, W, chain->elements + r * units);
-    if (!product_of_rows(team, m, &e->feature, chain->elements, rows, W, call->threads, e->bias, chain->entering)) return 0;
+    for (long r = 0; r < rows; r++) as_elements(m, features + r * W, W, elements + r * units);
+    if (!product_of_rows(team, m, &e->feature, elements, rows, W, call->threads, e->bias, entering)) return 0;
     for (long i = 0; i < rows * W; i += LANES)
-        *(part_unaligned *)(chain->entering + i) += *(const part_unaligned *)(chain->parts + i);
+        *(part_unaligned *)(entering + i) += *(const part_unaligned *)(parts + i);
     return 1;
+}
+
+enum { DRAW_BLOCK = 1024 }; /* of core/randomness.py: beyond two of them the block is drawn first, and then what is in it */
+
+/* The first of some weights behind which the running sum exceeds this share of it. */
+static long inverted(const float *weights, long count, double share) {
+    double total = 0, upto = 0;
+    for (long i = 0; i < count; i++) total += weights[i];
+    for (long i = 0; i < count; i++)
+        if ((upto += weights[i]) > share * total) return i;
+    return count - 1;
+}
+
+/* The column that is drawn of a row, as Streams.categorical draws it but for rounding, and how likely another draw is to
+ * agree: who asked draws anew, and what was foreseen wrongly is read then. */
+static long drawn(const Model *m, const float *logits, float peak, double temperature, const double *uniforms, float *weights,
+                  float *agrees) {
+    const float scale = (float)(1 / temperature);
+    const long V = m->vocab, blocks = V > 2 * DRAW_BLOCK ? (V + DRAW_BLOCK - 1) / DRAW_BLOCK : 0;
+    double total = 0, squares = 0;
+    for (long v = 0; v < V; v += 16) /* rows are padded to whole vectors */
+        *(vf_unaligned *)(weights + v) = exponential((*(const vf_unaligned *)(logits + v) - peak) * scale);
+    for (long v = 0; v < V; v++) total += weights[v], squares += (double)weights[v] * weights[v];
+    *agrees = (float)(sqrt(squares) / total);
+    if (!blocks) return inverted(weights, V, uniforms[0]);
+    long block = 0, last;
+    double upto = 0;
+    for (;; block++) {
+        last = block + 1 < blocks ? (block + 1) * DRAW_BLOCK : V;
+        for (long v = block * DRAW_BLOCK; v < last; v++) upto += weights[v];
+        if (upto > uniforms[0] * total || block + 1 == blocks) break;
+    }
+    return block * DRAW_BLOCK + inverted(weights + block * DRAW_BLOCK, last - block * DRAW_BLOCK, uniforms[1]);
 }
 
 /* Whether a draft of `made` nodes that gets one of this share is to be read on, by what is foreseen of its stop rule: the
@@ -132,7 +169,7 @@ int64_t foretoken_chain(Team *team, const Model *m, const Entry *e, Chain *chain
     const float *features = chain->features;
     for (long i = 0; i < M; i++) chain->drafts[i] = (int32_t)i;
     for (chain->made = 0;;) {
-        if (!enter_pairs(team, m, e, chain, features, &call) || foretoken_forward(team, m, &call)) return !chain->made;
+        if (!enter_pairs(team, m, e, chain->entering, chain->parts, chain->elements, features, &call) || foretoken_forward(team, m, &call)) return !chain->made;
         const long rows = call.num_wanted, pass = chain->made++;
         if (e->behind)
             for (long i = 0; i < rows; i++) norm_row(call.tapped + i * W, e->behind, W, (float)m->eps, call.tapped + i * W);
@@ -143,8 +180,14 @@ int64_t foretoken_chain(Team *team, const Model *m, const Entry *e, Chain *chain
         float *behind = call.tapped + M * W;
         long going = 0;
         for (long i = 0; i < rows; i++) {
-            const long draft = drafts[i], token = chain->ids ? chain->ids[call.best[i]] : call.best[i];
-            if (token >= e->num_tokens || !goes_on(chain, draft, pass, call.top_shares[i * call.top])) continue;
+            const long draft = drafts[i];
+            float share = call.top_shares[i * call.top];
+            long column = call.best[i];
+            if (chain->weights && chain->temperature[draft] > 0 && share == share)
+                column = drawn(m, call.logits + i * m->logits_stride, call.peaks[i], chain->temperature[draft],
+                               chain->uniforms + 2 * (draft * chain->passes + pass), chain->weights, &share);
+            const long token = chain->ids ? chain->ids[column] : column;
+            if (token >= e->num_tokens || !goes_on(chain, draft, pass, share)) continue;
             const Segment *read = chain->first->segments + draft;
             const long place = read->prefix + read->tail + read->rows + pass;
             chain->segments[going] = (Segment){.slot = read->slot, .prefix = place, .start = going, .rows = 1, .committed = read->committed};

@@ -160,6 +160,22 @@ class Reach(Protocol):
     @property
     def stands(self) -> Sequence[float]: ...
 
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def uniforms(self) -> Sequence[float]: ...
+
+
+class Extent(Protocol):
+    """How far a tree may grow within one call (pairs.py)."""
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def deepest(self) -> int: ...
+
 
 def check_pairing(sizes: Sizes, beside: int, token: Projection, feature: Projection | None) -> None:
     """What makes of a pair what enters a decoder.
@@ -208,9 +224,44 @@ def check_chain(
     for segment, last, each in zip(batch.segments, lasts, ahead, strict=True):
         end = segment.prefix + segment.tail + segment.num_rows + each.most - 1
         _within("ahead.most", each.most, 1, sizes.max_length - batch.positions[last])
+        if each.temperature > 0 and len(each.uniforms) != 2 * (each.most - 1):
+            raise ValueError(f"{len(each.uniforms)} uniforms for {each.most} passes: two for each but the last one")
         if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:
             raise ValueError(
                 f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "
+                "reserve them before the forward"
+            )
+
+
+def check_trees(
+    sizes: Sizes,
+    batch: PackedBatch,
+    cache: KVCache,
+    growing: Sequence[Extent],
+    width: int,
+    top: int,
+) -> None:
+    """Trees over pairs, beyond what :func:`check`, :func:`check_head` and :func:`check_chain` see.
+
+    Args:
+        growing: of each segment.
+        width: nodes of a level that are expanded.
+        top: children of a node.
+    Raises:
+        ValueError: they do not fit.
+    """
+    lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
+    if list(batch.wanted) != lasts or len(growing) != len(lasts) or not 1 <= top <= width:
+        raise ValueError(
+            f"{len(growing)} trees of {top} of {width} grow from rows {list(batch.wanted)}: from {lasts}, ranked"
+        )
+    for segment, last, each in zip(batch.segments, lasts, growing, strict=True):
+        _within("growth.most", each.most, 1, None)
+        _within("growth.deepest", each.deepest, 1, sizes.max_length - batch.positions[last])
+        end = segment.prefix + segment.tail + segment.num_rows + (each.deepest - 1) * width
+        if segment.seen is not None or end > cache.capacity:
+            raise ValueError(
+                f"slot {segment.slot} is to hold {end} rows of a tree, and the cache has room for {cache.capacity}: "
                 "reserve them before the forward"
             )
 

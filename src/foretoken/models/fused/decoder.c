@@ -11,7 +11,7 @@
  *     pieces.h     attention, divided among threads     ssm.h         state-space layers
  *     experts.h    who goes through which expert        mixture.h     a mixture of experts
  *     rows.h       rows between products                forward.h     a span of layers
- *     chain.h      passes over pairs, as drafts are
+ *     chain.h      passes over pairs, as drafts are     tree.h        the same for trees
  */
 
 #include <math.h>
@@ -271,3 +271,4 @@ int64_t foretoken_linear(Team *team, const Linear *y) {
 }
 
 #include "chain.h"
+#include "tree.h"

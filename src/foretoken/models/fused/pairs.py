@@ -3,9 +3,10 @@
     paired     the feature enters, the token's part is added to queries, keys and values of the first layer
     else       a product of the feature, plus the token's part, enters
 
-Of a chain several passes are one native call: a row's best token and its own output are the pair that its next pass
-reads. Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by who asked: a pass that was made for
-nothing is forgotten, and one that is missing is asked for. Every pass has the bits that it has alone.
+Of a chain several passes are one native call: a row's best token, or the one that is going to be drawn, and its own
+output are the pair that its next pass reads. Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by
+who asked: a pass that was made for nothing is forgotten, and one that is missing is asked for. Every pass has the bits
+that it has alone. Of a tree all levels are one native call (tree.h), and what comes back is the tree.
 
 Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
 """
@@ -65,6 +66,8 @@ class Ahead(NamedTuple):
     Attributes:
         most: passes at most, this one included.
         stands, first, later, free: when it goes on before that; see core/stop_rule.py, Outlook.
+        temperature: of the law that its tokens are drawn from; 0: the best ones are taken.
+        uniforms: what they are drawn by, two for each pass but the last one (core/randomness.py, Streams.foreseen).
     """
 
     most: int
@@ -72,6 +75,37 @@ class Ahead(NamedTuple):
     first: float
     later: float
     free: int
+    temperature: float = 0.0
+    uniforms: Sequence[float] = ()
+
+
+class Extent(NamedTuple):
+    """How far a tree may grow within one call.
+
+    Attributes:
+        most: nodes that it is to have, at most.
+        deepest: of its longest path.
+        least: what the probability of a path has to exceed for its last node to be expanded.
+    """
+
+    most: int
+    deepest: int
+    least: float
+
+
+class GrownTree(NamedTuple):
+    """The best nodes of a tree, parents first, in the order in which they were met.
+
+    Attributes:
+        tokens, parents: of each; -1: it hangs on the root.
+        shares: the probability that it stands if its parent does.
+        odd: whether logits were met that are no numbers.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    shares: Sequence[float]
+    odd: bool
 
 
 class Pass(NamedTuple):
@@ -179,6 +213,12 @@ class PairDecoder(FusedDecoder):
         stands = array("d", [share for each in ahead for share in each.stands])
         least = array("d", [number for each in ahead for number in (each.first, each.later)])
         reach, own_rows = array("d", [1.0] * wanted), array("i", range(wanted))
+        temperature, uniforms, weights = array("d", [each.temperature for each in ahead]), array("d"), array("f")
+        if any(temperature):
+            weights = array("f", bytes(4 * model.logits_stride))
+            for each in ahead:
+                uniforms.extend(each.uniforms)
+                uniforms.extend([0.0] * (2 * count - len(each.uniforms)))
         next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
         chain = structs.Chain(
             first=ctypes.pointer(call.native),
@@ -194,6 +234,9 @@ class PairDecoder(FusedDecoder):
             least=least.buffer_info()[0],
             free=free.buffer_info()[0],
             reach=reach.buffer_info()[0],
+            temperature=temperature.buffer_info()[0],
+            uniforms=uniforms.buffer_info()[0],
+            weights=weights.buffer_info()[0] if weights else None,
             segments=next_segments,
             positions=next_positions.buffer_info()[0],
             rows=own_rows.buffer_info()[0],
@@ -215,6 +258,79 @@ class PairDecoder(FusedDecoder):
             ranked = call.ranked_between(begin, end, own_head.vocab_size)
             made.append(Pass(ranked, following_MW[begin:end], drafts[begin:end], read[begin:end] if number else ()))
         return made
+
+    def trees(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        features_TW: Tensor,
+        *,
+        extents: Sequence[Extent],
+        width: int,
+        top: int,
+        head: Head | None = None,
+        ids_C: Tensor | None = None,
+    ) -> list[GrownTree]:
+        """Read pairs, and grow a tree behind the last one of every segment: EAGLE-2's, all levels in one native call.
+
+        Args:
+            batch, cache, features_TW, head, ids_C: as for :meth:`passes`.
+            extents: for each segment, whose last row is the one that is wanted; there is room for ``width`` rows of
+                each level that is read.
+            width: nodes of a level that are expanded.
+            top: children that a node gets, at most ``width``.
+        Returns:
+            a tree for each segment: the one that drafting/reranked_tree.py records and reranks level by level.
+        Raises:
+            InputError: a token is not in the embedding.
+            ValueError: something does not fit this decoder; see checks.py.
+            MemoryError: there is no memory for it.
+        """
+        own_head, depth = self.head if head is None else head, self._model.num_layers
+        span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
+        checks.check(self._sizes, batch, NativePlan(cache), span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        checks.check_chain(self._sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, (), top)
+        checks.check_trees(self._sizes, batch, cache, extents, width, top)
+        model = self._model if head is None else self._with_head(head)
+        own = team.current()
+        forwards = max(
+            width, *(each.deepest for each in extents)
+        )  # results of a level, and positions beyond the batch's
+        call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=forwards)
+        rows = max(len(batch.tokens), width * len(extents))
+        scratch = torch.empty(rows * (3 * model.width + self._columns))
+        place = scratch.data_ptr()
+        growths, results = (structs.Growth * len(extents))(), []
+        for growth, extent in zip(growths, extents, strict=True):
+            growth.most, growth.deepest, growth.least = extent
+            nodes = (
+                array("i", bytes(4 * extent.most)),
+                array("i", bytes(4 * extent.most)),
+                array("f", bytes(4 * extent.most)),
+            )
+            growth.tokens, growth.parents, growth.shares = (each.buffer_info()[0] for each in nodes)
+            results.append(nodes)
+        trees = structs.Trees(
+            first=ctypes.pointer(call.native),
+            features=call.native.entering,
+            entering=place,
+            gathered=place + 4 * rows * model.width,
+            elements=place + 8 * rows * model.width,
+            parts=place + 12 * rows * model.width,
+            ids=None if ids_C is None else ids_C.data_ptr(),
+            width=width,
+            drafts=growths,
+        )
+        handle = own.handle(self.library)  # held while the call runs
+        if self.library.foretoken_trees(
+            handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(trees)
+        ):
+            raise MemoryError(f"there is no memory for {len(extents)} trees")
+        return [
+            GrownTree(tokens[: growth.count], parents[: growth.count], shares[: growth.count], bool(growth.odd))
+            for growth, (tokens, parents, shares) in zip(growths, results, strict=True)
+        ]
 
     def _parts(self, ids_T: Tensor) -> Tensor:
         """[T, O] of tokens."""

@@ -173,9 +173,31 @@ class Chain(ctypes.Structure):
         ("passes", _I),
         *((name, P) for name in ("most", "ids")),
         ("tenths", _I),
-        *((name, P) for name in ("stands", "least", "free", "reach")),
+        *((name, P) for name in ("stands", "least", "free", "reach", "temperature", "uniforms", "weights")),
         ("segments", ctypes.POINTER(Segment)),
         *((name, P) for name in ("positions", "rows")),
         ("made", _I),
         *((name, P) for name in ("counts", "drafts", "tokens")),
+    ]
+
+
+class Growth(ctypes.Structure):
+    """One tree (tree.h)."""
+
+    _fields_ = [
+        *((name, _I) for name in ("most", "deepest")),
+        ("least", ctypes.c_double),
+        *((name, _I) for name in ("count", "odd")),
+        *((name, P) for name in ("tokens", "parents", "shares")),
+    ]
+
+
+class Trees(ctypes.Structure):
+    """Trees over pairs (tree.h)."""
+
+    _fields_ = [
+        ("first", ctypes.POINTER(Call)),
+        *((name, P) for name in ("features", "entering", "parts", "gathered", "elements", "ids")),
+        ("width", _I),
+        ("drafts", ctypes.POINTER(Growth)),
     ]

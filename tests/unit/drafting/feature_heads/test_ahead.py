@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,86 +14,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretoken.core.errors import InputError
+from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
-from foretoken.core.stop_rule import NO_LIMIT, Outlook, StopRule
-from foretoken.drafting.feature_heads import runner
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.core.stop_rule import NO_LIMIT, Outlook
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
-from foretoken.methods.scylla.network import Scylla
 from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.fused.pairs import Ahead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from helpers.feature_heads import save_tiny
 from helpers.golden import tokens_of
+from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.tiny_models import save_model
 from helpers.zoo_llms import with_config
-
-HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "eagle3": (Eagle, {"draft_vocab_size": 40}),
-    "all tokens": (Eagle, {"norm_heads": True, "attention_bias": True}),
-    "norms": (Eagle, {"norm_before_residual": True, "norm_output": True}),
-    "eagle2 with a bias": (Eagle, {"algorithm": "eagle", "fusion_bias": True}),
-    "three layers, few tokens": (Scylla, {"layers": 3, "draft_vocab_size": 40}),
-    "two blocks": (Dovetail, {"layers": 2, "fusion": "concat"}),
-}
-DTYPES = ("float32", "bfloat16")
-CAPACITY = 96
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
-    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
-    found = {dtype: load(str(folder), dtype=dtype, device="cpu") for dtype in DTYPES}
-    if found["float32"].fused is None:
-        pytest.skip("no fused decoder here")
-    return found
-
-
-@pytest.fixture(scope="module")
-def runners(models: dict[str, LanguageModel]) -> dict[tuple[str, str, bool], Runner]:
-    """Of every head and dtype, with a table of the tokens' parts and without."""
-    found = {}
-    for name, (kind, fields) in HEADS.items():
-        for dtype, model in models.items():
-            head: FeatureHead = kind.random(model, **fields)
-            found[name, dtype, True] = Runner(model, head)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runner, "_TABLE_BYTES", 0)
-                found[name, dtype, False] = Runner(model, head)
-    return found
-
-
-class Read:
-    """Drafts over a cache of their own: prefixes of some lengths, and rows behind them for the first pass."""
-
-    def __init__(self, run: Runner, prefixes: Sequence[int], rows: Sequence[int], seed: int) -> None:
-        self.run, self.cache, self.begins = run, KVCache(run.num_layers, 8, CAPACITY), list(prefixes)
-        generator = torch.Generator().manual_seed(seed)
-        self.first, features = PackedBatch(), []
-        for number, (prefix, count) in enumerate(zip(prefixes, rows, strict=True)):
-            slot = self.cache.acquire()
-            self.cache.reserve(slot, CAPACITY)
-            tokens = tokens_of(seed + number, prefix + count, 100)
-            g_TW = torch.randn(prefix + count, 64, generator=generator)
-            if prefix:
-                batch = PackedBatch()
-                batch.add_chunk(slot, 0, tokens[:prefix], wanted=0)
-                run.forward(batch, self.cache, g_TW[:prefix], top=0)
-                self.cache.commit(slot, range(prefix))
-            self.first.add_chunk(slot, prefix, tokens[prefix:], wanted=1)
-            features.append(g_TW[prefix:])
-        self.ends = [prefix + count for prefix, count in zip(prefixes, rows, strict=True)]
-        self.g_TW = torch.cat(features)
-
-    def kept(self, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Keys and values of what was read, layer by layer."""
-        buffers = [each for pair in zip(self.cache.keys, self.cache.values, strict=True) for each in pair]
-        return [each[slot, :, :length] for each in buffers if each is not None for slot, length in enumerate(lengths)]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -172,20 +108,6 @@ def test_a_draft_ends_where_its_rule_is_going_to_end_it(
             assert len(made) == expected
 
 
-class Hashed(StopRule):
-    """Says no to a part of what it is asked, and foresees what it is told to."""
-
-    def __init__(self, foreseen: Outlook | None) -> None:
-        self.foreseen, self.asked = foreseen, list[tuple[float, float, int]]()
-
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        self.asked.append((reach, confidence, num_nodes))
-        return hash((round(1e6 * reach), round(1e6 * confidence), num_nodes)) % 4 > 0
-
-    def outlook(self) -> Outlook | None:
-        return self.foreseen
-
-
 OUTLOOKS: dict[str, Outlook | None] = {
     "everything": NO_LIMIT,
     "nothing": replace(NO_LIMIT, first=2.0, later=2.0),
@@ -194,7 +116,29 @@ OUTLOOKS: dict[str, Outlook | None] = {
 }
 
 
-@pytest.mark.parametrize("case", [*OUTLOOKS, "no rule", "penalties", "drawn"])
+@pytest.mark.parametrize("vocab_size", [101, 4500])
+def test_tokens_are_foreseen_as_they_will_be_drawn(vocab_size: int, tmp_path: Path) -> None:
+    """Pass by pass the column that the stream then draws, of one block and of several; the stream itself stays."""
+    options = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "vocab_size": vocab_size}
+    model = load(str(save_model("llama", tmp_path, **options)), dtype="bfloat16", device="cpu")
+    run, others = Runner(model, Eagle.random(model)), 0
+    for seed in range(8):
+        streams, temperature = Streams(seed), 0.4 + 0.2 * seed
+        before = streams.generator("draft").get_state()
+        uniforms = streams.foreseen("draft", vocab_size, 5)
+        assert torch.equal(streams.generator("draft").get_state(), before)
+        read = Read(run, [7], [2], seed)
+        ahead = Ahead(6, (1.0,) * 10, -1.0, -1.0, 0, temperature, uniforms)
+        made = run.passes(read.first, read.cache, read.g_TW, top=1, ahead=[ahead])
+        assert len(made) == 6
+        for each, behind in pairwise(made):
+            q_V = torch.softmax(each.output.logits_MV[0] / temperature, dim=-1)
+            assert list(behind.tokens) == [streams.categorical("draft", q_V)]
+            others += behind.tokens[0] != each.output.best[0]
+    assert others > 20
+
+
+@pytest.mark.parametrize("case", [*OUTLOOKS, "no rule", "penalties", "drawn", "drawn from few"])
 def test_drafts_are_those_of_one_pass_after_the_other(
     case: str, models: dict[str, LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,8 +146,16 @@ def test_drafts_are_those_of_one_pass_after_the_other(
     model = models["bfloat16"]
     place = Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)
     found: list[Any] = []
+    forwards, forward = list[int](), Runner.forward
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        forwards.append(named["top"])
+        return forward(*arguments, **named)
+
+    monkeypatch.setattr(Runner, "forward", counted)
     for ahead in (True, False):
         if not ahead:
+            apart = sum(forwards)
             monkeypatch.setattr(Runner, "ahead", None)
         drafter = EagleDrafter(EagleDrafter.Config(head=place), model)
         propose, seen = drafter.propose, list[Any]()
@@ -220,7 +172,8 @@ def test_drafts_are_those_of_one_pass_after_the_other(
         llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model, max_num_seqs=3)
         params = SamplingParams(
             max_tokens=20,
-            temperature=float(case == "drawn"),
+            temperature=0.8 if case.startswith("drawn") else 0.0,
+            top_k=9 if case == "drawn from few" else 0,
             repetition_penalty=1.3 if case == "penalties" else 1.0,
             seed=3,
             ignore_eos=True,
@@ -231,6 +184,8 @@ def test_drafts_are_those_of_one_pass_after_the_other(
         )
         found.append((seen, [each.token_ids for each in outputs]))
     assert found[0] == found[1]
+    if case in ("everything", "no rule", "drawn"):
+        assert not apart  # every token was foreseen
     assert sum(len(tokens) for drafts in found[0][0][::2] for tokens, _ in drafts) > 20
 
 
@@ -260,5 +215,6 @@ def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runne
     refused("drafts go on from rows", **{"no wanted": True})
     refused("ahead.most=0", ahead=[going_on._replace(most=0)])
     refused("the cache has room for 96", ahead=[going_on._replace(most=92)])
+    refused("1 uniforms for 3 passes", ahead=[going_on._replace(temperature=0.5, uniforms=[0.5])])
     refused("rows of a chain", ahead=[going_on._replace(stands=())])
     refused("entering_TD", features=torch.randn(2, 32))
