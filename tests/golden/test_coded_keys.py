@@ -134,6 +134,8 @@ def test_a_row_that_is_no_number_is_its_followers_alone(dtype: torch.dtype) -> N
     assert rows.isfinite().all(dim=1).tolist() == [True, False, True, False, True]
     sound, expected = session.draft(slot, 7, TokenTree([9, 11])), rows[[0, 2, 4]]
     assert torch.equal(sound, expected)
+    chain = session.draft(slot, 9, TokenTree([5, 11]))  # the root's neighbour in a multiply-add of two columns
+    assert chain.isfinite().all(dim=1).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 4), ("bfloat16", 2)])

@@ -98,14 +98,14 @@ static void NAME(turn_queries)(const Job *job, const Layer *layer, long row, lon
     }
 }
 
-/* The same in codes; those of what they leave are `second` bytes on. */
-static void NAME(code_queries)(const Job *job, const Layer *layer, long row, long g, const Matrix *keys, char *to, long second) {
+/* The same in codes, each of them twice. */
+static void NAME(code_queries)(const Job *job, const Layer *layer, long row, long g, const Matrix *keys, char *to) {
     const Model *m = job->model;
-    const long D = m->head_dim, n = m->heads / m->kv_heads;
+    const long D = m->head_dim, n = m->heads / m->kv_heads, bytes = coded_bytes(keys, D);
     float turned[MAX_HEAD_DIM];
-    for (long h = 0; h < n; h++, to += coded_bytes(keys, D)) {
+    for (long h = 0; h < n; h++, to += 2 * bytes) {
         NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, turned);
-        code_query(keys, turned, D, to, to + second);
+        code_query(keys, turned, D, to, to + bytes);
     }
 }
 
@@ -251,7 +251,7 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
             y.queries = scratch->part[10].data;
             y.scales = scratch->part[11].data;
             for (long r = from; r < to; r++)
-                NAME(code_queries)(job, layer, s->start + r, g, &y.keys, y.queries + (r - from) * n * y.coded, rows * y.coded);
+                NAME(code_queries)(job, layer, s->start + r, g, &y.keys, y.queries + (r - from) * n * 2 * y.coded);
         } else {
             for (long r = from; r < to; r++) NAME(turn_queries)(job, layer, s->start + r, g, q + INPUTS((r - from) * n * D));
         }

@@ -47,18 +47,52 @@ class Sizes:
     gated: bool
 
 
+def check_layout(layout: Layout) -> None:
+    """What native code takes for granted of a layout beside its blocks.
+
+    Raises:
+        ValueError: embedding, last gain or head have other sizes.
+    """
+    if layout.final_norm_D.shape != (layout.width,):
+        raise ValueError(f"layout.final_norm_D is {list(layout.final_norm_D.shape)}: [{layout.width}]")
+    embedding = layout.embedding_VD
+    if embedding is not None and (embedding.shape[1:] != (layout.width,) or embedding.dtype != layout.dtype):
+        raise ValueError(
+            f"layout.embedding_VD is {list(embedding.shape)} of {embedding.dtype}: [{len(embedding)}, {layout.width}] "
+            f"of {layout.dtype}"
+        )
+    if isinstance(layout.head, Projection):
+        _check_projection("layout.head", layout.head, layout.head.outputs, layout.width, biased=False)
+
+
 def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]) -> None:
     """What native code takes for granted of a block, once, when it is packed.
 
     Args:
         halves: half the elements that each of the layout's rotaries rotates.
     Raises:
-        ValueError: a gain has another length than what it scales, a rotary is none of the layout's, or experts do not
-            fit together.
+        ValueError: a projection, a bias or a gain has another size than the layout gives it, a part of an MLP is
+            missing, a rotary is none of the layout's, or experts do not fit together.
     """
-    _check_gain("mlp_norm_D", block.mlp_norm_D, layout.width)
+    width = layout.width
+    _check_gain("mlp_norm_D", block.mlp_norm_D, width)
+    mlp = {"gate": (layout.mlp_width, width), "up": (layout.mlp_width, width), "down": (width, layout.mlp_width)}
+    absent = [name for name in mlp if getattr(block, name) is None]
+    if absent and len(absent) < len(mlp):
+        raise ValueError(f"block.{absent[0]} is missing: a gated MLP has gate, up and down, or none of them")
+    for name, (outputs, inputs) in mlp.items():
+        if not absent:
+            _check_projection(f"block.{name}", getattr(block, name), outputs, inputs, biased=False)
     if isinstance(block, StateBlock):
+        inner = block.mixer.heads * block.mixer.head_width
+        projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
+        _check_projection("block.project", block.project, projected, width)
+        _check_projection("block.out", block.out, width, inner)
         return
+    queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
+    for name, outputs in (("q", queries), ("k", keys), ("v", keys)):
+        _check_projection(f"block.{name}", getattr(block, name), outputs, width)
+    _check_projection("block.out", block.out, width, queries)
     for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
         _check_gain(name, getattr(block, name), layout.width)
     every = block.q_norm_d is not None and len(block.q_norm_d) != layout.head_dim
@@ -78,15 +112,19 @@ def _check_experts(experts: Experts, width: int) -> None:
     _within("experts.chosen", experts.chosen, 1, count)
     if channels < 32 or channels % 32:
         raise ValueError(f"experts.width={channels}: a multiple of 32")
-    expected = {
-        "router_ED": (experts.router_ED, (count, width)),
-        "gate": (experts.gate.weight_OK, (count * channels, width)),
-        "up": (experts.up.weight_OK, (count * channels, width)),
-        "down": (experts.down.weight_OK, (count * width, channels)),
-    }
-    for name, (weight, shape) in expected.items():
-        if tuple(weight.shape) != shape:
-            raise ValueError(f"experts.{name} is {list(weight.shape)}: {list(shape)}")
+    if tuple(experts.router_ED.shape) != (count, width):
+        raise ValueError(f"experts.router_ED is {list(experts.router_ED.shape)}: {[count, width]}")
+    for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
+        _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs, biased=False)
+
+
+def _check_projection(name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True) -> None:
+    if tuple(given.weight_OK.shape) != (outputs, inputs):
+        raise ValueError(f"{name} is {list(given.weight_OK.shape)}: {[outputs, inputs]}")
+    if given.bias_O is not None and not biased:
+        raise ValueError(f"{name} has a bias: native code adds none there")
+    if given.bias_O is not None and given.bias_O.shape != (outputs,):
+        raise ValueError(f"{name} has a bias {list(given.bias_O.shape)}: [{outputs}]")
 
 
 def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:

@@ -20,10 +20,17 @@ static void code_line(const float *x, long n, char *row) {
         *(own_codes *)(row + 4 + i) = __builtin_convertvector(codes_of(x + i, inverse, most != most) + 128, own_codes);
 }
 
-/* LANES codes of a row's, as floats. */
+/* LANES codes of a row's, as floats. What compilers make of the plain text takes bytes one by one. */
 static inline __attribute__((always_inline)) part leave_codes(const char *codes) {
+#if PARTS == 1
+    const part_of_signs whole = (part_of_signs)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+#elif PARTS == 2 && defined(__AVX2__)
+    const part_of_signs whole = (part_of_signs)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes));
+#else
     typedef uint8_t own_codes __attribute__((vector_size(LANES), aligned(1), may_alias));
-    return __builtin_convertvector(__builtin_convertvector(*(const own_codes *)codes, part_of_signs) - 128, part);
+    const part_of_signs whole = __builtin_convertvector(*(const own_codes *)codes, part_of_signs);
+#endif
+    return __builtin_convertvector(whole - 128, part);
 }
 
 /* Keys of some tiles, as a weight. */

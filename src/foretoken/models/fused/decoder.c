@@ -177,9 +177,10 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         line = larger(line, m->width);
     }
     const Matrix keys = coded_keys(0, m->head_dim);
+    const long lines = call->coded ? 24 : 12; /* of scores */
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
                                             folded * (16 + m->head_dim + 1) * sizeof(float),
-                                            larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
+                                            larger(lines * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
                                             larger(T, call->num_wanted) * m->width * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
                                             larger((most_blocks + 2) * sizeof(Run), larger(m->ffn_units, pairs) * sizeof(int32_t)),

@@ -60,6 +60,7 @@ class FusedDecoder:
         self._dtype, self._head_dim = layout.dtype, layout.head_dim
         rotaries = layout.rotary if isinstance(layout.rotary, tuple) else (layout.rotary,)
         self._rotaries = [RotaryTables(each) for each in rotaries]
+        checks.check_layout(layout)
         layers = (structs.Layer * layout.num_blocks)()
         self._mixers: dict[int, Mixer] = {}
         for index, block in enumerate(layout.blocks):

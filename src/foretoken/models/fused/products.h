@@ -78,6 +78,16 @@ static inline __attribute__((always_inline)) void NAME(narrow)(void *to, part x)
 #endif
 }
 
+/* The same of floats that are elements already. */
+static inline __attribute__((always_inline)) void NAME(narrow_exactly)(void *to, part x) {
+#if BF16
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    *(halves *)to = __builtin_convertvector((part_of_units)x >> 16, halves);
+#else
+    *(part_unaligned *)to = x;
+#endif
+}
+
 /* LANES floats to what a product reads */
 static inline __attribute__((always_inline)) void NAME(enter)(NAME(input) *to, part x) {
 #if STEPS == UNIT

@@ -35,11 +35,11 @@ typedef struct {
     long own;
     /* Of keys and values in codes, else 0; see coded.h. */
     long coded;   /* bytes of a coded query */
-    char *queries; /* [2][rows][coded] */
+    char *queries; /* [rows][2][coded] */
     Matrix keys;  /* `tiles` */
     float *scales; /* [TILE], of the values of the tile at hand; behind them room for a row's own, and for opened values */
     float *sums, *sofar, *highest; /* [rows][16], [rows][D], [rows] */
-    float *scores;                 /* [12][TILE], of the tile at hand */
+    float *scores;                 /* [12][TILE], of the tile at hand; twice as much where queries are in codes */
     NAME(input) *weights;          /* [12][tile_weights] */
 } NAME(Panel);
 
@@ -189,8 +189,12 @@ static void NAME(score_tiles)(const NAME(Panel) *y, long column, long tiles, lon
     }
     Matrix w = y->keys;
     w.tiles = keys;
-    coded_product(&w, 0, tiles, y->queries + base * y->coded, y->D, rows, scores, stride, 0, 0);
-    coded_product(&w, 0, tiles, y->queries + (y->rows + base) * y->coded, y->D, rows, scores, stride, 0, 1);
+    coded_product(&w, 0, tiles, y->queries + 2 * base * y->coded, y->D, 2 * rows, scores, stride, 0, 0);
+    for (long i = 0; i < rows; i++) /* the two of a row become one; none is written before it has been read */
+        for (long c = 0; c < 16 * tiles; c += LANES) {
+            const float *first = scores + 2 * i * stride + c;
+            *(part_unaligned *)(scores + i * stride + c) = *(const part_unaligned *)first + *(const part_unaligned *)(first + stride);
+        }
 }
 
 /* Values of the columns from..to-1 of the line, all of one tile, as elements, and their scales. */
@@ -200,7 +204,7 @@ static void NAME(open_values)(const NAME(Panel) *y, long tile, long from, long t
         const char *row = y->values + (c + y->shift) * 4 * y->units;
         y->scales[c - tile] = *(const float *)row;
         for (long d = 0; d < y->D; d += LANES)
-            NAME(narrow)(opened + ((c - tile) * y->D + d) * (4 / UNIT), leave_codes(row + 4 + d));
+            NAME(narrow_exactly)(opened + ((c - tile) * y->D + d) * (4 / UNIT), leave_codes(row + 4 + d));
     }
 }
 

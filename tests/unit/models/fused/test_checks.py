@@ -175,6 +175,10 @@ def test_a_forward_is_checked_through_the_language_model_too() -> None:
         model.forward(batch, DensePlan(cache, batch))
 
 
+def linear(outputs: int, inputs: int, bias: int | None = None) -> Projection:
+    return Projection(torch.zeros(outputs, inputs), None if bias is None else torch.zeros(bias))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,6 +187,17 @@ def test_a_forward_is_checked_through_the_language_model_too() -> None:
         ({"q_norm_d": torch.ones(64), "k_norm_d": torch.ones(64)}, r"block.q_norm_d is \[64\]: \[128\]"),
         ({"q_norm_d": torch.ones(128), "k_norm_d": None}, "k_norm_d is missing"),
         ({"rotary": 1}, "block.rotary=1: 0 to 0"),
+        ({"q": linear(64, 64)}, r"block.q is \[64, 64\]: \[128, 64\]"),
+        ({"k": linear(128, 64)}, r"block.k is \[128, 64\]: \[64, 64\]"),
+        ({"v": linear(64, 32)}, r"block.v is \[64, 32\]: \[64, 64\]"),
+        ({"out": linear(64, 64)}, r"block.out is \[64, 64\]: \[64, 128\]"),
+        ({"q": linear(128, 64, bias=64)}, r"block.q has a bias \[64\]: \[128\]"),
+        ({"gate": linear(128, 64), "up": linear(128, 64)}, r"block.gate is \[128, 64\]: \[96, 64\]"),
+        ({"up": linear(96, 32)}, r"block.up is \[96, 32\]: \[96, 64\]"),
+        ({"down": linear(64, 64)}, r"block.down is \[64, 64\]: \[64, 96\]"),
+        ({"down": linear(64, 96, bias=64)}, "block.down has a bias"),
+        ({"up": None}, "block.up is missing: a gated MLP has gate, up and down, or none of them"),
+        ({"gate": None}, "block.gate is missing"),
     ],
 )
 def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -226,3 +241,20 @@ def test_thresholds_of_gates_are_refused_where_there_are_experts() -> None:
     batch.add_chunk(0, 0, [3], wanted=1)
     with pytest.raises(ValueError, match="or experts in its place"):
         decoder.forward(batch, NativePlan(cache, thresholds=[0.1]), Span(0, 2), top=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head": linear(50, 32)}, r"layout.head is \[50, 32\]: \[50, 64\]"),
+        ({"head": linear(50, 64, bias=50)}, "layout.head has a bias"),
+        ({"embedding_VD": torch.zeros(50, 32)}, r"layout.embedding_VD is \[50, 32\] of torch.float32: \[50, 64\]"),
+        ({"embedding_VD": torch.zeros(50, 64).double()}, "of torch.float64"),
+        ({"final_norm_D": torch.ones(32)}, r"layout.final_norm_D is \[32\]: \[64\]"),
+    ],
+)
+def test_a_layout_that_does_not_fit_itself_is_refused(changes: dict[str, Any], message: str) -> None:
+    library = build.library()
+    assert library is not None
+    with pytest.raises(ValueError, match=message):
+        FusedDecoder(replace(selftest._layout(torch.float32, None), **changes), library)
