@@ -285,7 +285,7 @@ def _with_options(name: str, settings: dict[str, Any], method: Any, target: Any)
                 f"option '{key}' belongs to method '{method}' and to verifier '{name}': write '{name}.{key}' for the "
                 f"verifier's, '{method}.{key}' for the method's"
             )
-    typed = {key: settings.pop(key) for key in list(settings) if key in known or _bare(key, name) in known}
+    typed = {key: settings.pop(key) for key in list(settings) if _bare(key, name) in known}
     try:
         config = verifier_class.Config(**_without_owner(typed, name, known))
     except TypeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from functools import cache
+from time import perf_counter
 from types import SimpleNamespace
 
 import pytest
@@ -167,6 +168,65 @@ def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
     seeded = [LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)]
     assert ids(seeded[0]) == ids(seeded[1])  # the seed of the constructor is that of requests without one
     assert_idle(llm)
+
+
+def test_another_recipe_over_the_same_target_changes_nothing_else():
+    options = {"max_num_seqs": 3, "max_rows_per_step": 40, "seed": 5}
+    llm = LLM.from_target(target(), default_params=plan(6, temperature=1.0), **options)
+    other = llm.with_method({"method": "ngram"})
+    assert other.recipe.method == "ngram"
+    assert (other.target, other.default_params) == (llm.target, llm.default_params)
+    assert (other.max_num_seqs, other.max_rows_per_step, other.engine.prefixes) == (3, 40, None)
+    assert ids(other.generate(PROMPTS[3])) == ids(llm.generate(PROMPTS[3]))  # the same seed, and the rule is `match`
+    few = LLM.from_target(target(), enable_prefix_caching=True, prefix_cache_bytes=1)
+    for found in (few, few.with_method(None)):
+        assert found.engine.prefixes is not None
+        assert found.engine.cache.max_slots == found.max_num_seqs  # so few bytes are no further slots
+    many = LLM.from_target(target(), enable_prefix_caching=True)
+    assert many.with_method(None).engine.cache.max_slots == many.engine.cache.max_slots
+
+
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "trust_remote_code"])
+def test_a_switch_is_on_or_off(name):
+    with pytest.raises(ConfigError, match=f"{name}='yes' must be True or False"):
+        LLM("zoo:base", **{name: "yes"})
+
+
+def test_closing_cancels_who_runs_and_who_waits_and_ends_what_was_started():
+    class Closing(stubs.Stub):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    with with_drafter(Closing(), max_num_seqs=1) as llm:
+        streams = [llm.stream(prompt, plan(40)) for prompt in PROMPTS[:2]]
+        next(streams[0])
+        llm.engine.executor = executor = Closing()  # type: ignore[assignment]
+    assert_idle(llm)
+    assert (llm.recipe.drafter.closed, executor.closed) == (1, 1)
+    assert [chunk.output.finish_reason for chunk in streams[0]] == ["cancelled"]
+
+
+def test_two_names_of_the_params_are_one_too_many():
+    assert ids(base().generate("Once", sampling_params=plan(3))) == [greedy("Once", 3)]
+    with pytest.raises(ConfigError, match="both params and sampling_params"):
+        base().generate("Once", plan(3), sampling_params=plan(3))
+
+
+def test_a_chat_tells_its_progress():
+    told = []
+    outputs = base().chat([{"role": "user", "content": "x"}], plan(2), progress=told.append)
+    assert told == outputs
+
+
+def test_a_length_that_is_asked_for_is_drafted_whatever_it_costs():
+    """Nothing is measured where nothing is weighed, and nobody is kept from seeing the target's states."""
+    llm = with_config({"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 3})
+    controller = llm.engine.controller
+    controller.measure = lambda **times: pytest.fail("measured")
+    controller.hopeless = lambda request, running: pytest.fail("weighed")
+    assert ids(llm.generate(PROMPTS[0], plan(8))) == [greedy(PROMPTS[0], 8)]
 
 
 def test_requests_that_are_driven_by_hand_are_those_of_generate():
@@ -751,8 +811,11 @@ def test_a_draft_model_without_a_free_slot_lets_the_request_go_on():
 
 def test_metrics_add_up():
     llm = with_drafter(stubs.Scripted(truth(), 0.7), num_nodes=5)
-    for output in llm.generate(PROMPTS, plan(40)):
+    began = perf_counter()
+    outputs = llm.generate(PROMPTS, plan(40))
+    for output in outputs:
         metrics = output.metrics
+        assert metrics.seconds < perf_counter() - began
         assert metrics.num_tokens == len(output.token_ids) == 40
         assert metrics.num_tokens <= metrics.num_steps + metrics.num_accepted_tokens
         assert metrics.num_accepted_tokens <= metrics.num_draft_tokens == sum(metrics.drafted_at)

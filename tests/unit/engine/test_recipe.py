@@ -70,9 +70,11 @@ def test_num_speculative_tokens_must_be_a_sensible_integer(count):
         build(method="ngram", num_speculative_tokens=count)
 
 
-@pytest.mark.parametrize("settings", [{"method": "none"}, {}])
-def test_a_draft_length_without_a_drafter_is_refused(settings):
-    with pytest.raises(ConfigError, match="'suffix'"):
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"method": "none"}, "with method 'none'.*'suffix'"), ({}, "without a method.*'suffix'")]
+)
+def test_a_draft_length_without_a_drafter_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
         build(**settings, num_speculative_tokens=4)
 
 
@@ -124,6 +126,7 @@ def test_the_default_rule_is_the_strongest_that_fits():
     assert recipe.verifier_for(Draft(EMPTY_TREE), SAMPLING).name == "match"
     assert recipe.verifier_for(Draft(chain, drawn), SAMPLING).name == "block"
     assert recipe.verifier_for(Draft(tree, drawn), SAMPLING).name == "kseq"
+    assert recipe.verifier_for(Draft(chain), GREEDY) is recipe.verifier_for(Draft(tree), GREEDY)  # made once
     assert build(method="ngram", verifier="ratio").verifier_for(Draft(chain), SAMPLING).name == "ratio"
 
 

@@ -202,6 +202,17 @@ def test_drafts_begun_to_different_depths_are_refused(model: LanguageModel) -> N
         resumed_forward(model, cache, batch, [one, other], DensePlan(cache, batch), HiddenLayers(()))
 
 
+def test_where_nobody_has_begun_it_is_one_forward(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, batch, calls = model.new_cache(1), _chunk([5, 3, 4]), []
+    cache.acquire()
+    cache.reserve(0, 3)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *given, **named: calls.append(named) or forward(*given, **named))
+    _, (piece,) = resumed_forward(model, cache, batch, [NO_DRAFT], DensePlan(cache, batch), HiddenLayers((1,)))
+    assert len(calls) == 1
+    assert piece.hidden[1].shape[0] == 3
+
+
 @pytest.mark.parametrize("fault", ["none", "hidden", "depth"])
 def test_a_wrong_beginning_is_seen(fault: str, model: LanguageModel) -> None:
     """Negative control: rows in another order, or begun to another depth, leave another cache."""

@@ -1,0 +1,170 @@
+"""Deciding without a model: each request's rows, in its laws, by its rule; what a faulty verdict costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import testing as stubs
+from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict
+from foretoken.engine.decide import Decider
+from foretoken.engine.faults import Faults
+from foretoken.engine.recipe import Recipe
+from foretoken.engine.request import Request
+from foretoken.engine.round import Job, Round
+from foretoken.engine.scheduler import Scheduler
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.dense import DensePlans
+from foretoken.models.language_model import Output
+from foretoken.verifiers.match import MatchVerifier
+from helpers.requests import make_request
+
+V = 100  # of make_request
+NODES = Draft(TokenTree([7, 8]))
+
+
+class Rule(MatchVerifier):
+    """Emits what it is told to, and remembers what it was shown."""
+
+    offers = Offers(batches=True)
+
+    def __init__(self, *verdicts: object) -> None:
+        self.shown: list[Laws] = []
+        self.batches: list[int] = []
+        self._verdicts = list(verdicts)
+
+    def verify(self, draft, target, rng):
+        self.shown.append(target)
+        return self._verdicts.pop(0) if self._verdicts else Verdict((), 5)
+
+    def verify_batch(self, drafts, targets, rngs):
+        self.batches.append(len(drafts))
+        return super().verify_batch(drafts, targets, rngs)
+
+
+def decided(rule: Rule, jobs: Sequence[Job], logits_MV: torch.Tensor) -> None:
+    recipe = Recipe("stub", stubs.Stub(), rule, 4, False, False, DensePlans())
+    scheduler = Scheduler(KVCache(1, 8, 1000), 64)
+    for job in jobs:
+        if not job.request.finished:
+            scheduler.add(job.request)
+    scheduler.next()
+    current = Round(PackedBatch(), list(jobs), [], Output.of(logits_MV))
+    Decider(recipe, V, None, Faults(scheduler, recipe.drafter)).decide(current)
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.randn(count, V, generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"repetition_penalty": 1.5}, {"temperature": 0.7, "logit_bias": {9: -math.inf}}], ids=str
+)
+def test_every_rule_sees_its_own_rows(params: dict[str, Any]) -> None:
+    """A prompt's end behind two rows that are only read, a draft with a probe behind it, one that ended, a chunk."""
+    ending, drafted, ended, chunk = (
+        make_request([3, 4, 6], **params, prompt_logprobs=each) for each in (1, None, 0, 0)
+    )
+    ending.prompt_logprobs, chunk.prompt_logprobs = [], []
+    ended.finish_reason = "stop"
+    logits_MV = rows(10)
+    jobs = [
+        Job(ending, NO_DRAFT, 3, 1, prompt=True, read=2),
+        Job(ended, NO_DRAFT, 1, 1),
+        Job(drafted, NODES, 4, 4),
+        Job(chunk, NO_DRAFT, 2, 0, prompt=True, read=2),
+    ]
+    decided(rule := Rule(Verdict((), 5), Verdict((0,), 9)), jobs, logits_MV)
+    assert rule.batches == [2]
+    first, second = rule.shown
+    assert (first.positions[0], len(first)) == (3, 1)
+    assert (list(second.positions), len(second)) == ([3, 4, 5], 3)
+    assert torch.equal(first.raw_MV, logits_MV[2:3])
+    assert torch.equal(second.raw_MV, logits_MV[4:7])
+    assert first.probe_logits_PV is None
+    assert torch.equal(second.probe_logits_PV, logits_MV[7:8])
+    assert jobs[2].logits_MV is second.raw_MV
+    assert first.stop_ids is ending.stop_ids
+    for laws, request, draft in ((first, ending, NO_DRAFT), (second, drafted, NODES)):
+        nodes = range(-1, len(draft))
+        whole_MV = request.laws.process(laws.raw_MV, draft.tree, nodes)
+        best = whole_MV.argmax(-1).tolist()
+        assert list(laws.best) == best
+        for row in nodes:
+            assert torch.equal(laws.p_at(row + 1), Laws(whole_MV, greedy=laws.greedy, positions=nodes).p_at(row + 1))
+    for request, begin in ((ending, 0), (chunk, 8)):
+        logp = torch.log_softmax(logits_MV[begin : begin + 2], -1)
+        assert request.prompt_logprobs is not None
+        assert [each.token_id for each in request.prompt_logprobs] == [4, 6]
+        assert [each.logprob for each in request.prompt_logprobs] == [float(logp[0, 4]), float(logp[1, 6])]
+        assert [len(each.top) for each in request.prompt_logprobs] == [request.params.prompt_logprobs] * 2
+    assert [job.verdict for job in jobs] == [Verdict((), 5), None, Verdict((0,), 9), None]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_none_end_their_request(value: float) -> None:
+    bad, good = make_request([3]), make_request([4])
+    logits_MV = rows(4)
+    logits_MV[2, 50] = value  # behind its second node
+    jobs = [Job(bad, NODES, 3, 3), Job(good, NO_DRAFT, 1, 1)]
+    decided(rule := Rule(), jobs, logits_MV)
+    assert "NaN or infinite" in str(bad.error)
+    assert (good.error, jobs[1].verdict) == (None, Verdict((), 5))
+    assert rule.batches == []  # one request alone
+
+
+@pytest.mark.parametrize(
+    ("verdict", "message"),
+    [
+        (Verdict((), V - 1), None),
+        (Verdict((), 0), None),
+        (Verdict((0, 1), 5, distortions=(0.0, 1, 0.5), divergences=(math.inf,)), None),
+        (Verdict((), V), "emitted the token 100"),
+        (Verdict((), -1), "emitted the token -1"),
+        (Verdict((1,), 5), "no path"),
+        (Verdict((2,), 5), "no path"),
+        (Verdict((), 5, distortions=(-0.1,)), "distortion -0.1"),
+        (Verdict((), 5, divergences=(math.nan,)), "distortion nan"),
+    ],
+    ids=str,
+)
+def test_a_verdict_is_a_path_and_one_token(verdict: Verdict, message: str | None) -> None:
+    request: Request = make_request([3])
+    job = Job(request, NODES, 3, 3)
+    decided(Rule(verdict), [job], rows(3))
+    assert job.verdict == (verdict if message is None else None)
+    assert request.error is None if message is None else message in str(request.error)
+
+
+class Guessing(Rule):
+    """Takes every guess."""
+
+    def finish(self, guess, target, row, rng):
+        self.asked = (guess.tree.tokens, row)
+        if guess.tree.tokens == (99,):
+            raise RuntimeError("cannot finish")
+        return guess.tree.tokens[0] if guess.tree.tokens[0] else None
+
+
+@pytest.mark.parametrize(
+    ("path", "guess", "extra", "error"),
+    [((0, 1), 11, 11, None), ((0, 1), 0, 5, None), ((0,), 11, 5, None), ((0, 1), 99, None, "cannot finish")],
+)
+def test_a_guess_is_coupled_where_all_before_it_stood(
+    path: tuple[int, ...], guess: int, extra: int | None, error: str | None
+) -> None:
+    job = Job(make_request([3]), NODES, 3, 3, guess=Draft(TokenTree([guess])))
+    decided(rule := Guessing(Verdict(path, 5)), [job], rows(3))
+    assert job.request.error == error
+    if error is None:
+        assert job.verdict == Verdict(path, extra)  # type: ignore[arg-type]
+    assert getattr(rule, "asked", None) == (((guess,), 2) if len(path) == 2 else None)
