@@ -1,7 +1,9 @@
-"""llama.cpp behind the same API, for ``foretoken bench serve``: the same weights, prompts and HTTP as ours.
+r"""llama.cpp behind the same API, for ``foretoken bench serve``: the same weights, prompts and HTTP as ours.
 
-    python benchmarks/llama_server.py --model grown:base:100m --slots 32 --port 8090
-    foretoken bench serve --url ours=http://127.0.0.1:8000 --url llama.cpp=http://127.0.0.1:8090 --clients 1,8,32
+    python benchmarks/llama_server.py --model grown:base:100m --threads 2 --slots 32 --port 8090 &
+    foretoken serve grown:base:100m --method suffix --threads 2 --max-num-seqs 32 --no-prefix-caching --port 8091 &
+    foretoken bench serve --url ours=http://127.0.0.1:8091 --url llama.cpp=http://127.0.0.1:8090 \
+        --served-model-name grown:base:100m --clients 1,8,32
 
 The binding's own server needs packages of its own and runs one request at a time. Here llama.cpp's C interface decodes
 a batch of all requests a step, as its C++ server does: a token for each that runs, and prompts in what is left of 512

@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -42,7 +43,8 @@ def start(options: argparse.Namespace, replicas: int) -> tuple[subprocess.Popen[
     said = ""
     for line in process.stderr:
         said += line
-        if " at http" in line:
+        if line.startswith("serving "):  # Ray says where it is ready, too
+            threading.Thread(target=process.stderr.read, daemon=True).start()
             return process, line.split(" at ")[1].split(" ")[0]
     raise SystemExit(f"the cluster did not come up:\n{said}")
 

@@ -55,7 +55,8 @@ class AsyncLLM:
         return await self.generate(self.llm.chat_prompt(messages), params)
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Delta, None]:
-        """Complete one prompt, and yield what is new after each step; ``delta.index`` says of which completion.
+        """Complete one prompt, and yield what is new: after each step, or beside other streams together with them, see
+        ``foretoken.serve.loop``; ``delta.index`` says of which completion.
 
         Closing the iterator ends the request within a step. A request that fails ends with a delta that has an
         ``error``.
