@@ -10,11 +10,13 @@ preserves the function, after Net2Net (Chen et al., 2016):
   weight is rounded, in any dtype. An embedding that is also the head cannot carry shares: the final norm does.
 * Depth. New layers are copies of the layer before them whose output matrices are zero. They are spread evenly, so that
   a share of the depth stays about the same share of the computation.
+* Mixers of states grow as attentions do: heads and groups by copies, heads and states of the same size. What their in
+  projection and their convolution have of each kind (z, x, B, C, dt) is copied kind by kind.
 
 The grown weights are dense matrices like any others: reading and multiplying them costs what it costs in a model that
 was trained at this size. They lie in the user's cache folder, made once in seconds, and can be deleted at any time.
 
-Letters: O outputs, I inputs of a matrix; c copies.
+Letters: O outputs, I inputs of a matrix; c copies; of a mixer N states, P width of a head, H heads, G groups.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,21 +40,71 @@ from foretoken.core.files import folder_made_once
 from foretoken.models.fingerprint import fingerprint
 
 PREFIX = "grown:"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 _WIDTH_OF_A_LAYER = 64  # columns of the residual stream for each layer that models of common shapes have
 _MOST_COPIES = 16
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 _UNITS = {"m": 1e6, "b": 1e9}
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")  # whatever a layer adds to the stream goes through these
+_LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-_KNOWN = re.compile(
-    r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight"
-    r"|mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight)"
-    r"|model\.embed_tokens\.weight|model\.norm\.weight|lm_head\.weight"
-)
+_MIXER = r"(in_proj|out_proj|conv1d)\.(weight|bias)|norm\.weight|dt_bias|A_log|D"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Models that grow alike.
+
+    Attributes:
+        body: what holds everything but the head.
+        embedding, final_norm: of the body.
+        parts: what a layer may have, a regular expression.
+        outputs: whatever a layer adds to the stream goes through these.
+        widened: of the configuration, what has a factor of c.
+        mixer: of a layer, where it has one.
+    """
+
+    body: str = "model"
+    embedding: str = "embed_tokens.weight"
+    final_norm: str = "norm.weight"
+    parts: str = (
+        r"self_attn\.[qkvo]_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight"
+        r"|mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight"
+    )
+    outputs: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
+    widened: tuple[str, ...] = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    mixer: str | None = None
+
+    def knows(self, part: str) -> bool:
+        """Whether it is known what becomes of a parameter."""
+        layer = _LAYER.fullmatch(part)
+        if layer is not None and part.startswith(self.body):
+            return re.fullmatch(self.parts, layer[2]) is not None
+        return part in (f"{self.body}.{self.embedding}", f"{self.body}.{self.final_norm}", "lm_head.weight")
+
+
+_LLAMA = _Family()
+_FAMILIES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    "bamba": _Family(
+        final_norm="final_layernorm.weight",
+        parts=rf"self_attn\.[qkvo]_proj\.(weight|bias)|mamba\.({_MIXER})"
+        r"|feed_forward\.(gate|up|down)_proj\.(weight|bias)|(input|pre_ff)_layernorm\.weight",
+        outputs=("self_attn.o_proj", "mamba.out_proj", "feed_forward.down_proj"),
+        widened=(*_LLAMA.widened, "mamba_n_heads", "mamba_n_groups"),
+        mixer="mamba",
+    ),
+    "mamba2": _Family(
+        body="backbone",
+        embedding="embeddings.weight",
+        final_norm="norm_f.weight",
+        parts=rf"norm\.weight|mixer\.({_MIXER})",
+        outputs=("mixer.out_proj",),
+        widened=("hidden_size", "num_heads", "n_groups"),
+        mixer="mixer",
+    ),
+}
+FAMILIES = tuple(_FAMILIES)
 
 Read = Callable[[str], tuple[Any, Any]]
 
@@ -151,7 +203,7 @@ def _check_family(model: Any, name: str) -> None:
             f"model '{name}': models of type '{kind}' cannot be grown, only those of {', '.join(FAMILIES)}"
         )
     for part, _ in model.named_parameters():
-        if not _KNOWN.fullmatch(part):
+        if not _FAMILIES[kind].knows(part):
             raise UnsupportedArchitecture(f"model '{name}': it cannot be grown, the part '{part}' is unknown")
 
 
@@ -185,37 +237,57 @@ def grow(model: Any, growth: Growth) -> tuple[Any, dict[str, Tensor]]:
         model: a causal model of one of ``FAMILIES``.
     """
     config, copies = copy.deepcopy(model.config), growth.copies
+    family = _FAMILIES[config.model_type]
     origins = [layer * config.num_hidden_layers // growth.layers for layer in range(growth.layers)]
-    if getattr(config, "layer_types", None) is not None:
+    if getattr(config, "attn_layer_indices", None) is not None:
+        attending = set(config.attn_layer_indices)
+        config.attn_layer_indices = [layer for layer, origin in enumerate(origins) if origin in attending]
+    elif vars(config).get("layer_types") is not None:  # else it is none, or follows from other fields
         config.layer_types = [config.layer_types[origin] for origin in origins]
     config.num_hidden_layers = growth.layers
-    for widened in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+    for widened in family.widened:
         setattr(config, widened, getattr(config, widened) * copies)
     given = model.state_dict()
     weights = {}
     for layer, origin in enumerate(origins):
         added = layer > 0 and origins[layer - 1] == origin
-        for part, weight in given.items():
-            found = _LAYER.fullmatch(part)
-            if found and int(found[1]) == origin:
-                silent = added and found[2].startswith(_OUTPUTS)
-                wide = _wide(found[2], weight, copies)
-                weights[f"model.layers.{layer}.{found[2]}"] = torch.zeros_like(wide) if silent else wide
-    weights["model.embed_tokens.weight"] = given["model.embed_tokens.weight"].repeat(1, copies)
-    final_norm = given["model.norm.weight"]
-    weights["model.norm.weight"] = final_norm.repeat(copies) * _shares(final_norm, copies)
+        prefix = f"{family.body}.layers.{origin}."
+        kinds = _kinds(given, f"{prefix}{family.mixer}.")
+        for name in (each for each in given if each.startswith(prefix)):
+            part = name.removeprefix(prefix)
+            silent = added and part.startswith(family.outputs)
+            wide = _wide(part, given[name], copies, kinds)
+            weights[f"{family.body}.layers.{layer}.{part}"] = torch.zeros_like(wide) if silent else wide
+    embedding, final_norm = f"{family.body}.{family.embedding}", f"{family.body}.{family.final_norm}"
+    weights[embedding] = given[embedding].repeat(1, copies)
+    weights[final_norm] = given[final_norm].repeat(copies) * _shares(given[final_norm], copies)
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = given["lm_head.weight"].repeat(1, copies)
     return config, weights
 
 
-def _wide(part: str, weight: Tensor, copies: int) -> Tensor:
-    """A layer's parameter, widened."""
+def _kinds(given: Mapping[str, Tensor], mixer: str) -> dict[str, list[int]]:
+    """What the rows of a mixer's in projection and convolution are: z, x, B, C and dt; empty for another layer."""
+    if f"{mixer}A_log" not in given:
+        return {}
+    heads, inner = len(given[f"{mixer}A_log"]), given[f"{mixer}out_proj.weight"].shape[1]
+    shared = (len(given[f"{mixer}conv1d.weight"]) - inner) // 2  # G N
+    return {"in_proj": [inner, inner, shared, shared, heads], "conv1d": [inner, shared, shared]}
+
+
+def _wide(part: str, weight: Tensor, copies: int, kinds: Mapping[str, list[int]]) -> Tensor:
+    """A layer's parameter, widened.
+
+    Args:
+        kinds: module of a mixer -> how many of its rows are of each kind.
+    """
     if part in _HEAD_NORMS:  # heads keep their size
         return weight.clone()
-    if weight.ndim == 1:  # norms and biases
-        return weight.repeat(copies)
-    return weight.repeat(copies, copies) * _shares(weight[0], copies)
+    if weight.ndim == 2:
+        weight = weight.repeat(1, copies) * _shares(weight[0], copies)
+    rows = next((each for name, each in kinds.items() if f".{name}." in part), [len(weight)])
+    others = [1] * (weight.ndim - 1)
+    return torch.cat([each.repeat(copies, *others) for each in weight.split(rows)])
 
 
 def _shares(weight_I: Tensor, copies: int) -> Tensor:
