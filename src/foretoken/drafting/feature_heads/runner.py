@@ -44,7 +44,7 @@ _TABLE_BYTES = 64 << 20  # of the token's half at most
 
 
 class OwnHead(DraftHead):
-    """The rows that score a head's tokens: its own, or the target's; nothing is done to the logits.
+    """The rows that score a head's tokens, its own or some of the target's; nothing is done to the logits.
 
     Args:
         weight_KW: the rows.
@@ -139,7 +139,7 @@ class Runner:
         h_MW = h_TW[batch.wanted]
         if not batch.wanted:
             return Output.of(h_MW), h_MW
-        if rows is not None:
+        if rows is not None or self.odd_rows is None:  # the target's head, and what the target does to its logits
             return self._target.score(net.read_out(h_MW), top=top, final_norm=False, head=rows), net.following(h_MW)
         logits_MK = self.head.score(net.read_out(h_MW))
         return Output.of(logits_MK, top=top, columns=self.head.columns), net.following(h_MW)

@@ -1,0 +1,51 @@
+"""A head without rows of its own scores by the target's head, and by all that the target does to its logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.methods.eagle.network import Eagle
+from foretoken.models import attention
+from foretoken.models.batch import PackedBatch
+from foretoken.models.cache import KVCache
+from foretoken.models.fused import build
+from foretoken.models.language_model import LanguageModel
+from helpers.fused_models import COMMON
+from helpers.tiny_models import Family, save_model
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+_GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("gemma2", {"final_logit_softcapping": 0.5}), ("granite", _GRANITE), ("qwen3", {})]
+)
+def test_both_paths_score_alike(kind: str, options: dict[str, object], tmp_path: Path) -> None:
+    folder = save_model(Family(kind, {**COMMON, **options}), tmp_path)
+
+    def made(*, packed: bool) -> LanguageModel:
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention.NAME).eval()
+        return LanguageModel(model, None, name=str(folder), packed=packed)
+
+    fused, general = made(packed=True), made(packed=False)
+    assert fused.fused is not None
+    assert general.fused is None
+    head = Eagle.random(general)
+    features_TW = torch.randn(5, head.config.width, generator=torch.Generator().manual_seed(0))
+    found = []
+    for target in (fused, general):
+        runner, cache, batch = Runner(target, head), KVCache(1, 1, 64), PackedBatch()
+        cache.reserve(cache.acquire(), 5)
+        batch.add_chunk(0, 0, [5, 6, 7, 8, 9], wanted=5)
+        output, following_MW = runner.forward(batch, cache, features_TW, top=3)
+        found.append((output.logits_MV.float(), following_MW.float(), torch.tensor(output.top_shares)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    if kind == "gemma2":
+        assert float(found[0][0].abs().max()) <= 0.5
