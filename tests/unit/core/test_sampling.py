@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
+from foretoken.core.sampling import SamplingParams, StructuredOutputs
 
 INF, NAN = math.inf, math.nan
 
@@ -131,3 +131,10 @@ def test_from_a_mapping() -> None:
         ConfigError, match=r"unknown sampling parameter 'xyz': known: .*top_k, top_p, truncate_prompt_tokens\.$"
     ):
         SamplingParams.from_dict({"xyz": 1.0})
+
+
+def test_what_is_switched_off_is_not_given():
+    assert StructuredOutputs(json_object=True).kind == "json_object"
+    assert StructuredOutputs(json_object=False, regex="a").kind == "regex"
+    with pytest.raises(ConfigError, match="has nothing: give exactly one"):
+        StructuredOutputs(json_object=False)
