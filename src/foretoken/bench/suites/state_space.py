@@ -46,6 +46,7 @@ SUITE = Suite(
     methods=(
         "ngram",
         "suffix",
+        *(f"{copying}+num_speculative_tokens=4" for copying in ("ngram", "suffix")),
         "draft_model",
         *(f"draft_model+num_speculative_tokens={nodes}" for nodes in _CHAINS),
         "draft_model+tree=topk+num_drafts=2",

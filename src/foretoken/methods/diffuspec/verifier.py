@@ -59,7 +59,7 @@ class DiffuSpecVerifier(Verifier):
     laws: tuple[type[Law], ...] = (PointMass,)
     trees = False
     needs = Needs(evidence=SlotLaws)
-    declared = Declared(knob=Knob(option="balance", values=(0.2, 0.5, 1.0), drafter="diffuspec"))
+    declared = Declared(knob=Knob(option="balance", values=(1.0, 0.5, 0.2), drafter="diffuspec"))
 
     Config = LossyConfig
 
