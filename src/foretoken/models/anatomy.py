@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
 
@@ -63,6 +65,21 @@ def find(model: Any) -> Anatomy:
         if part is None:
             raise UnsupportedArchitecture(f"{kind}: has no {what}")
     return Anatomy(body, embedding, layers, _final_norm(body, kind), head)
+
+
+def gain_of(norm: nn.Module) -> Tensor | None:
+    """The gain [D] of an RMSNorm, which is its weight or, in some families, 1 + weight; None if it is neither."""
+    weight_D = getattr(norm, "weight", None)
+    if not isinstance(weight_D, Tensor) or weight_D.dim() != 1:
+        return None
+    with torch.no_grad():
+        probe_11D = torch.linspace(-1, 2, len(weight_D), device=weight_D.device)[None, None]
+        found_D = norm(probe_11D.to(weight_D.dtype))[0, 0].float()
+        for gain_D in (weight_D.detach().float(), 1 + weight_D.detach().float()):
+            given_D = F.rms_norm(probe_11D, gain_D.shape, gain_D, 1e-6)[0, 0]
+            if torch.allclose(given_D, found_D, atol=1e-4 if weight_D.dtype == torch.float32 else 0.05):
+                return gain_D
+    return None
 
 
 def _layers(model: nn.Module, kind: str, count: int) -> tuple[nn.Module, nn.ModuleList]:

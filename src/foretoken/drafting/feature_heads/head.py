@@ -154,7 +154,7 @@ class FeatureHead(StateHead):
             return
         self.fc.weight.mul_(0.3)
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
-        gain = getattr(anatomy.find(model).final_norm, "weight", None)
+        gain_D = anatomy.gain_of(anatomy.find(model).final_norm)
         normed = self.config.reads_final  # then the feature was normed already
-        if not normed and self.norm is not None and isinstance(gain, Tensor) and gain.shape == self.norm.weight.shape:
-            self.norm.weight.copy_(gain)
+        if not normed and self.norm is not None and gain_D is not None and gain_D.shape == self.norm.weight.shape:
+            self.norm.weight.copy_(gain_D)

@@ -189,9 +189,9 @@ class BlockNetwork(StateHead):
         if self.config.target_width == width:
             self.enter.weight.mul_(0.3)
             self.enter.weight[:, -width:] += torch.eye(width, device=self.enter.weight.device)
-        gain = getattr(anatomy.find(model).final_norm, "weight", None)
-        if isinstance(gain, Tensor) and gain.shape == self.norm.weight.shape:
-            self.norm.weight.copy_(gain)
+        gain_D = anatomy.gain_of(anatomy.find(model).final_norm)
+        if gain_D is not None and gain_D.shape == self.norm.weight.shape:
+            self.norm.weight.copy_(gain_D)
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights, bf16, and the ids of the tokens that it scores."""

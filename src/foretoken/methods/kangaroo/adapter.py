@@ -213,9 +213,9 @@ class Adapter(LearnedPart, nn.Module):
                 noise = torch.randn(weight.shape, generator=generator)
                 gain = 0.3 if name.startswith("o_proj") else 1.0
                 weight.copy_(1 + 0.2 * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
-            final = getattr(anatomy.find(target.model).final_norm, "weight", None)
-            if final is not None:
-                adapter.norm_out.weight.mul_(final.float())
+            gain_D = anatomy.gain_of(anatomy.find(target.model).final_norm)
+            if gain_D is not None:
+                adapter.norm_out.weight.mul_(gain_D)
         return adapter.eval()
 
     @classmethod

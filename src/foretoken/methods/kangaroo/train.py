@@ -232,17 +232,10 @@ def adopt_norm(adapter: Adapter, final_norm: nn.Module) -> None:
 
     A final norm that is no RMSNorm of either kind (weight or 1 + weight) is left alone.
     """
-    weight_D = getattr(final_norm, "weight", None)
-    if not isinstance(weight_D, Tensor) or weight_D.shape != adapter.norm_out.weight.shape:
-        return
-    with torch.no_grad():
-        probe_11D = torch.linspace(-1, 2, len(weight_D), device=weight_D.device)[None, None]
-        wanted = final_norm(probe_11D)
-        for scale_D in (weight_D, 1 + weight_D):
-            given = F.rms_norm(probe_11D, scale_D.shape, scale_D, adapter.config.norm_eps)
-            if torch.allclose(given, wanted, atol=1e-4):
-                adapter.norm_out.weight.copy_(scale_D)
-                return
+    gain_D = anatomy.gain_of(final_norm)
+    if gain_D is not None and gain_D.shape == adapter.norm_out.weight.shape:
+        with torch.no_grad():
+            adapter.norm_out.weight.copy_(gain_D)
 
 
 def build(config: Any, target: ExitTarget, name: str, fingerprint: str) -> Adapter:

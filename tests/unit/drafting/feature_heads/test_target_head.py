@@ -49,3 +49,14 @@ def test_both_paths_score_alike(kind: str, options: dict[str, object], tmp_path:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     if kind == "gemma2":
         assert float(found[0][0].abs().max()) <= 0.5
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "qwen3"])
+def test_a_head_begins_with_the_gain_of_the_final_norm(kind: str, tmp_path: Path) -> None:
+    """Which in some families is 1 + weight."""
+    folder = save_model(Family(kind, COMMON), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention.NAME).eval()
+    head = Eagle.random(LanguageModel(model, None, name=str(folder), packed=False))
+    ones_D = torch.ones(COMMON["hidden_size"])
+    assert head.norm is not None
+    torch.testing.assert_close(head.norm.weight.detach(), model.model.norm(ones_D).detach(), rtol=1e-5, atol=1e-5)
