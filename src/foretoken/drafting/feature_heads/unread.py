@@ -129,7 +129,11 @@ class UnreadStates:
         for outcome in outcomes:
             state = self._of.get(outcome.request_id)
             if state is not None and state.shown is not None:
-                state.wait(state.shown[[0, *(1 + node for node in outcome.verdict.path)]])
+                path = outcome.verdict.path
+                if path and path[-1] != len(path) - 1:
+                    state.wait(state.shown[[0, *(1 + node for node in path)]])
+                else:  # as of a chain: the first rows, where they are
+                    state.wait(state.shown[: 1 + len(path)])
                 state.shown = None
 
     def release(self, request_id: int) -> None:
