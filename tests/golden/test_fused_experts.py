@@ -223,7 +223,7 @@ def test_other_mixtures_take_the_general_path(
 
 
 SERVED: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"moe_intermediate_size": 32, "mlp_only_layers": [1], "norm_topk_prob": True},
+    "qwen3_moe": {"mlp_only_layers": [1], "norm_topk_prob": True},
     "mixtral": {},
 }
 

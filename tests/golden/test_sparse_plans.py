@@ -283,3 +283,5 @@ def test_what_cannot_save_time_says_so():
     assert "saves no time" in sparse(model("qwen2_moe"), ffn=0.1).explanation
     assert target().fused is None or "saves no time" not in sparse(target(), ffn=0.1).explanation
     assert sparse(model("qwen2_moe"), moe=1, calibration=calibrated("qwen2_moe", 0.1)).explanation == ""
+    remark = sparse(model("olmoe"), moe=1, calibration=calibrated("olmoe", 0.1)).explanation
+    assert ("costs time" in remark) == (model("olmoe").fused is not None)
