@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -249,6 +251,20 @@ def test_a_name_of_the_field_is_answered_with_what_comes_nearest(name, nearest, 
     for command in (["methods", name], ["generate", "x", "--method", name]):
         assert main(command) == 2
         assert nearest in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["--help", "generate --help", "train eagle --help", "methods"])
+def test_a_reader_that_went_away_is_no_failure(command, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipe = open(writing, "w", buffering=1)  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", pipe)
+    try:
+        assert main(command.split()) == 0
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()  # what was left in it goes nowhere, as at the end of a process
+    assert capsys.readouterr().err == ""
 
 
 def test_closed_output_is_said(monkeypatch, capsys):

@@ -178,7 +178,7 @@ def pages_with(mark: str) -> list[str]:
 
 @pytest.mark.parametrize("page", pages_with(""))
 def test_a_page_runs(page, folder):
-    run([block for block in RUN if block.page == ROOT / page and not block.mark])
+    assert failing([block for block in RUN if block.page == ROOT / page and not block.mark]) == []
 
 
 @pytest.mark.slow
@@ -186,21 +186,31 @@ def test_a_page_runs(page, folder):
     "page", [page for page in PAGES if any(b.page == page and b.mark == "slow" for b in RUN)], ids=str
 )
 def test_a_long_page_runs(page, folder):
-    run([block for block in RUN if block.page == ROOT / page and block.mark != "not run"])
+    assert failing([block for block in RUN if block.page == ROOT / page and block.mark != "not run"]) == []
 
 
-def run(chosen: Iterable[Block]) -> None:
-    """Blocks in the order of the page; names of a Python block are known to the next."""
+def failing(chosen: Iterable[Block]) -> list[str]:
+    """The lines that do not end with 0, in the order of the page; a Python block that raises fails at once.
+
+    Names of a Python block are known to the next.
+    """
     names: dict[str, object] = {}
+    failed = []
     for block in chosen:
         if block.language == "python":
             exec(compile(block.text, str(block), "exec"), names)
         for line in block.commands:
             arguments = shlex.split(shortened(line).partition(" > ")[0], comments=True)
-            if arguments[0] == "foretoken":
-                assert main(arguments[1:]) == 0, f"{block}: {line}"
-            else:
+            if arguments[0] != "foretoken":
                 assert arguments[0] in ("pip", "make", "git", "cd"), f"{block}: {line}"  # .ci/run makes the environment
+            elif (code := main(arguments[1:])) != 0:
+                failed.append(f"{block}: {line}: exit code {code}")
+    return failed
+
+
+def test_a_line_that_fails_is_found(folder):
+    block = Block(ROOT / "README.md", 1, "bash", "foretoken zoo list\nforetoken zoo path nothing\n", "", "")
+    assert failing([block]) == ["README.md:1: foretoken zoo path nothing: exit code 2"]
 
 
 def shortened(line: str) -> str:

@@ -113,7 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except SystemExit as stop:  # typer leaves so when stdout is closed while it prints help
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer leaves so when the reader of a help text goes away
+            _forget_stdout()
+            return OutputClosed.exit_code
         return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command-line parser
