@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.models.fused import team
+from foretoken.models.fused.pages import in_large_pages
 from foretoken.models.fused.quantised import CodedTiles, coded_tiles, joined
 from foretoken.models.fused.structs import Linear, Matrix
 from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
@@ -49,7 +50,7 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype) -> Ti
     if isinstance(first, QuantisedWeight):
         return coded_tiles(joined(cast("list[QuantisedWeight]", weights)))
     dense = [each.detach().to(dtype) for each in weights if isinstance(each, Tensor)]
-    return tiled(torch.cat(dense) if len(dense) > 1 else dense[0]).contiguous()
+    return in_large_pages(tiled(torch.cat(dense) if len(dense) > 1 else dense[0]))
 
 
 def alternating(first: Tiles, second: Tiles) -> Tiles:
@@ -58,7 +59,7 @@ def alternating(first: Tiles, second: Tiles) -> Tiles:
         return first.like(torch.stack([first.data, second.data], dim=1).flatten(0, 1))
     assert isinstance(first, Tensor)
     assert isinstance(second, Tensor)
-    return torch.stack([first, second], dim=1).flatten(0, 1).contiguous()
+    return in_large_pages(torch.stack([first, second], dim=1).flatten(0, 1))
 
 
 def described(packed: Tiles) -> Matrix:
