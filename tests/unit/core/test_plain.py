@@ -49,7 +49,7 @@ def test_params_take_what_numpy_holds():
         ({"temperatures": 1.0}, "SamplingParams has no 'temperatures': did you mean 'temperature'"),
         ({"guided_decoding": {}}, "SamplingParams has no 'guided_decoding': it is called structured_outputs"),
         ({"max_new_tokens": 5}, "it is called max_tokens"),
-        ({"selfs": 5}, "SamplingParams has no 'selfs': known: "),
+        ({"self_": 5}, "SamplingParams has no 'self_': known: "),
         ({"n": 10**9}, "n=1000000000 must be an integer, between 1 and 16384"),
         ({"stop": 5}, "stop=5 must be a text or a list of texts"),
         ({"stop": ["a", ""]}, "stop='' must be a non-empty string"),
