@@ -1,0 +1,24 @@
+"""Named suites of ``foretoken bench`` from the command line, as short as they can be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foretoken.bench.suite import find_suite
+from foretoken.cli.main import main
+
+SHORT = "--limit 1 --repeats 1 --max-tokens 8 --threads 1 --device cpu --json"
+
+
+@pytest.mark.parametrize(
+    ("name", "studies"), [("exits", ()), pytest.param("entropy_adaptive", ("turns",), marks=pytest.mark.slow)]
+)
+def test_a_suite_measures_its_recipes_and_what_it_studies(name, studies, capsys):
+    assert main(["bench", "--suite", name, *SHORT.split()]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["results"]) == len(find_suite(name).methods) + 1
+    assert all(result["failures"] == 0 and result["num_tokens"] > 0 for result in record["results"])
+    assert tuple(record.get("studies", ())) == studies
+    assert all(record["studies"][study] for study in studies)
