@@ -118,7 +118,7 @@ def acceptance(
 
       foretoken analyze acceptance --limit 2 --temperature 1 --top-p 1
 
-      foretoken analyze acceptance --model ./big --draft-model ./small --out a.json --pictures pictures
+      foretoken analyze acceptance --model ./big --draft-model ./small --out a.json --pictures .
     """
     grid = _Grid(
         parse_numbers(temperature, "--temperature", float),
