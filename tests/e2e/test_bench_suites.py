@@ -22,3 +22,12 @@ def test_a_suite_measures_its_recipes_and_what_it_studies(name, studies, capsys)
     assert all(result["failures"] == 0 and result["num_tokens"] > 0 for result in record["results"])
     assert tuple(record.get("studies", ())) == studies
     assert all(record["studies"][study] for study in studies)
+
+
+def test_a_suites_draft_model_is_left_out_where_no_method_takes_it(capsys):
+    """It is the suite's own: only one that was asked for is refused."""
+    assert main(["bench", "--suite", "state_space", "--methods", "ngram", *SHORT.split()]) == 0
+    assert [result["method"] for result in json.loads(capsys.readouterr().out)["results"]] == ["none", "ngram"]
+    named = ["--suite", "state_space", "--methods", "ngram", "--draft-model", "zoo:draft"]
+    assert main(["bench", *named, *SHORT.split()]) == 2
+    assert "--draft-model does not go with any of --methods" in capsys.readouterr().err

@@ -36,7 +36,7 @@ from foretoken.cli.options import (
     temperature_option,
 )
 from foretoken.cli.outputs import check_outputs, check_pictures, write_json, write_text
-from foretoken.cli.settings import DEFAULT_MODEL, parse_methods, parse_numbers
+from foretoken.cli.settings import DEFAULT_MODEL, check_draft_is_used, parse_methods, parse_numbers
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 
@@ -197,10 +197,10 @@ def bench(
         ignore_eos = chosen.get("ignore_eos", ignore_eos)
         model = model if "model" in typed else named.model
         methods = methods or ",".join(named.methods)
-        if draft_model is None and "model" not in typed:
-            draft_model = named.draft_model
-    names = methods or (_DEFAULT_METHODS if draft_model or model == DEFAULT_MODEL else "ngram,suffix")
-    rows = parse_methods(names, sets or [], target=model, draft_model=draft_model)
+    offered = draft_model if named is None or "model" in typed else draft_model or named.draft_model
+    names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "ngram,suffix")
+    rows = parse_methods(names, sets or [], target=model, draft_model=offered)
+    check_draft_is_used(draft_model, rows)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
     check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)

@@ -158,9 +158,13 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
         if any(config == other.config for other in methods):
             raise ConfigError(f"--methods names '{label}' twice: keep one")
         methods.append(Method(label, config))
+    return methods
+
+
+def check_draft_is_used(draft_model: str | None, methods: Sequence[Method]) -> None:
+    """Refuse a draft model that was asked for and that no method takes."""
     if draft_model is not None and not any(method.config.get("model") for method in methods):
         raise ConfigError("--draft-model does not go with any of --methods: leave it out, or add draft_model")
-    return methods
 
 
 def _parse_method_sets(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
