@@ -194,13 +194,15 @@ static inline __attribute__((always_inline)) void NAME(block)(const int MR, cons
 
 /* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for rows 0..rows-1 and tiles first..last-1, summed over some units or all.
  * Few tiles at a time over all rows, so that a weight is fetched from memory once and then found in cache. Rows are
- * taken up to MOST_ROWS at once, in blocks of nearly one size: 13 are 7 and 6 where that is 12. */
+ * taken up to MOST_ROWS at once, in blocks of nearly one size: 15 are 8 and 7 where that is 14. Rows a multiple of 4 KiB
+ * apart share one set of the nearest cache: more than 12 of them would wait for their inputs at every unit. */
 static inline __attribute__((always_inline)) void NAME(product_over)(const uint32_t *w, long w_stride, long first,
                                                                      long last_tile, const NAME(input) *x, long x_stride,
                                                                      const int32_t *only, long units, long rows,
                                                                      float *out, long out_stride, const float *bias,
                                                                      int add) {
-    const long blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const long most = MOST_ROWS > 12 && x_stride * (long)sizeof *x % 4096 == 0 ? 12 : MOST_ROWS;
+    const long blocks = (rows + most - 1) / most;
     const long group = blocks <= 1 ? last_tile - first : GROUP;
     for (long begin = first; begin < last_tile; begin += group) {
         const long last = begin + group < last_tile ? begin + group : last_tile;
@@ -217,7 +219,7 @@ static inline __attribute__((always_inline)) void NAME(product_over)(const uint3
                 BLOCK_CASE(4) BLOCK_CASE(5) BLOCK_CASE(6)
 #endif
 #if MOST_ROWS > 6
-                BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12)
+                BLOCK_CASE(7) BLOCK_CASE(8) BLOCK_CASE(9) BLOCK_CASE(10) BLOCK_CASE(11) BLOCK_CASE(12) BLOCK_CASE(13) BLOCK_CASE(14)
 #endif
             }
             r += count;

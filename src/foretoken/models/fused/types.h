@@ -9,7 +9,7 @@
 #if defined(__AVX512F__)
 #define PARTS 1
 #define REGISTERS 32
-#define MOST_ROWS 12
+#define MOST_ROWS 14
 #define TILES_FOR(MR) ((MR) <= 6 ? 4 : 2)
 #define GROUP 4
 #else
