@@ -48,7 +48,8 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype) -> Ti
     """
     first = weights[0]
     if isinstance(first, QuantisedWeight):
-        return coded_tiles(joined(cast("list[QuantisedWeight]", weights)))
+        coded = coded_tiles(joined(cast("list[QuantisedWeight]", weights)))
+        return coded.like(in_large_pages(coded.data))
     dense = [each.detach().to(dtype) for each in weights if isinstance(each, Tensor)]
     return in_large_pages(tiled(torch.cat(dense) if len(dense) > 1 else dense[0]))
 
@@ -56,7 +57,7 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype) -> Ti
 def alternating(first: Tiles, second: Tiles) -> Tiles:
     """Two packed weights of one kind and size, a tile of the one and a tile of the other in turn."""
     if isinstance(first, CodedTiles) and isinstance(second, CodedTiles):
-        return first.like(torch.stack([first.data, second.data], dim=1).flatten(0, 1))
+        return first.like(in_large_pages(torch.stack([first.data, second.data], dim=1).flatten(0, 1)))
     assert isinstance(first, Tensor)
     assert isinstance(second, Tensor)
     return in_large_pages(torch.stack([first, second], dim=1).flatten(0, 1))
