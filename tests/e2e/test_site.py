@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = DOCS.parent / "benchmarks" / "results"
 CONFIG = DOCS.parent / "mkdocs.yml"
 
 
@@ -33,3 +37,21 @@ def test_links_lead_to_headings_that_are_there():
             target = page.parent / link if link else page
             if target.suffix == ".md":
                 assert anchor in anchors(target), f"{page.name} links to {link}#{anchor}"
+
+
+def test_every_link_of_the_site_leads_to_a_page_of_it():
+    """Results are in it, beside the pages of docs/; words that led to a source stay as words."""
+    hook = runpy.run_path(str(DOCS.parent / "site_pages.py"))["on_page_markdown"]
+    pages = {page.relative_to(DOCS).as_posix(): page for page in DOCS.rglob("*.md")}
+    pages |= {page.relative_to(DOCS.parent).as_posix(): page for page in RESULTS.rglob("*.md")}
+    followed = 0
+    for name, path in pages.items():
+        text = hook(path.read_text("utf-8"), SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+            aim = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+            assert (DOCS.parent if aim.startswith("benchmarks/") else DOCS).joinpath(aim).is_file(), f"{name}: {link}"
+            followed += 1
+    assert followed > 300
+    card = SimpleNamespace(file=SimpleNamespace(src_uri="methods/a.md"))
+    words = "[m](../../benchmarks/results/mutants.md), [s](../../src/foretoken/catalog.py), [c](../choose.md#x)"
+    assert hook(words, card) == "[m](../benchmarks/results/mutants.md), s, [c](../choose.md#x)"
