@@ -64,14 +64,17 @@ class Combination:
 def combinations() -> list[Combination]:
     """Every variant under every rule; where nothing about the law differs from an earlier one, under the default rule.
 
-    Lengths are fixed and adaptive by turns, so that every variant and every rule meets both; the default rule has both
-    with each variant.
+    The default rule verifies drafts of a fixed length and of adaptive ones with each variant, as does a rule that fits
+    but one; any other rule by turns.
     """
-    found = []
-    for row, case in enumerate(cases()):
-        found += [Combination(case, None, count) for count in _COUNTS]
-        for column, rule in enumerate(() if case.variant.one_rule else lossless_rules()):
-            found.append(Combination(case, rule, _COUNTS[(row + column) % 2]))
+    found = [Combination(case, None, count) for case in cases() for count in _COUNTS]
+    shaped = [case for case in cases() if not case.variant.one_rule]
+    for first, rule in enumerate(lossless_rules()):
+        turn, alone = first, sum(case.fits(rule) for case in shaped) == 1
+        for case in shaped:
+            both = alone and case.fits(rule)
+            found += [Combination(case, rule, count) for count in (_COUNTS if both else (_COUNTS[turn % 2],))]
+            turn += case.fits(rule)
     return found
 
 
