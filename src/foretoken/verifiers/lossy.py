@@ -59,14 +59,11 @@ class LossyConfig:
             raise ConfigError(f"{name}={value!r} must be a number in [0, 1]: {remedy}")
 
 
-class LossyVerifier(Verifier, ABC):
-    """Base of the lossy rules; they give ``name``, ``Config``, :meth:`law`, :meth:`decide` and :meth:`stands`."""
+class BudgetedVerifier(Verifier, ABC):
+    """Base of whatever is metered and has a budget; it gives ``verify_within``."""
 
-    name: str
     promise = "approximate"
-    laws: tuple[type[Law], ...] = (PointMass, Sampled)
-    trees = True
-    Config: ClassVar[type[Any]]  # a LossyConfig
+    Config: ClassVar[type[Any]] = LossyConfig
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -75,6 +72,18 @@ class LossyVerifier(Verifier, ABC):
     def budget(self) -> float | None:
         bound: float | None = self.config.max_distortion
         return bound
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
+        return self.verify_within(draft, target, rng, None)
+
+
+class LossyVerifier(BudgetedVerifier):
+    """Base of the lossy rules; they give ``name``, ``Config``, :meth:`law`, :meth:`decide` and :meth:`stands`."""
+
+    name: str
+    laws: tuple[type[Law], ...] = (PointMass, Sampled)
+    trees = True
 
     @abstractmethod
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
@@ -100,10 +109,6 @@ class LossyVerifier(Verifier, ABC):
             q_V: the drafter's, where the draft carries it (``GreedyLaws``); else None.
             token: has p > 0.
         """
-
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
-        return self.verify_within(draft, target, rng, None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within what is left of the request's budget.

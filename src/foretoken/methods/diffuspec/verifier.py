@@ -6,7 +6,6 @@ Letters: V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,10 @@ from foretoken.core.distortion import Account, Spent, divergence, emitted, total
 from foretoken.core.draft import Draft, Evidence, Law, PointMass, Sampled
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Declared, Knob, Needs
-from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual
 from foretoken.core.verdict import Verdict
-from foretoken.verifiers.lossy import LossyConfig, check_fit, descend, exactly
+from foretoken.verifiers.lossy import BudgetedVerifier, check_fit, descend, exactly
 from foretoken.verifiers.walk import Pick, Siblings
 
 
@@ -37,7 +35,7 @@ class SlotLaws(Evidence):
     law: Sampled
 
 
-class DiffuSpecVerifier(Verifier):
+class DiffuSpecVerifier(BudgetedVerifier):
     """Test each token x of a searched path by min(1, p(x)/q(x)), q the lattice's law of its slot.
 
     Paper:   DiffuSpec, arXiv:2510.02358, section 4 (same letters: p target, q draft).
@@ -55,24 +53,10 @@ class DiffuSpecVerifier(Verifier):
     """
 
     name = "diffuspec"
-    promise = "approximate"
     laws: tuple[type[Law], ...] = (PointMass,)
     trees = False
     needs = Needs(evidence=SlotLaws)
     declared = Declared(knob=Knob(option="balance", values=(1.0, 0.5, 0.2), drafter="diffuspec"))
-
-    Config = LossyConfig
-
-    def __init__(self, config: Any = None) -> None:
-        self.config: LossyConfig = self.Config() if config is None else config
-
-    @property
-    def budget(self) -> float | None:
-        return self.config.max_distortion
-
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
-        return self.verify_within(draft, target, rng, None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within what is left of the request's budget.

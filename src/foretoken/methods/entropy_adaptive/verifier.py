@@ -9,21 +9,18 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
-
 from foretoken.core.distortion import Account, Spent, divergence, total_variation
 from foretoken.core.draft import Coupled, Draft, Law
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Declared, Knob, Needs, Offers
-from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Choices, Verdict
 from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns
-from foretoken.verifiers.lossy import LossyConfig, check_fit
+from foretoken.verifiers.lossy import BudgetedVerifier, check_fit
 from foretoken.verifiers.match import Samples
 
 
-class EntropyAdaptiveVerifier(Verifier):
+class EntropyAdaptiveVerifier(BudgetedVerifier):
     """Let the small model's turn stand as it is; draw with the noise of (seed, position) where it is the target's turn.
 
     Paper:   Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833.
@@ -39,24 +36,11 @@ class EntropyAdaptiveVerifier(Verifier):
     """
 
     name = "entropy_adaptive"
-    promise = "approximate"
     laws: tuple[type[Law], ...] = (Coupled,)
     trees = False
     needs = Needs(evidence=Turns)
     offers = Offers(takes_turns=True)
     declared = Declared(knob=Knob(option="threshold", values=(0.1, 0.5, 3.0), drafter="entropy_adaptive"))
-    Config = LossyConfig
-
-    def __init__(self, config: Any = None) -> None:
-        self.config: LossyConfig = self.Config() if config is None else config
-
-    @property
-    def budget(self) -> float | None:
-        return self.config.max_distortion
-
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
-        return self.verify_within(draft, target, rng, None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Take one turn within what is left of the request's budget.

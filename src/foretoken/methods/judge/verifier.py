@@ -22,11 +22,10 @@ from foretoken.core.draft import Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Declared, Knob, LastState, Needs
-from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio
 from foretoken.core.verdict import Verdict
-from foretoken.verifiers.lossy import LossyConfig, check_fit, descend, exactly, permitted
+from foretoken.verifiers.lossy import BudgetedVerifier, LossyConfig, check_fit, descend, exactly, permitted
 from foretoken.verifiers.walk import Pick, Siblings
 
 
@@ -40,7 +39,7 @@ class Head(Protocol):
         ...
 
 
-class JudgeVerifier(Verifier):
+class JudgeVerifier(BudgetedVerifier):
     """Accept while the exact test or the judge says yes; what follows the first refusal is what the exact rule emits.
 
     Paper:   Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309, section 4: accept if the standard test or
@@ -71,7 +70,6 @@ class JudgeVerifier(Verifier):
         learned_part="foretoken.methods.judge.head:JudgeHead",
         knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
     )
-    promise = "approximate"
     laws: tuple[type[Law], ...] = (PointMass, Sampled)
     trees = False
 
@@ -111,14 +109,6 @@ class JudgeVerifier(Verifier):
         self.guarded = frozenset(guarded)
         self.threshold: float = head.config.threshold if config.threshold is None else config.threshold
         self.needs = Needs(last_state=LastState(head.config.normed) if self.threshold < 1.0 else None)
-
-    @property
-    def budget(self) -> float | None:
-        return self.config.max_distortion
-
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
-        return self.verify_within(draft, target, rng, None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.

@@ -24,7 +24,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.data.reflection import BACK, PREFIX
 from foretoken.methods.reflective.given_draft import law_given
 from foretoken.methods.reflective.probe import reflected, with_copies
-from foretoken.verifiers.lossy import LossyConfig, check_fit
+from foretoken.verifiers.lossy import BudgetedVerifier, LossyConfig, check_fit
 from foretoken.verifiers.recursive import RecursiveVerifier
 
 RULES = (
@@ -43,7 +43,7 @@ _KINDS: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
 Cost = tuple[float, float]  # distortion and divergence
 
 
-class ReflectiveVerifier(Verifier):
+class ReflectiveVerifier(BudgetedVerifier):
     """Verify against (1 - alpha) Z0 + alpha Zr: the target's logits, and its logits in a second copy of the draft.
 
     Paper:   "Think Before You Accept", arXiv:2505.18629; withdrawn from ICLR 2026, known to us by its abstract and its
@@ -60,7 +60,6 @@ class ReflectiveVerifier(Verifier):
     """
 
     name = "reflective"
-    promise = "approximate"
     laws = _KINDS
     trees = True
     needs = Needs(dense=True)
@@ -146,10 +145,6 @@ class ReflectiveVerifier(Verifier):
         self.trees = self._rule.trees
         self.offers = Offers(probes=self.config.alpha > 0.0)
 
-    @property
-    def budget(self) -> float | None:
-        return self.config.max_distortion
-
     def probe(self, draft: Draft, context: Context) -> TokenTree | None:
         """Prompt, prefix and copy behind every path of the draft.
 
@@ -169,10 +164,6 @@ class ReflectiveVerifier(Verifier):
         begin = max(count - config.prefix, min(context.num_prompt, count - 1))
         prefix = context.tokens[begin:] if config.prefix else ()
         return with_copies(draft.tree, tuple(config.prompt), prefix, bonus=config.mix_bonus)  # type: ignore[arg-type]
-
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
-        return self.verify_within(draft, target, rng, None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft by the mixed laws, within what is left of the request's budget.

@@ -5,8 +5,6 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,15 +12,14 @@ from foretoken.core.distortion import Account, Spent, divergence, emitted, price
 from foretoken.core.draft import Approvals, Draft, Law, Sampled
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Declared, Knob, Needs
-from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import residual
 from foretoken.core.verdict import Verdict
-from foretoken.verifiers.lossy import LossyConfig, check_fit, descend, exactly, permitted
+from foretoken.verifiers.lossy import BudgetedVerifier, check_fit, descend, exactly, permitted
 from foretoken.verifiers.walk import Pick, Siblings
 
 
-class SprinterVerifier(Verifier):
+class SprinterVerifier(BudgetedVerifier):
     """Let every token of a chain stand but the last, and test that one exactly.
 
     Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557 (same letters: p target, q draft).
@@ -40,26 +37,12 @@ class SprinterVerifier(Verifier):
     """
 
     name = "sprinter"
-    promise = "approximate"
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = False
     needs = Needs(evidence=Approvals)
     declared = Declared(
         knob=Knob(option="threshold", values=(0.8, 0.65, 0.5), drafter="sprinter", baselines=({"stop": "confidence"},))
     )
-
-    Config = LossyConfig
-
-    def __init__(self, config: Any = None) -> None:
-        self.config: LossyConfig = self.Config() if config is None else config
-
-    @property
-    def budget(self) -> float | None:
-        return self.config.max_distortion
-
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Decide one draft as if nothing had been emitted before: the budget is that of a fresh request."""
-        return self.verify_within(draft, target, rng, None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.
