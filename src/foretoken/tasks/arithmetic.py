@@ -58,6 +58,30 @@ def examples(
     return only(split, _draw(Random(f"arithmetic {seed}"), tuple(categories)))
 
 
+def sums(seed: int, most: int = 8) -> Iterator[tuple[str, str]]:
+    """Rows of bare sums and their equations, without end: the reckoning of the problems, without their words.
+
+    Args:
+        seed: equal seeds give equal rows.
+        most: sums of one row.
+    """
+    rng = Random(f"sums {seed}")
+    while True:
+        row = [_draw_sum(rng) for _ in range(rng.randint(2, most))]
+        yield ", ".join(asked for asked, _ in row), "\n".join(f"{asked} = {result}." for asked, result in row)
+
+
+def _draw_sum(rng: Random) -> tuple[str, int]:
+    operator = rng.choice("++--**/")  # a division is a product read backwards
+    while True:
+        a, b = _draw_number(rng, False), _draw_number(rng, operator in "*/")
+        if operator == "/":
+            a *= b
+        numbers: dict[str, int] = {}
+        if a <= LARGEST and _compute(numbers, str(a), operator, str(b), "x"):
+            return f"{a} {operator} {b}", numbers["x"]
+
+
 def _draw(rng: Random, categories: Sequence[str]) -> Iterator[Example]:
     while True:
         category = rng.choice(categories)

@@ -47,7 +47,8 @@ class _Thing:
         return {"it": it, "its": its, "It": it[0].upper() + it[1:], "Its": its[0].upper() + its[1:]}
 
 
-_Told = tuple[_Thing, Fact]
+_Part = tuple[_Thing, Fact]
+_Told = tuple[_Thing, Fact, str]
 
 
 def examples(split: Split, seed: int) -> Iterator[Example]:
@@ -67,34 +68,69 @@ def passage_prompt(passage: str, question: str) -> str:
     return f"{passage}\n\nQuestion: {question}"
 
 
+def readings(split: Split, seed: int, most: int = 5) -> Iterator[list[Example]]:
+    """Passages with up to ``most`` questions each, every one of the half: more to learn from a page that is read once.
+
+    Args:
+        split: the half to draw from.
+        seed: equal seeds give equal passages.
+        most: questions about one passage.
+    Raises:
+        ConfigError: unknown split.
+    """
+    rng = Random(f"profiles together {seed}")
+    while True:
+        about, _ = _draw_about(rng)
+        passage, told = _write(rng, about)
+        if len({thing.name for thing, _ in about}) < len(about):
+            continue
+        asked = [_ask(rng, passage, told, each) for each in rng.sample(told, len(told))]
+        if kept := list(only(split, filter(None, asked)))[:most]:
+            yield kept
+
+
 def _draw(rng: Random) -> Iterator[Example]:
     while True:
-        kind = rng.choice(KINDS)
-        asked = rng.choice(kind.facts)
-        category = rng.choice(CATEGORIES)
-        if category == "one_thing":
-            about = [(_draw_thing(rng, kind), _draw_facts(rng, kind, asked, rng.randint(3, 7)))]
-        else:
-            # mostly the other thing has the same property: its value is the wrong answer to be confused with
-            other_asked = asked if rng.random() < 0.8 else rng.choice(kind.facts)
-            size, other_size = rng.choice(((2, 2), (3, 2), (3, 3), (4, 3), (2, 4)))
-            about = [
-                (_draw_thing(rng, kind), _draw_facts(rng, kind, asked, size)),
-                (_draw_thing(rng, kind), _draw_facts(rng, kind, other_asked, other_size)),
-            ]
-        passage, answer = _write(rng, about, asked)
-        places = [match.start() for match in re.finditer(rf"(?<![\w,]){re.escape(answer)}(?!\w|,\d)", passage)]
-        if len(places) != 1 or len({thing.name for thing, _ in about}) < len(about):
-            continue  # two things of one colour or one name, a year within a date: more than one place or answer
-        prompt = passage_prompt(passage, rng.choice(asked.questions).format(name=about[0][0].name))
-        yield Example(
-            id=f"profiles/{prompt_hash(prompt)}",
-            prompt=prompt,
-            answer=answer,
-            response=answer,
-            category=category,
-            depth=places[0] / len(passage),
-        )
+        about, asked = _draw_about(rng)
+        passage, told = _write(rng, about)
+        question = next(each for each in told if each[0] is about[0][0] and each[1] is asked)
+        if len({thing.name for thing, _ in about}) == len(about) and (example := _ask(rng, passage, told, question)):
+            yield example
+
+
+def _draw_about(rng: Random) -> tuple[list[tuple[_Thing, list[Fact]]], Fact]:
+    """One or two things with their facts, and the fact of the first that is asked for."""
+    kind = rng.choice(KINDS)
+    asked = rng.choice(kind.facts)
+    if rng.choice(CATEGORIES) == "one_thing":
+        return [(_draw_thing(rng, kind), _draw_facts(rng, kind, asked, rng.randint(3, 7)))], asked
+    # mostly the other thing has the same property: its value is the wrong answer to be confused with
+    other_asked = asked if rng.random() < 0.8 else rng.choice(kind.facts)
+    size, other_size = rng.choice(((2, 2), (3, 2), (3, 3), (4, 3), (2, 4)))
+    return [
+        (_draw_thing(rng, kind), _draw_facts(rng, kind, asked, size)),
+        (_draw_thing(rng, kind), _draw_facts(rng, kind, other_asked, other_size)),
+    ], asked
+
+
+def _ask(rng: Random, passage: str, told: list[_Told], asked: _Told) -> Example | None:
+    """A question for one of the values; None where it stands at more than one place.
+
+    Two things of one colour, a year within a date: such a passage has more than one answer.
+    """
+    thing, fact, answer = asked
+    places = [match.start() for match in re.finditer(rf"(?<![\w,]){re.escape(answer)}(?!\w|,\d)", passage)]
+    if len(places) != 1:
+        return None
+    prompt = passage_prompt(passage, rng.choice(fact.questions).format(name=thing.name))
+    return Example(
+        id=f"profiles/{prompt_hash(prompt)}",
+        prompt=prompt,
+        answer=answer,
+        response=answer,
+        category=CATEGORIES[len({id(each) for each, _, _ in told}) - 1],
+        depth=places[0] / len(passage),
+    )
 
 
 def _draw_facts(rng: Random, kind: Kind, asked: Fact, count: int) -> list[Fact]:
@@ -107,27 +143,26 @@ def _draw_facts(rng: Random, kind: Kind, asked: Fact, count: int) -> list[Fact]:
     return [opening, *chosen]
 
 
-def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]], asked: Fact) -> tuple[str, str]:
-    """The passage, and the value that it gives to the asked fact of the first thing."""
-    told = [[(thing, fact) for fact in facts] for thing, facts in about]
-    rng.shuffle(told)
-    mixed = len(told) == 2 and rng.random() < 0.5
+def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]]) -> tuple[str, list[_Told]]:
+    """The passage, and what it tells, in its order."""
+    blocks = [[(thing, fact) for fact in facts] for thing, facts in about]
+    rng.shuffle(blocks)
+    mixed = len(blocks) == 2 and rng.random() < 0.5
     sentences: list[str] = []
-    answer = ""
+    told: list[_Told] = []
     last: _Thing | None = None
-    for thing, fact in _interleave(rng, *told) if mixed else [pair for block in told for pair in block]:
+    for thing, fact in _interleave(rng, *blocks) if mixed else [pair for block in blocks for pair in block]:
         value = _draw_value(rng, fact.value)
         # told in turns, a pronoun could mean either of the two: then every sentence names its thing
         named = mixed or thing is not last or rng.random() < 0.25
         forms = [form for form in fact.sentences if not named or _NAMES_THING.search(form)]
         sentences.append(rng.choice(forms).format(v=value, **thing.words(named)))
-        if thing is about[0][0] and fact is asked:
-            answer = value
+        told.append((thing, fact, value))
         last = thing
-    return " ".join(sentences), answer
+    return " ".join(sentences), told
 
 
-def _interleave(rng: Random, first: Sequence[_Told], second: Sequence[_Told]) -> list[_Told]:
+def _interleave(rng: Random, first: Sequence[_Part], second: Sequence[_Part]) -> list[_Part]:
     """Both lists in one, each in its own order."""
     turns = [True] * len(first) + [False] * len(second)
     rng.shuffle(turns)

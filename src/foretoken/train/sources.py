@@ -64,6 +64,29 @@ def task(name: str, share: float) -> Source:
     return Source(name, share, documents)
 
 
+def sums(share: float) -> Source:
+    """Rows of bare sums, without end."""
+
+    def documents() -> Iterator[str]:
+        return (doc.exchange(*row) for row in arithmetic.sums(_SEED))
+
+    return Source("sums", share, documents)
+
+
+def readings(share: float) -> Source:
+    """Passages of the task ``profiles`` with several questions each, of the training half, without end."""
+
+    def documents() -> Iterator[str]:
+        for first, *others in profiles.readings("train", _SEED):
+            turns = [("user", first.prompt), ("assistant", first.response)]
+            for each in others:
+                question = each.prompt.removeprefix(first.prompt.split("\n\n")[0]).removeprefix("\n\n")
+                turns += [("user", question), ("assistant", each.response)]
+            yield doc.chat(turns)
+
+    return Source("readings", share, documents)
+
+
 def generated(share: float) -> Source:
     """All generated tasks by turns: text that needs no file, for who has no other."""
 

@@ -14,6 +14,7 @@ NAMES = (
     "base",
     "base-tasks",
     "base-tasks-2",
+    "base-tasks-3",
     "base-reflect",
     "draft",
     "moe",
