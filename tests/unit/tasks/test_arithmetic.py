@@ -72,3 +72,18 @@ def test_categories_can_be_chosen():
     assert {each.category for each in chosen} == {"two_steps"}
     with pytest.raises(ConfigError, match="four_steps"):
         arithmetic.examples("train", 1, ["four_steps"])
+
+
+def test_rows_of_sums_are_right_and_within_the_limits():
+    kinds = set()
+    for asked, worked in islice(arithmetic.sums(3), 300):
+        found = EQUATION.findall(worked)
+        assert asked == ", ".join(f"{a} {operator} {b}" for a, operator, b, _ in found)
+        assert 2 <= len(found) <= 8
+        for a, operator, b, result in found:
+            assert COMPUTE[operator](int(a), int(b)) == int(result)
+            assert all(arithmetic.SMALLEST <= int(number) <= arithmetic.LARGEST for number in (a, b, result))
+            kinds.add(operator)
+    assert kinds == set("+-*/")
+    assert list(islice(arithmetic.sums(3), 20)) == list(islice(arithmetic.sums(3), 20))
+    assert list(islice(arithmetic.sums(3), 20)) != list(islice(arithmetic.sums(4), 20))

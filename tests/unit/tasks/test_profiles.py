@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from foretoken.tasks import profiles
+from foretoken.tasks.example import split_of
 from foretoken.tasks.profiles_facts import KINDS
 
 NAME = r"(?:[Tt]he )?[A-Z]\w+(?: (?:of |and )?[A-Z]\w+)*(?:'s)?|its?|his|her?|she"
@@ -94,3 +95,18 @@ def test_two_things_compete_for_the_answer(examples):
         kinds = [fact for _, fact, value in facts if value == each.answer]
         rivals += any(fact in kinds and value != each.answer for _, fact, value in facts)
     assert rivals / len(pairs) > 0.6
+
+
+def test_several_questions_about_one_passage_have_one_answer_each_and_are_of_the_half():
+    passages = list(islice(profiles.readings("train", 5), 150))
+    for asked in passages:
+        assert 1 <= len(asked) <= 5
+        assert len({example.prompt.split("\n\nQuestion: ")[0] for example in asked}) == 1
+        assert len({example.prompt for example in asked}) == len(asked)
+        for example in asked:
+            fitting = {value for value in answers(example) if value[0].isdigit() == example.answer[0].isdigit()}
+            assert fitting == {example.answer}, example
+            assert split_of(example.prompt) == "train"
+    assert max(map(len, passages)) == 5
+    categories = {example.category for asked in passages for example in asked}
+    assert categories == set(profiles.CATEGORIES)

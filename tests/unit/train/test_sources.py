@@ -128,3 +128,19 @@ def test_the_piece_around_an_answer_has_it(at):
     assert piece in passage
     assert len(piece) <= sources.PASSAGE_CHARACTERS + 20
     assert sources.around("the answer", "the answer") == "the answer"
+
+
+def test_a_passage_stands_once_before_its_questions():
+    for document in itertools.islice(sources.readings(0.1).documents(), 40):
+        (role, opening), *others = parts(document)
+        passage = opening.split("\n\nQuestion: ")[0]
+        assert role == "user"
+        assert document.count(passage) == 1
+        asked = [content for role, content in others if role == "user"]
+        assert all(content.startswith("Question: ") for content in asked)
+        assert all(split_of(f"{passage}\n\n{content}") == "train" for content in asked)
+
+
+def test_sums_are_asked_and_answered():
+    (_, asked), (_, worked) = parts(next(sources.sums(0.1).documents()))
+    assert worked.replace("\n", "").count("=") == len(asked.split(", "))
