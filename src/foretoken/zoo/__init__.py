@@ -21,16 +21,16 @@ MODELS = {
     "base": "dense target: Llama layout, 8 layers, width 384, 15.7 M parameters, chat template",
     "base-tasks-2": "base continued on tasks in two stages: answers word problems, profiles, JSON and functions",
     "draft": "draft of base: Llama layout, 2 layers, width 192, 2.4 M parameters, distilled on base's own words",
-    "moe": "mixture of experts: Qwen3-MoE layout, 6 layers, width 256, 8 experts of which 2 compute a token",
-    "moe-tasks": "base-tasks-2 with experts: Mixtral layout, 8 layers, 4 experts of which 2 compute a token",
-    "hybrid": "hybrid: Bamba layout, 2 Mamba-2 and 2 attention layers by turns, width 256",
-    "hybrid-tasks": "base-tasks-2 as a hybrid: Bamba layout, 8 layers, a Mamba-2 mixer for every second attention",
+    "moe": "base with experts: Mixtral layout, 8 layers, width 384, 4 experts of which 2 compute a token",
+    "hybrid": "base as a hybrid: Bamba layout, 8 layers, width 384, a Mamba-2 mixer for every second attention",
     "mamba": "state space: pure Mamba-2, 4 layers, width 256, 64 states a channel",
     "diffusion": "masked diffusion, not for generating alone: ModernBERT layout, bidirectional, fills runs of masks",
     "base-ee": "base twice as deep, for early exits (LayerSkip): Llama layout, 16 layers, width 384, 28.3 M parameters",
     "long": "base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
-    "long-tasks": "base-tasks-2 continued to 16,384 positions (YaRN), with keys and sentences to find far back",
 }
+
+# bundled weights that lie in the folder of an older name, under which results and records know them
+_FOLDERS = {"moe": "moe-tasks", "hybrid": "hybrid-tasks", "long": "long-tasks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def find(name: str) -> Model:
     short = name.removeprefix(PREFIX)
     if short not in MODELS:
         raise ConfigError(f"unknown zoo model '{short}': {nearest(short, MODELS)}")
-    for folder, bundled in ((_HERE / short, True), (home() / short, False)):
+    for folder, bundled in ((_HERE / _FOLDERS.get(short, short), True), (home() / short, False)):
         if (folder / "config.json").exists():
             record = folder / "training.json"
             return Model(short, MODELS[short], folder, bundled, _read(record) if record.exists() else None)

@@ -74,7 +74,7 @@ def test_every_growing_family_keeps_its_function(family: str, copies: int, tmp_p
 def test_a_grown_hybrid_says_what_the_original_says_and_a_drafter_drafts_for_it() -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     original = LLM("zoo:hybrid", dtype="float32", device="cpu")
-    larger = LLM("grown:hybrid:14m", dtype="float32", device="cpu", speculative_config={"method": "suffix"})
+    larger = LLM("grown:hybrid:50m", dtype="float32", device="cpu", speculative_config={"method": "suffix"})
     assert larger.target.num_parameters > 2.5 * original.target.num_parameters
     assert larger.target.fused is not None or build.library() is None
     prompt = "Once upon a time"

@@ -215,8 +215,8 @@ def test_every_recipe_makes_a_model_that_transformers_loads(name, tmp_path, corp
 
 
 def test_a_mixer_begins_as_the_attention_that_it_replaces():
-    recipe = recipes.find("hybrid-tasks")
-    model, start = build(recipe, load_tokenizer("zoo:base")), load_network("zoo:base-tasks-2", dtype="float32")
+    recipe = recipes.find("hybrid")
+    model, start = build(recipe, load_tokenizer("zoo:base")), load_network("zoo:base", dtype="float32")
     ids = torch.arange(20, 52)[None]
     layer, source = model.model.layers[2], start.model.layers[2]
     mixer, attention = layer.mamba, source.self_attn
@@ -238,8 +238,8 @@ def test_a_mixer_begins_as_the_attention_that_it_replaces():
 
 def test_experts_begin_as_the_mlps_that_they_were_cut_from():
     """For every token two that are different halves, whatever its router makes of it."""
-    recipe = recipes.find("moe-tasks")
-    model, start = build(recipe, load_tokenizer("zoo:base")), load_network("zoo:base-tasks-2", dtype="float32")
+    recipe = recipes.find("moe")
+    model, start = build(recipe, load_tokenizer("zoo:base")), load_network("zoo:base", dtype="float32")
     hidden = torch.randn(1, 40, 384)
     for layer, source in zip(model.model.layers, start.model.layers, strict=True):
         _, _, chosen = layer.mlp.gate(hidden)

@@ -2,7 +2,7 @@
 
 A tree of 2 n nodes, two a level, is as deep as a chain of n and has as many nodes as one of 2 n: beside the former it
 shows what width accepts, beside the latter what depth does. The questions are the held-out ones of four tasks; answers
-end where the target ends them. With ``--model grown:hybrid-tasks:100m`` the same texts cost what a large hybrid's do.
+end where the target ends them. With ``--model grown:hybrid:100m`` the same texts cost what a large hybrid's do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHAINS = sorted({*DEPTHS, *(2 * depth for depth in DEPTHS), DEEPEST})
 SUITE = Suite(
     name="state_space",
     question="what do chains and trees gain before a target with states?",
-    model="zoo:hybrid-tasks",
+    model="zoo:hybrid",
     draft_model="zoo:draft",
     methods=(
         "ngram",

@@ -18,13 +18,10 @@ NAMES = (
     "base-reflect",
     "draft",
     "moe",
-    "moe-tasks",
     "hybrid",
-    "hybrid-tasks",
     "mamba",
     "diffusion",
     "long",
-    "long-tasks",
     "base-ee",
 )
 

@@ -3,11 +3,14 @@
 Rotary positions are scaled by YaRN (Peng et al., 2024) from the 512 that ``base`` saw, and the blocks skip positions
 (PoSE), so distances up to the longest are learnt on blocks of 1,024 tokens. Half of the mixture hides keys in
 pages of books and asks for them, some of it asks for sentences of the pages again; the rest keeps what ``base`` can do.
+What is asked counts only here and there, as in ``base-tasks-2``, so that a block of pages with keys teaches to find them
+and not the pages.
+
+The published weights began as ``base-tasks-2``, the stage of ``base`` before the last.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from transformers import LlamaConfig, PreTrainedTokenizerBase
@@ -17,7 +20,7 @@ from foretoken.train.mixture import Source
 from foretoken.train.objectives import SkippedPositions
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe, copy_all
-from foretoken.train.recipes import base
+from foretoken.train.recipes import base, base_tasks_2
 from foretoken.train.trainer import Bounds, Schedule
 
 LONGEST = 16_384
@@ -37,10 +40,16 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
 
 def _mixture(root: Path) -> list[Source]:
     return [
-        s.hidden_keys(0.50, root),
-        s.recall(0.10, root),
-        s.corpus("qmsum", 0.05, root),
-        *(replace(source, share=source.share * 0.35) for source in base.mixture(root)),
+        s.hidden_keys(0.48, root),
+        s.recall(0.06, root),
+        s.task("profiles", 0.12),
+        s.task("arithmetic", 0.04),
+        s.task("json", 0.02),
+        s.task("code", 0.02),
+        s.corpus("qmsum", 0.08, root),
+        s.corpus("sgd_dialogues", 0.05, root),
+        s.corpus("topical_chat", 0.03, root),
+        s.corpus("books", 0.10, root),
     ]
 
 
@@ -51,8 +60,8 @@ RECIPE = Recipe(
     sources=_mixture,
     block=1024,
     schedule=Schedule(batch=8, micro_batch=4, rates=Rates(muon=2e-3, adamw=1e-3)),
-    bounds=Bounds(minutes=60),
+    bounds=Bounds(minutes=90),
     start="zoo:base",
     adopt=copy_all,
-    objective=lambda tokenizer, teacher: SkippedPositions(LONGEST),
+    objective=lambda tokenizer, teacher: SkippedPositions(LONGEST, counted=base_tasks_2.answers_first(tokenizer)),
 )
