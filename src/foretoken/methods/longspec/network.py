@@ -272,6 +272,21 @@ class LongSpec(LearnedPart, nn.Module):
         if isinstance(gain, Tensor) and gain.shape == self.norm_out.weight.shape:
             self.norm_out.weight.copy_(gain)
 
+    @torch.no_grad()
+    def go_on_from(self, head: LongSpec, name: str) -> None:
+        """Take the weights of another head, trained for this target or for one like it.
+
+        Args:
+            name: what messages call it.
+        Raises:
+            MismatchError: it has another shape, or another window.
+        """
+        for each in ("width", "heads", "kv_heads", "head_dim", "mlp_width", "window"):
+            theirs, ours = getattr(head.config, each), getattr(self.config, each)
+            if theirs != ours:
+                raise MismatchError(f"{name}: its {each} is {theirs}, but that of the head to train is {ours}")
+        self.load_state_dict(head.state_dict())
+
     @classmethod
     def how(cls, target: str, draft: str, config: LongSpecConfig | None = None) -> str:
         """The command that trains a head."""
