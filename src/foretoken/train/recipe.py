@@ -321,7 +321,7 @@ def refuse_another(work: Path, claim: dict[str, Any]) -> None:
     path = work / "claim.json"
     if not path.exists() or (found := json.loads(path.read_text(encoding="utf-8"))) == claim:
         return
-    if checkpoint.latest(work / "checkpoints") is None:
+    if not any(checkpoint.latest(place) for place in work.rglob("checkpoints")):  # of some stage
         shutil.rmtree(work)
         return
     changed = ", ".join(key for key in claim if found.get(key) != claim[key])

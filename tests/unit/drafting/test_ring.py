@@ -24,7 +24,7 @@ def made(tokens: Sequence[int], begin: int) -> tuple[Tensor, Tensor]:
 
 
 def bring(ring: Ring, slot: int, tokens: Sequence[int]) -> int:
-    begin = ring.missing(slot, tokens)
+    begin = ring.missing(slot, tokens, len(tokens))
     if begin < len(tokens):
         ring.write(slot, begin, tokens[begin:], *made(tokens[begin:], begin))
     return len(tokens) - begin
@@ -65,9 +65,21 @@ def test_it_is_the_end_of_an_unbounded_cache(data: st.DataObject) -> None:
             slots[which] = ring.acquire()
         bring(ring, slots[which], texts[which])
         for slot, text in zip(slots, texts, strict=True):
-            if ring.missing(slot, text) == len(text):
+            if ring.missing(slot, text, len(text)) == len(text):
                 check(ring, slot, text)
         check(ring, slots[which], texts[which])
+
+
+def test_a_place_follows_from_the_position_alone() -> None:
+    """However the tokens came to be there, so that what is computed over places has the same bits."""
+    for length in range(4 * SIZE):
+        ring, text = new_ring(), list(range(length))
+        once, often = ring.acquire(), ring.acquire()
+        for end in (*range(0, length, 5), length):
+            bring(ring, often, text[:end])
+        bring(ring, once, text)
+        assert ring.place(once) == ring.place(often) <= 2 * SIZE
+        assert ring.place(once) % SIZE == length % SIZE
 
 
 def test_only_what_is_new_is_asked_for() -> None:

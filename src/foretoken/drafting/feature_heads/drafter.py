@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,14 +25,15 @@ from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
+from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
-from foretoken.drafting.feature_heads.ahead import HeadPass, ReadAhead, foreseen
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
-from foretoken.models.fused.pairs import Ahead, Extent, GrownTree
+from foretoken.models.fused.chains import Ahead
+from foretoken.models.fused.pairs import Extent, GrownTree
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -60,6 +61,21 @@ class _Builder(RerankedBuilder):
             return self.following_MW
         place = {node: row for row, node in enumerate(self.expanded)}
         return self.following_MW[[place[self.parents[node]] for node in self.frontier]]
+
+
+class HeadPass(NamedTuple):
+    """One pass of a head.
+
+    Attributes:
+        output: of its wanted rows.
+        following_MW: the features that follow these rows.
+        drafts, tokens: see :class:`foretoken.drafting.ahead.ReadPass`.
+    """
+
+    output: Output
+    following_MW: Tensor
+    drafts: Sequence[int] = ()
+    tokens: Sequence[int] = ()
 
 
 class AheadRunner(Protocol):
@@ -215,7 +231,7 @@ class FeatureDrafter(Drafter):
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)
         self._top = min(options.width, runner.scored, len(self._columns)) if options.tree else 1
         self._unread = UnreadStates(target, self._cache, depths, final=final)
-        self._ahead = ReadAhead()
+        self._ahead = ReadAhead[HeadPass]()
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Take the target's states: of rows that are committed in any case at once, of a draft's for a while."""
@@ -233,7 +249,7 @@ class FeatureDrafter(Drafter):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._ahead = ReadAhead()  # what was read for other drafts says nothing of these
+            self._ahead = ReadAhead[HeadPass]()  # what was read for other drafts says nothing of these
             self._columns.begin([draft.context for draft in active])
             if self._grow_at_once(active):
                 active = []

@@ -24,17 +24,18 @@ from torch import Tensor, nn
 
 from foretoken.core.columns import Columns
 from foretoken.drafting.draft_head import DraftHead
-from foretoken.drafting.feature_heads.ahead import HeadPass
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
+from foretoken.drafting.feature_heads.drafter import HeadPass
 from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
 from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
+from foretoken.models.fused.chains import Ahead
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.fused.packing import TiledLinear, tiled
-from foretoken.models.fused.pairs import Ahead, Extent, GrownTree, PairDecoder
+from foretoken.models.fused.pairs import Extent, GrownTree, PairDecoder
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan

@@ -19,6 +19,9 @@ class Config(Loop, Judged):
     mlp_width: Annotated[int | None, Option("Channels of its MLP; default: the target's.", metavar="N", least=32)] = (
         None
     )
+    start: Annotated[
+        Path | None, Option("A head to go on from, in its shape; default: layers of the target.", metavar="DIR")
+    ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
 
     def __post_init__(self) -> None:
@@ -43,6 +46,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
             config.out,
             mlp_width=config.mlp_width,
             levels=config.levels,
+            start=config.start,
             own_words=share,
             **config.loop(recipe.bounds, report, session),
         )

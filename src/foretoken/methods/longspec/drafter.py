@@ -1,24 +1,23 @@
 """LongSpec: one block over a short window of its own and the target's last keys drafts a chain or a tree.
 
-    ring      keys and values of the last 512 tokens and the root          follow from the tokens alone
+    ring      keys and values of the last 512 tokens before the root       follow from the tokens alone
     level 1   the root reads the ring, and the target's P committed keys            gap 1
-    level j   nodes at position P + j - 1 read ring, ancestors, blocks of these keys  gap j
+    level j   nodes at position P + j - 1 read ring, ancestors, and the same P keys   gap j
     step      the target commits what stands; the ring gets these tokens when it is next asked
 
-Nothing of a draft is kept, and nothing of a prompt is read but its last 513 tokens.
+Nothing of a draft is kept, and nothing of a prompt is read but its last 512 tokens.
 
-Letters: G key/value heads, d head width.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
@@ -26,14 +25,14 @@ from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Cache, Context, Drafter, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
+from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.learned_part import find
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.drafting.ring import Ring
-from foretoken.methods.longspec.far import KeysValues
 from foretoken.methods.longspec.network import LongSpec
-from foretoken.methods.longspec.runner import Level, Runner
-from foretoken.models.language_model import LanguageModel
+from foretoken.methods.longspec.runner import Level, Read, Runner
+from foretoken.models.language_model import LanguageModel, Output
 
 
 @dataclass(slots=True)
@@ -42,13 +41,11 @@ class _Builder(RerankedBuilder):
 
     Attributes:
         slot: of the ring.
-        rows: of each node that was read, its place behind the ring's tokens.
-        far: what the nodes read of the target; None before the root was.
+        rows: of the root and of each node that was read, its place behind the ring's tokens.
     """
 
     slot: int = field(kw_only=True)
     rows: dict[int, int] = field(default_factory=dict)
-    far: KeysValues | None = None
 
 
 class LongSpecDrafter(Drafter):
@@ -59,8 +56,7 @@ class LongSpecDrafter(Drafter):
              released code's sampling takes for draws. Lossless under any lossless verifier that knows the kind.
     Differs: chains, and they are the default; batches; of a beam, as many nodes as the budget has, the most probable
              paths first; the window is that of positions, for all nodes of a level; no token is read twice: the ring
-             holds what a token's id and position give, and the root's row alone is run again; deeper levels read some
-             blocks of the target's keys (far.py).
+             holds what a token's id and position give.
     """
 
     name = "longspec"
@@ -116,16 +112,24 @@ class LongSpecDrafter(Drafter):
         self.config = config
         self.branches = config.tree
         self.laws = (PointMass,) if config.tree else (Sampled,)
-        self._depth, self._window = config.max_depth or head.config.levels, head.config.window
+        self._depth = config.max_depth or head.config.levels
         self._longest = head.config.max_length
-        self._target, self._runner, self._layer = target, Runner(target, head), head.config.layer
-        heads, width = head.config.kv_heads, head.config.head_dim
-        spare = (self._depth - 1) * (config.width if config.tree else 1)
-        # the root and the ``window`` tokens before it, and all nodes that are read
-        self.ring = Ring(1 + self._window, spare, heads, width, target.dtype, target.device)
+        self._target = target
+        # the tokens before a root; the root itself and all nodes that are read
+        spare = 1 + (self._depth - 1) * (config.width if config.tree else 1)
+        self.ring = Ring(
+            head.config.seen - 1, spare, head.config.kv_heads, head.config.head_dim, target.dtype, target.device
+        )
+        self._runner = Runner(target, head, self.ring)
+        if head.own_head is not None and config.draft_vocab is not None:
+            raise ConfigError(
+                f"draft_vocab={config.draft_vocab!r}: the head for '{target.name}' scores tokens of its own accord; "
+                "leave it out"
+            )
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
         self._top = min(config.width, len(self._columns)) if config.tree else 1
         self._states: dict[int, int] = {}  # request -> slot of the ring
+        self._ahead = ReadAhead[Read]()
         self._target_cache: Cache | None = None
 
     def attach(self, cache: Any) -> None:
@@ -143,15 +147,16 @@ class LongSpecDrafter(Drafter):
         self._target_cache = cache
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request; every level is one forward of the block."""
+        """Grow one draft per request; every level is one forward of the block, natively all of a chain's at once."""
         growing = []
-        for context, budget in zip(contexts, budgets, strict=True):
-            # behind the positions that the head was trained for nothing is drafted
-            depth = min(budget.max_depth, self._depth, self._longest - len(context.tokens))
-            if budget.max_nodes > 0 and depth > 0:
-                growing.append(_Builder(context, replace(budget, max_depth=depth), slot=self._slot(context)))
         with torch.inference_mode():
+            for context, budget in zip(contexts, budgets, strict=True):
+                # behind the positions that the head was trained for nothing is drafted
+                depth = min(budget.max_depth, self._depth, self._longest - len(context.tokens))
+                if budget.max_nodes > 0 and depth > 0:
+                    growing.append(_Builder(context, replace(budget, max_depth=depth), slot=self._slot(context)))
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
+            self._ahead = ReadAhead()  # what was read for other drafts says nothing of these
             self._columns.begin([draft.context for draft in active])
             for draft in active:
                 self._fill(draft)
@@ -174,12 +179,9 @@ class LongSpecDrafter(Drafter):
 
     def _grow(self, active: Sequence[_Builder]) -> None:
         """One level: read the frontiers, and give their nodes children."""
-        levels = [self._level(draft) for draft in active]
-        output = self._runner.read(levels, top=self._top, rows=self._columns.rows)
-        start = 0
-        for draft, level in zip(active, levels, strict=True):
-            draft.far = draft.far or level.chosen
-            stop, own = start + len(level.tokens), draft.budget.own_past
+        output, starts = self._read_ahead(active) or self._read(active)
+        for draft, start in zip(active, starts, strict=True):
+            stop, own = start + len(draft.frontier), draft.budget.own_past
             seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
             if self.config.tree:
                 width = -(-self.config.width // 4) if draft.frontier == [ROOT] else self.config.width
@@ -187,7 +189,25 @@ class LongSpecDrafter(Drafter):
             else:
                 node = draft.draw_if_it_pays(seen, first, self.name)
                 draft.frontier = [node] if node is not None and draft.has_room(node) else []
-            start = stop
+
+    def _read_ahead(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
+        """What was read of these frontiers already, and the row of each."""
+        found = self._ahead.next(active)
+        if found is None:
+            return None
+        for draft in active:
+            draft.rows[draft.frontier[0]] = len(draft.rows)
+        return found[0].output, found[1]
+
+    def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
+        """Read the frontiers; what they are foreseen to be followed by is read ahead."""
+        assert self._target_cache is not None
+        levels, rows = [self._level(draft) for draft in active], self._columns.rows
+        scored = self._target.vocab_size if rows is None else len(rows)
+        ahead = foreseen(active, scored) if self._runner.reads_ahead and not self.config.tree else []
+        first, *others = self._runner.read(levels, self._target_cache, top=self._top, rows=rows, ahead=ahead)
+        self._ahead.keep(others, active)
+        return first.output, [0, *itertools.accumulate(len(level.tokens) for level in levels[:-1])]
 
     def _finish(self, draft: _Builder) -> Draft:
         if self.config.tree:
@@ -202,43 +222,23 @@ class LongSpecDrafter(Drafter):
         return self._states[context.request_id]
 
     def _fill(self, draft: _Builder) -> None:
-        """Bring the ring to the request's last token."""
-        tokens = draft.context.tokens
-        begin = self.ring.missing(draft.slot, tokens)
-        if begin < len(tokens):
-            self.ring.write(draft.slot, begin, tokens[begin:], *self._runner.keys(tokens[begin:], begin))
+        """Bring the ring to the request's root."""
+        tokens, root = draft.context.tokens, len(draft.context.tokens) - 1
+        begin = self.ring.missing(draft.slot, tokens, root)
+        if begin < root:
+            fresh = tokens[begin:root]
+            self.ring.write(draft.slot, begin, fresh, *self._runner.keys(fresh, begin))
 
     def _level(self, draft: _Builder) -> Level:
         """What the frontier reads: of the target the keys before the root, never those behind them."""
-        assert self._target_cache is not None
-        context, slot, ring, most = draft.context, draft.slot, self.ring, 1 + self._window
-        root = len(context.tokens) - 1
-        if draft.far is None:
-            keys_GPd, values_GPd = self._target_cache.committed(self._layer, context.slot)
-            far = keys_GPd[:, :root], values_GPd[:, :root]
-            # its own keys are the ring's last
-            return Level([context.tokens[-1]], True, root, lambda k_G1d, v_G1d: ring.read(slot, most), None, far)
-        tokens = [draft.tokens[node] for node in draft.frontier]
-        depth, read = draft.depths[draft.frontier[0]], len(draft.rows)
-        near = max(0, most - depth)
-
-        def beside(k_GRd: Tensor, v_GRd: Tensor) -> KeysValues:
-            ring.draft(slot, read, k_GRd, v_GRd)
-            return ring.read(slot, near, read + len(tokens))
-
+        context, tail, root = draft.context, len(draft.rows), len(draft.context.tokens) - 1
+        if draft.frontier == [ROOT]:
+            draft.rows[ROOT] = 0
+            return Level(draft.slot, context.slot, root, 0, [context.tokens[-1]])
+        tokens, depth = [draft.tokens[node] for node in draft.frontier], draft.depths[draft.frontier[0]]
+        above = None
+        if self.config.tree:
+            above = [[draft.rows[each] for each in (*draft.ancestors(node), ROOT)] for node in draft.frontier]
         for node in draft.frontier:
             draft.rows[node] = len(draft.rows)
-        seen = self._seen(draft, min(near, len(context.tokens)))
-        return Level(tokens, False, root + depth, beside, seen, draft.far)
-
-    def _seen(self, draft: _Builder, near: int) -> Tensor | None:
-        """bool [R, tokens of the window and nodes]: of the nodes, every one sees its ancestors and itself."""
-        depth = draft.depths[draft.frontier[0]]
-        if draft.chain and depth <= self._window:
-            return None
-        seen = torch.zeros(len(draft.frontier), near + len(draft.rows), dtype=torch.bool)
-        seen[:, :near] = True
-        for row, node in enumerate(draft.frontier):
-            above = [node, *draft.ancestors(node)[: self._window]]
-            seen[row, [near + draft.rows[each] for each in above]] = True
-        return seen.to(self._target.device)
+        return Level(draft.slot, context.slot, root, depth, tokens, tail, above)

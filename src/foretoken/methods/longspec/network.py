@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.models import anatomy, far_keys
 from foretoken.models.far_keys import FarKeys, turned
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
 WINDOW = 512  # tokens before the query that the first attention sees
@@ -77,6 +78,11 @@ class LongSpecConfig(LearnedConfig):
     norm_eps: float
     max_length: int
 
+    @property
+    def seen(self) -> int:
+        """Positions that a row sees in its own keys, the last of them its own: the one rule of the window."""
+        return self.window + 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes = ("width", "vocab_size", "heads", "kv_heads", "head_dim", "mlp_width", "window", "levels", "max_length")
@@ -97,6 +103,8 @@ class LongSpec(LearnedPart, nn.Module):
     title = "LongSpec head"
     option = "head"
     Config = LongSpecConfig
+    grows = True
+    own_head: Tensor | None = None  # [V, W], read in place of the target's where that is of another width
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
@@ -182,12 +190,12 @@ class LongSpec(LearnedPart, nn.Module):
 
     def _window(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Every token sees the last ``window`` before it, and itself: [B, H, T, d]."""
-        length, window, pieces = q.shape[2], self.config.window, []
+        length, seen, pieces = q.shape[2], self.config.seen, []
         for first in range(0, length, _QUERIES):
-            last, begin = min(first + _QUERIES, length), max(0, first - window)
+            last, begin = min(first + _QUERIES, length), max(0, first - seen + 1)
             at_R1 = torch.arange(first, last, device=q.device)[:, None]
             of_K = torch.arange(begin, last, device=q.device)
-            seen_RK = (of_K <= at_R1) & (at_R1 - of_K <= window)
+            seen_RK = (of_K <= at_R1) & (at_R1 - of_K < seen)
             pieces.append(self._attend(q[:, :, first:last], k[:, :, begin:last], v[:, :, begin:last], mask=seen_RK))
         return torch.cat(pieces, dim=2)
 
@@ -272,10 +280,40 @@ class LongSpec(LearnedPart, nn.Module):
         if isinstance(gain, Tensor) and gain.shape == self.norm_out.weight.shape:
             self.norm_out.weight.copy_(gain)
 
+    @torch.no_grad()
+    def go_on_from(self, head: LongSpec, name: str) -> None:
+        """Take the weights of another head, trained for this target or for one like it.
+
+        Args:
+            name: what messages call it.
+        Raises:
+            MismatchError: it has another shape, or another window.
+        """
+        for each in ("width", "heads", "kv_heads", "head_dim", "mlp_width", "window"):
+            theirs, ours = getattr(head.config, each), getattr(self.config, each)
+            if theirs != ours:
+                raise MismatchError(f"{name}: its {each} is {theirs}, but that of the head to train is {ours}")
+        self.load_state_dict(head.state_dict())
+
     @classmethod
     def how(cls, target: str, draft: str, config: LongSpecConfig | None = None) -> str:
         """The command that trains a head."""
         return f"foretoken train longspec --target {target} --out DIR"
+
+    def grown(self, target: LanguageModel, origin: Origin) -> LongSpec:
+        """The same drafts for a model that was grown from its target, at the same cost.
+
+        The first copies of the original's heads are the original's, at the layer that became of its own: their keys are
+        read, and no others. Embedding and head are the original's.
+        """
+        parts, width = anatomy.find(target.model), self.config.width
+        layer = origin.depth(self.config.layer)  # what is copied from it comes behind it
+        mark = fingerprint_of(target.source)
+        head = LongSpec(replace(self.config, target=target.name, target_fingerprint=mark, layer=layer))
+        head.load_state_dict(self.state_dict())
+        with torch.no_grad():
+            head.own_head = cast(Any, parts.head).weight.detach()[:, :width].clone()
+        return head.eval()
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another shape, or one whose keys cannot be read.
@@ -285,6 +323,8 @@ class LongSpec(LearnedPart, nn.Module):
             UnsupportedArchitecture: see ``models/far_keys.py``.
         """
         keys = far_keys.find(model.model, model.name)
+        if self.own_head is not None:  # it was made for this model
+            return
         fitting = config_for(model.config, model.name, self.config.target_fingerprint, keys)
         for name in ("layer", "width", "vocab_size", "heads", "kv_heads", "head_dim"):
             ours, theirs = getattr(self.config, name), getattr(fitting, name)

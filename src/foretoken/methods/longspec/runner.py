@@ -1,105 +1,108 @@
 """LongSpec's network in service: one level of the drafts of all requests at a time, each over its own keys.
 
-    token ── table: query, key, value      they follow from the token alone, and are turned by its position
     level    rows of all requests ── window attention ── far attention ── MLP, norm, the target's head
-                                     each its ring        each its slot of the target's cache
+                                     each its ring        each its slot of the target's cache, where it lies
 
-Beside a fused target the matrices are packed for its products, and all behind the attentions is one native call.
+Beside a fused target all of it is one native call, and so are all levels of chains (models/fused/far.py). Else it is
+the arithmetic of network.py, with a table of the first projections, which follow from the token alone.
 
-Letters: R rows, H query heads, G key/value heads, d head width, W width, V vocabulary, O queries, keys and values
-together, N positions.
+Letters: R rows, H query heads, G key/value heads, P keys of the target, d head width, W width, V vocabulary, O queries,
+keys and values together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from foretoken.methods.longspec import far
-from foretoken.methods.longspec.far import KeysValues
+from foretoken.drafting.ring import Ring
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.models import anatomy, far_keys
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.far_keys import turned
+from foretoken.models.fused.chains import Ahead
 from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.far import Far, FarDecoder
 from foretoken.models.fused.layout import Block, Layout, Projection
-from foretoken.models.fused.packing import TiledLinear, tiled
 from foretoken.models.fused.rotary import RotaryTables
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.native import NativePlan
-from foretoken.models.span import Span
+
+KeysValues = tuple[Tensor, Tensor]  # [G, ., d] each
 
 _TABLE_BYTES = 64 << 20  # of queries, keys and values of all tokens, at most
 _PIECE = 1024  # tokens whose part of the table is computed at once
-_PACKED = ("o_proj", "far_q_proj", "far_o_proj")
-_IDLE = 16  # width of the head that the fused decoder's attention has where there is nothing to attend to
-_MOST_ROWS = 1 << 14  # of a forward
 
 
 @dataclass(slots=True)
 class Level:
-    """One request's part of a forward: the root, or the nodes of one level.
+    """One request's part of a forward: the root, or nodes of one level.
 
     Attributes:
-        tokens: of its rows.
-        root: whether they are the root.
-        position: of all of them.
-        near: given the rows' own keys and values, those that they see of ring and draft.
-        seen: bool [R, columns that ``near`` gives]; None: every row sees all of them.
-        far: the target's, all of them or those that were chosen.
-        chosen: of a root, what the levels behind it read; made by :meth:`Runner.read`.
+        slot: of the ring.
+        target_slot: of the target's cache.
+        root: position of the root; so many keys of the target are read, by every level.
+        depth: of the rows behind the root.
+        tokens: of the rows.
+        tail: the draft's rows that stand behind the ring's tokens already.
+        ancestors: of each row, which rows of the tail it sees; None: all, a chain.
     """
 
+    slot: int
+    target_slot: int
+    root: int
+    depth: int
     tokens: Sequence[int]
-    root: bool
-    position: int
-    near: Callable[[Tensor, Tensor], KeysValues]
-    seen: Tensor | None
-    far: KeysValues
-    chosen: KeysValues | None = None
+    tail: int = 0
+    ancestors: Sequence[Sequence[int]] | None = None
+
+
+class Read(NamedTuple):
+    """One forward: what is scored of its rows; see :class:`foretoken.drafting.ahead.ReadPass`."""
+
+    output: Output
+    drafts: Sequence[int] = ()
+    tokens: Sequence[int] = ()
 
 
 class Runner:
     """One head for one target, in the target's dtype and on its device.
 
     Args:
-        target: with a fused decoder, the head's matrices are packed, too.
+        target: with a fused decoder, all is native.
         head: copied.
+        ring: of which the rows' places are.
     """
 
-    def __init__(self, target: LanguageModel, head: LongSpec) -> None:
-        self._target = target
-        self._shape = far_keys.find(target.model, target.name)
+    def __init__(self, target: LanguageModel, head: LongSpec, ring: Ring) -> None:
+        config = self._config = head.config
+        self._target, self._ring = target, ring
         self._net = deepcopy(head).to(device=target.device, dtype=target.dtype)
-        self._rotary = RotaryTables(self._shape.angles)
-        self._ending: _Ending | None = None
+        self._own_head = None if head.own_head is None else head.own_head.to(target.device, target.dtype)
+        self._rotary = RotaryTables(far_keys.find(target.model, target.name).angles)
         with torch.inference_mode():
             table: Any = anatomy.find(target.model).embedding
-            self._embedding_VW: Tensor = table.weight.detach()
-            num_rows, inner = (
-                len(self._embedding_VW),
-                (self._shape.heads + 2 * self._shape.kv_heads) * self._shape.head_dim,
-            )
+            self._embedding_VW: Tensor = table.weight.detach()[:, : config.width].contiguous()
+            num_rows, inner = len(self._embedding_VW), (config.heads + 2 * config.kv_heads) * config.head_dim
             self._table_VO = None
             if num_rows * inner * self._embedding_VW.element_size() <= _TABLE_BYTES:
                 pieces = [self._made(ids_R) for ids_R in torch.arange(num_rows, device=target.device).split(_PIECE)]
                 self._table_VO = torch.cat(pieces)
-            if target.fused is not None:
-                for name in _PACKED:
-                    linear: nn.Linear = getattr(self._net, name)
-                    bias = None if linear.bias is None else linear.bias.detach()
-                    packed = tiled(linear.weight.detach()).contiguous()
-                    setattr(self._net, name, TiledLinear(packed, linear.out_features, bias, target.fused.library))
-                if head.config.mlp_width % 32 == 0:
-                    self._ending = _Ending(head, target.fused, target.dtype)
+        self._native: FarDecoder | None = None
+        if target.fused is not None and config.mlp_width % 32 == 0 and config.width % 32 == 0:
+            self._native = self._described(head, target.fused)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether several levels of a chain are one call."""
+        return self._native is not None
 
     def keys(self, tokens: Sequence[int], begin: int) -> KeysValues:
         """Keys and values of tokens, the first of them at a position."""
@@ -108,16 +111,92 @@ class Runner:
         _, k_GRd, v_GRd = self._project(ids_R, angles)
         return k_GRd, v_GRd
 
-    def read(self, levels: Sequence[Level], *, top: int, rows: HeadRows | None = None) -> Output:
-        """One forward: what the target's head says of all rows.
+    def read(
+        self,
+        levels: Sequence[Level],
+        cache: KVCache,
+        *,
+        top: int,
+        rows: HeadRows | None = None,
+        ahead: Sequence[Ahead] = (),
+    ) -> list[Read]:
+        """One forward: what the target's head says of all rows; natively, with ``ahead``, those of further levels, too.
 
         Args:
+            cache: the target's.
             top: tokens of each row to rank.
             rows: of the head, scored in place of all.
+            ahead: of chains at their root: how far each is to be read on.
         """
-        device = self._target.device
+        if self._native is None:
+            return [Read(self._written_out(levels, cache, top, rows))]
+        batch, fars, positions = PackedBatch(), [], []
+        for level in levels:
+            place, count = self._ring.place(level.slot), len(level.tokens)
+            if level.ancestors is None:
+                batch.add_chunk(level.slot, place, level.tokens, wanted=count, tail=level.tail)
+            else:
+                batch.add_level(
+                    level.slot, place, level.tokens, depths=[level.depth] * count, tail=level.tail,
+                    tail_depths=[0] * level.tail, ancestors=level.ancestors,
+                )  # fmt: skip
+            positions += [level.root + level.depth] * count
+            fars.append(Far(level.target_slot, level.root))
+        batch.positions = positions
+        packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
+        ids_C = None if columns is None or not ahead else columns.ids_C.int()
+        made = self._native.passes(batch, self._ring.cache, fars, cache, top=top, head=packed, ids_C=ids_C, ahead=ahead)
+        return [Read(Output.ranked(each.ranked, columns), each.drafts, each.tokens) for each in made]
+
+    # ------------------------------------------------------------------ native
+
+    def _described(self, head: LongSpec, fused: FusedDecoder) -> FarDecoder:
+        """The block as two layers: one with a window and no MLP, and one that reads the target's keys."""
+        config = head.config
+        near = Block(
+            q=Projection(head.q_proj.weight, head.q_proj.bias),
+            k=Projection(head.k_proj.weight, head.k_proj.bias),
+            v=Projection(head.v_proj.weight, head.v_proj.bias),
+            out=Projection(head.o_proj.weight),
+            attention_norm_D=head.norm_window.weight,
+            window=config.seen,
+        )
+        far = Block(
+            q=Projection(head.far_q_proj.weight, head.far_q_proj.bias),
+            k=None,
+            v=None,
+            out=Projection(head.far_o_proj.weight),
+            attention_norm_D=head.norm_far.weight,
+            gate=Projection(head.gate_proj.weight),
+            up=Projection(head.up_proj.weight),
+            down=Projection(head.down_proj.weight),
+            mlp_norm_D=head.norm_mlp.weight,
+        )
+        layout = Layout(
+            dtype=self._target.dtype,
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            mlp_width=config.mlp_width,
+            norm_eps=config.norm_eps,
+            scaling=config.head_dim**-0.5,
+            num_blocks=2,
+            blocks=(near, far),
+            rotary=far_keys.find(self._target.model, self._target.name).angles,
+            max_length=config.max_length,
+            final_norm_D=head.norm_out.weight,
+            head=fused.head if head.own_head is None else Projection(head.own_head),
+            embedding_VD=self._embedding_VW,
+        )
+        return FarDecoder(layout, fused, config.layer)
+
+    # ------------------------------------------------------------------ written out
+
+    def _written_out(self, levels: Sequence[Level], cache: KVCache, top: int, rows: HeadRows | None) -> Output:
+        device, groups = self._target.device, self._config.kv_heads
         ids_R = torch.tensor([token for level in levels for token in level.tokens], device=device)
-        positions = [level.position for level in levels for _ in level.tokens]
+        positions = [level.root + level.depth for level in levels for _ in level.tokens]
         angles = self._at(torch.tensor(positions, device=device))
         q_HRd, k_GRd, v_GRd = self._project(ids_R, angles)
         places, first = [], 0
@@ -125,28 +204,44 @@ class Runner:
             places.append(slice(first, first + len(level.tokens)))
             first = places[-1].stop
         near = [
-            _attend(q_HRd[:, each], level.near(k_GRd[:, each], v_GRd[:, each]), level.seen)
+            self._look_near(q_HRd[:, each], k_GRd[:, each], v_GRd[:, each], level)
             for level, each in zip(levels, places, strict=True)
         ]
         e_RW = F.embedding(ids_R, self._embedding_VW)
-        h_RW, far_q_HRd = self._net.look_back(e_RW, _stacked(near))
+        h_RW, far_q_HRd = self._net.look_back(e_RW, torch.cat(near))
         far_q_HRd = turned(far_q_HRd, *angles).to(e_RW.dtype)
         seen = []
         for level, each in zip(levels, places, strict=True):
-            found_RW, weights_GFP = far.attend(far_q_HRd[:, each], level.far)
-            seen.append(found_RW)
-            if level.root:
-                level.chosen = far.chosen(weights_GFP, level.far)
-        h_RW = self._net.look_far(h_RW, _stacked(seen))
-        if self._ending is not None:
-            return self._ending.read(h_RW, top, rows)
-        return self._target.score(self._net.close(h_RW), top=top, final_norm=False, head=rows)
+            far = (part[:groups, : level.root] for part in cache.committed(self._config.layer, level.target_slot))
+            seen.append(_attend(far_q_HRd[:, each], *far, None))
+        read_RW = self._net.close(self._net.look_far(h_RW, torch.cat(seen)))
+        if self._own_head is not None:
+            return Output.of(F.linear(read_RW, self._own_head).float(), top=top)
+        return self._target.score(read_RW, top=top, final_norm=False, head=rows)
+
+    def _look_near(self, q_HRd: Tensor, k_GRd: Tensor, v_GRd: Tensor, level: Level) -> Tensor:
+        """[R, H d]: the rows become part of the draft, and see of ring and draft what lies in the window."""
+        self._ring.draft(level.slot, level.tail, k_GRd, v_GRd)
+        count, reach = len(level.tokens), self._config.seen - 1
+        rows = level.tail + count
+        keys_GLd, values_GLd = self._ring.read(level.slot, max(0, reach - level.depth), rows)
+        seen_RL = None
+        if level.ancestors is not None or level.depth > reach:
+            before = keys_GLd.shape[1] - rows
+            seen_RL = torch.zeros(count, before + rows, dtype=torch.bool)
+            seen_RL[:, :before] = True
+            for row in range(count):
+                above = sorted(range(level.tail) if level.ancestors is None else level.ancestors[row])
+                nearest = above[max(0, len(above) - reach) :]
+                seen_RL[row, [before + each for each in (*nearest, level.tail + row)]] = True
+            seen_RL = seen_RL.to(self._target.device)
+        return _attend(q_HRd, keys_GLd, values_GLd, seen_RL)
 
     def _project(self, ids_R: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [H, R, d], keys and values [G, R, d] of tokens at positions."""
         made_RO = self._made(ids_R) if self._table_VO is None else self._table_VO[ids_R]
-        heads, groups = self._shape.heads, self._shape.kv_heads
-        each_ORd = made_RO.unflatten(-1, (-1, self._shape.head_dim)).transpose(0, 1)
+        heads, groups = self._config.heads, self._config.kv_heads
+        each_ORd = made_RO.unflatten(-1, (-1, self._config.head_dim)).transpose(0, 1)
         q_k, v_GRd = each_ORd[: heads + groups], each_ORd[heads + groups :]
         q_k = turned(q_k, *angles).to(v_GRd.dtype)
         return q_k[:heads], q_k[heads:], v_GRd
@@ -161,68 +256,13 @@ class Runner:
         return tables.cos_Nh[positions_R], tables.sin_Nh[positions_R]
 
 
-class _Ending:
-    """MLP, norm and head as one native call.
-
-    The decoder has no layer without attention: this one's is a single narrow head that adds zero.
-
-    Args:
-        fused: the target's, whose head is shared.
-    """
-
-    def __init__(self, head: LongSpec, fused: FusedDecoder, dtype: torch.dtype) -> None:
-        config = head.config
-        nothing = Projection(torch.zeros(_IDLE, config.width))
-        block = Block(
-            q=nothing,
-            k=nothing,
-            v=nothing,
-            out=Projection(torch.zeros(config.width, _IDLE)),
-            attention_norm_D=None,
-            gate=Projection(head.gate_proj.weight),
-            up=Projection(head.up_proj.weight),
-            down=Projection(head.down_proj.weight),
-            mlp_norm_D=head.norm_mlp.weight,
-        )
-        layout = Layout(
-            dtype=dtype,
-            width=config.width,
-            heads=1,
-            kv_heads=1,
-            head_dim=_IDLE,
-            mlp_width=config.mlp_width,
-            norm_eps=config.norm_eps,
-            scaling=1.0,
-            num_blocks=1,
-            blocks=(block,),
-            rotary=lambda positions_N: (torch.ones(len(positions_N), _IDLE // 2),) * 2,
-            max_length=_MOST_ROWS,
-            final_norm_D=head.norm_out.weight,
-            head=fused.head,
-        )
-        self._decoder = FusedDecoder(layout, fused.library)
-        self._cache = KVCache(1, 1, _MOST_ROWS)
-
-    def read(self, h_RW: Tensor, top: int, rows: HeadRows | None) -> Output:
-        """See :meth:`Runner.read`."""
-        batch = PackedBatch()
-        self._cache.reserve(0, len(h_RW))
-        batch.add_chunk(0, 0, [0] * len(h_RW), wanted=len(h_RW))
-        packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
-        found = self._decoder.forward(batch, NativePlan(self._cache), Span(0, 1, h_RW), top=top, head=packed)
-        return Output.ranked(found, columns)
-
-
-def _stacked(pieces: Sequence[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
-
-
-def _attend(q_HRd: Tensor, over: KeysValues, seen: Tensor | None) -> Tensor:
-    """[R, H d]. The query heads of a group stand as rows: its keys are read once."""
+def _attend(q_HRd: Tensor, k_GLd: Tensor, v_GLd: Tensor, seen_RL: Tensor | None) -> Tensor:
+    """[R, H d]. The query heads of a group stand as rows: its keys are read once. Nothing to see gives zeros."""
     heads, rows, width = q_HRd.shape
-    k_GKd, v_GKd = over
-    groups = len(k_GKd)
+    groups, length, _ = k_GLd.shape
+    if not length:
+        return q_HRd.new_zeros(rows, heads * width)
     folded = q_HRd.reshape(1, groups, -1, width)
-    mask = None if seen is None else seen.repeat(heads // groups, 1)
-    found = F.scaled_dot_product_attention(folded, k_GKd[None], v_GKd[None], attn_mask=mask)
+    mask = None if seen_RL is None else seen_RL.repeat(heads // groups, 1)
+    found = F.scaled_dot_product_attention(folded, k_GLd[None], v_GLd[None], attn_mask=mask)
     return found.view(heads, rows, width).transpose(0, 1).flatten(1)

@@ -34,6 +34,7 @@ from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.methods.longspec.network import LEVELS, LongSpec, config_for
 from foretoken.models import far_keys
+from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is, load_config
 from foretoken.train import sources as s
 from foretoken.train import trainer
@@ -268,6 +269,7 @@ def run(
     *,
     mlp_width: int | None = None,
     levels: int = LEVELS,
+    start: Path | None = None,
     bounds: Bounds | None = None,
     own_words: float = OWN_WORDS,
     seed: int = 0,
@@ -282,8 +284,9 @@ def run(
     Args:
         name: of the target: zoo name, folder or hub id.
         out: the folder to make: ``config.json``, ``model.safetensors``, ``training.json``, and ``run/``.
-        mlp_width: of its MLP; None: the target's.
+        mlp_width: of its MLP; None: the target's, or that of ``start``.
         levels: gaps that are trained, and tokens of a draft at most.
+        start: the folder of a head to go on from, whatever target it was trained for; None: layers of the target.
         bounds: of both stages together; None: the recipe's.
         own_words: share of the text that the target writes.
         arguments: the command line, for the record.
@@ -293,10 +296,14 @@ def run(
         the record that is saved as ``training.json``.
     Raises:
         ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+        MismatchError: the head to start from has another shape.
     """
     LongSpec.check_place(out)
     chosen = recipe(name, own_words)
     bounds = bounds or chosen.bounds
+    begun = None if start is None else LongSpec.load(start)
+    if begun is not None:
+        mlp_width = mlp_width or begun.config.mlp_width
     loaded = load_as_is(name, device=device)
     replies = Replies(loaded.tokenizer)
     target = KeyedTarget(loaded.model, name, replies)
@@ -309,11 +316,16 @@ def run(
     torch.manual_seed(seed)
     config = config_for(loaded.model.config, name, loaded.fingerprint, target.far, **shape)
     head = LongSpec(config).to(target.device)
-    head.draw()
-    head.begin_near(target.model)
+    if begun is None:
+        head.draw()
+        head.begin_near(target.model)
+    else:
+        head.go_on_from(begun, str(start))
     untrained, work, done = deepcopy(head), out / "run", []
     with disk_trouble(out):
         claim = {**claim_of(chosen, sources, seed), "target": loaded.fingerprint, "shape": shape}
+        if start is not None:
+            claim["start"] = fingerprint(start)
         refuse_another(work, claim)
         write_claim(work, claim)
         text = [*scaled(sources, 1 - own_words), *written(chosen, head, sources, work, seed)]
@@ -353,6 +365,7 @@ def run(
             "method": "longspec",
             "target": name,
             "target_fingerprint": loaded.fingerprint,
+            "start": None if start is None else str(start),
             "layer": config.layer,
             "levels": levels,
             "window": config.window,

@@ -156,6 +156,11 @@ static long NAME(look)(const Job *job, const Layer *layer, const Segment *s, lon
     const Model *m = job->model;
     const Call *call = job->call;
     const long end = s->prefix + s->tail + s->rows, window = layer->window;
+    if (layer->elsewhere) {
+        *runs = scratch->part[5].data;
+        **runs = (Run){0, s->far};
+        return 1;
+    }
     if (!s->keep || window) {
         *runs = scratch->part[5].data;
         /* With a window, columns left of everybody's view are never looked at. Behind the prefix a tree's columns are no
@@ -186,6 +191,8 @@ static long NAME(look)(const Job *job, const Layer *layer, const Segment *s, lon
 static void NAME(see)(const Job *job, const Layer *layer, const Segment *s, long from, long to, long columns, Scratch *scratch,
                       NAME(Panel) *y) {
     const long window = layer->window, first = columns - s->rows, behind = s->tail + s->rows;
+    for (long t = 0; layer->elsewhere && t < to - from; t++) y->lows[t] = 0, y->ends[t] = columns;
+    if (layer->elsewhere) return;
     int32_t *paths = scratch->part[7].data;
     float *path_scores = (float *)(paths + (to - from) * behind);
     for (long t = 0; t < to - from; t++) {
@@ -215,6 +222,18 @@ static void NAME(see)(const Job *job, const Layer *layer, const Segment *s, long
     y->own = behind;
 }
 
+/* Lay out the keys of elsewhere behind the tiles that are whole there. It is done in memory of this thread: the owner may be
+ * writing its own rows into the last tile. */
+static void NAME(lay_out_rest)(const Elsewhere *e, const Segment *s, long group, Scratch *scratch, NAME(Panel) *y) {
+    const long whole = s->far / 16 < e->known[group] ? s->far / 16 : e->known[group], units = y->units;
+    const uint32_t *keys = (const uint32_t *)e->keys + group * e->capacity * units;
+    uint32_t *rest = scratch->part[13].data;
+    for (long t = whole; t * 16 < s->far; t++)
+        transpose16(keys + t * 16 * units, units, s->far - t * 16 < 16 ? s->far - t * 16 : 16, rest + (t - whole) * 16 * units);
+    y->rest = rest;
+    y->laid = whole * 16;
+}
+
 /* Attend with one group's query heads over the rows first_row..end_row-1 of a segment, a panel after the other.
  *
  * The runs of columns that the group looks at are laid end to end: from here on a column is its place in that line. What
@@ -224,7 +243,9 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
     const Model *m = job->model;
     const Call *call = job->call;
     const long D = m->head_dim, n = m->heads / m->kv_heads, units = NAME(row_units)(job);
-    const long group = (long)s->slot * m->kv_heads + g, most = panel_tokens(m);
+    const Elsewhere *e = layer->elsewhere ? call->elsewhere : 0;
+    const long capacity = e ? e->capacity : call->capacity, most = panel_tokens(m);
+    const long group = e ? s->far_slot * e->groups + g : s->slot * m->kv_heads + g;
     Run *runs;
     const long num_runs = NAME(look)(job, layer, s, g, scratch, &runs);
     const long begin = s->keep && !layer->window ? 0 : runs[0].from; /* a window keeps the numbers */
@@ -234,11 +255,11 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
     for (long from = first_row; from < end_row; from += most) {
         const long to = from + most < end_row ? from + most : end_row, rows = (to - from) * n;
         NAME(Panel) y = {
-            .tiles = (const uint32_t *)call->tiled[layer->index] + group * ((call->capacity + 15) / 16) * 16 * units,
-            .values = (const char *)call->values[layer->index] + group * call->capacity * 4 * units,
+            .tiles = (const uint32_t *)(e ? e->tiled : call->tiled[layer->index]) + group * ((capacity + 15) / 16) * 16 * units,
+            .values = (const char *)(e ? e->values : call->values[layer->index]) + group * capacity * 4 * units,
             .units = units,
             .runs = runs, .num_runs = num_runs, .begin = begin,
-            .prefix = columns - s->rows - s->tail, .shift = runs[num_runs - 1].to - columns,
+            .prefix = e ? columns : columns - s->rows - s->tail, .shift = runs[num_runs - 1].to - columns,
             .n = n, .D = D, .rows = rows, .q = q,
             .scaling = m->score_cap ? 1 : (float)m->scaling, .cap = (float)m->score_cap, .cap_factor = (float)m->scaling,
             .scores = scratch->part[2].data, .weights = scratch->part[6].data,
@@ -255,6 +276,7 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
         } else {
             for (long r = from; r < to; r++) NAME(turn_queries)(job, layer, s->start + r, g, q + INPUTS((r - from) * n * D));
         }
+        if (e) NAME(lay_out_rest)(e, s, group, scratch, &y);
         NAME(see)(job, layer, s, from, to, columns, scratch, &y);
         memset(y.sums, 0, rows * (16 + D) * sizeof(float));
         long least = columns, last = 0;
@@ -270,7 +292,7 @@ static void NAME(attend)(const Job *job, const Layer *layer, const Segment *s, l
                 NAME(take_tile)(&y, tile, end, base, rows - base < 12 ? rows - base : 12);
         }
         for (long f = 0; f < rows; f++) {
-            const float inverse = 1.0f / horizontal_sum(*(const vf *)(y.sums + f * 16));
+            const float inverse = columns ? 1.0f / horizontal_sum(*(const vf *)(y.sums + f * 16)) : 0;
             const long row = s->start + from + f / n, head = g * n + f % n;
             for (long d = 0; d < D; d += LANES)
                 NAME(enter)((NAME(input) *)job->attended + INPUTS((row * m->heads + head) * D + d),

@@ -1,5 +1,6 @@
 /* Passes over pairs of a feature and the token behind it (drafting/feature_heads/): what enters the first layer is made of
  * both, and in a chain each row's best token, or one that is drawn, and its own output are the pair that its next pass reads.
+ * Or over tokens alone (far.py).
  *
  *     feature, token ── enter ── layers ── head ── best token
  *        ▲       ▲                 │                   │
@@ -19,7 +20,8 @@ typedef struct {
     const float *bias;       /* of what enters, or NULL */
     const float *before;     /* gain of the norm of a feature that enters as it is, or NULL */
     const float *behind;     /* gain of the norm through which a row's output becomes a feature, or NULL */
-    int64_t num_tokens, columns;
+    int64_t num_tokens;
+    int64_t columns;         /* of a token's part; 0: tokens enter by themselves, as in any forward, and there are no features */
 } Entry;
 
 /* Up to `passes` of them. The first is a forward as any other; of the others every row is one draft. */
@@ -99,6 +101,7 @@ static int parts_of_tokens(Team *team, const Model *m, const Entry *e, const int
 static int enter_pairs(Team *team, const Model *m, const Entry *e, float *entering, float *parts, uint32_t *elements,
                        const float *features, Call *call) {
     const long W = m->width, rows = call->num_rows, units = m->bf16 ? W / 2 : W;
+    if (!e->columns) return 1;
     if (!parts_of_tokens(team, m, e, call->tokens, rows, call->threads, entering, elements, parts)) return 0;
     call->entering = entering;
     if (!e->feature.tiles) {
@@ -177,7 +180,7 @@ int64_t foretoken_chain(Team *team, const Model *m, const Entry *e, Chain *chain
         if (chain->made == chain->passes) return 0;
         const int32_t *drafts = chain->drafts + pass * M;
         int32_t *next = chain->drafts + (pass + 1) * M, *tokens = chain->tokens + (pass + 1) * M;
-        float *behind = call.tapped + M * W;
+        float *behind = e->columns ? call.tapped + M * W : 0;
         long going = 0;
         for (long i = 0; i < rows; i++) {
             const long draft = drafts[i];
@@ -190,15 +193,17 @@ int64_t foretoken_chain(Team *team, const Model *m, const Entry *e, Chain *chain
             if (token >= e->num_tokens || !goes_on(chain, draft, pass, share)) continue;
             const Segment *read = chain->first->segments + draft;
             const long place = read->prefix + read->tail + read->rows + pass;
-            chain->segments[going] = (Segment){.slot = read->slot, .prefix = place, .start = going, .rows = 1, .committed = read->committed};
+            chain->segments[going] = (Segment){.slot = read->slot, .prefix = place, .start = going, .rows = 1, .committed = read->committed,
+                                               .far_slot = read->far_slot, .far = read->far};
             chain->positions[going] = chain->first->positions[chain->first->wanted[draft]] + (int32_t)(1 + pass);
-            memcpy(behind + going * W, call.tapped + i * W, W * sizeof(float));
+            if (behind) memcpy(behind + going * W, call.tapped + i * W, W * sizeof(float));
             next[going] = (int32_t)draft;
             tokens[going++] = (int32_t)token;
         }
         if (!going) return 0;
         features = call.tapped = behind; /* read before the forward writes there */
-        call.num_rows = call.num_segments = call.num_wanted = call.num_tap_rows = going;
+        call.num_rows = call.num_segments = call.num_wanted = going;
+        call.num_tap_rows = behind ? going : 0;
         call.tokens = tokens, call.positions = chain->positions, call.segments = chain->segments;
         call.wanted = call.tap_rows = chain->rows;
         call.logits += M * m->logits_stride, call.best += M, call.peaks += M;

@@ -90,8 +90,12 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
         _check_projection("block.out", block.out, width, inner)
         return
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
-    for name, outputs in (("q", queries), ("k", keys), ("v", keys)):
-        _check_projection(f"block.{name}", getattr(block, name), outputs, width)
+    own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
+    if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
+        raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
+    for name, (outputs, projection) in own.items():
+        if projection is not None:
+            _check_projection(f"block.{name}", projection, outputs, width)
     _check_projection("block.out", block.out, width, queries)
     for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
         _check_gain(name, getattr(block, name), layout.width)
@@ -269,6 +273,34 @@ def check_chain(
                 f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "
                 "reserve them before the forward"
             )
+
+
+def check_owner(sizes: Sizes, owner: Sizes, layer: int) -> None:
+    """Whether one decoder can read the keys of another one's layer.
+
+    Raises:
+        ValueError: its heads or its elements are others, or there is no such layer.
+    """
+    _within("layer", layer, 0, owner.num_layers - 1)
+    _within("kv_heads", sizes.kv_heads, 1, owner.kv_heads)
+    if (sizes.head_dim, sizes.dtype) != (owner.head_dim, owner.dtype):
+        raise ValueError(
+            f"head_dim={sizes.head_dim}, {sizes.dtype}: the decoder whose keys are read has {owner.head_dim}, "
+            f"{owner.dtype}"
+        )
+
+
+def check_far(fars: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
+    """What segments see of another decoder's cache: committed rows, in elements.
+
+    Raises:
+        ValueError: it has not so many, or keeps codes.
+    """
+    if len(fars) != num_segments or of.coded:
+        raise ValueError(f"{len(fars)} of {num_segments} segments say what they see of a cache, coded: {of.coded}")
+    for slot, count in fars:
+        _within("far.slot", slot, 0, of.num_slots - 1)
+        _within("far.count", count, 0, of.lengths[slot])
 
 
 def check_trees(

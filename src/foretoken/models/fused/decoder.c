@@ -11,7 +11,7 @@
  *     pieces.h     attention, divided among threads     ssm.h         state-space layers
  *     experts.h    who goes through which expert        mixture.h     a mixture of experts
  *     rows.h       rows between products                forward.h     a span of layers
- *     chain.h      passes over pairs, as drafts are     tree.h        the same for trees
+ *     chain.h      passes over pairs or tokens, drafts  tree.h        the same for trees
  */
 
 #include <math.h>
@@ -176,6 +176,12 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
         line = larger(line, m->width);
     }
+    long rest = -16; /* columns of elsewhere that are not laid out there */
+    for (long i = 0; call->elsewhere && i < call->num_segments; i++) {
+        const Segment *s = call->segments + i;
+        for (long g = 0; g < m->kv_heads; g++)
+            rest = larger(larger(rest, 0), s->far - 16L * call->elsewhere->known[s->far_slot * call->elsewhere->groups + g]);
+    }
     const Matrix keys = coded_keys(0, m->head_dim);
     const long lines = call->coded ? 24 : 12; /* of scores */
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
@@ -190,7 +196,8 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                             line * sizeof(float),
                                             call->coded ? 2 * folded * coded_bytes(&keys, m->head_dim) : 0,
                                             call->coded ? TILE * (m->head_dim + 2) * sizeof(float) : 0,
-                                            routed * sizeof(float)};
+                                            routed * sizeof(float),
+                                            (rest + 16) * m->head_dim * (m->bf16 ? 2 : 4)};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));

@@ -47,6 +47,8 @@ class FusedDecoder:
         layout: what to compute; its blocks are read and packed one after the other.
         library: compiled decoder.c; build.py has the machine's one.
         taken: told each block's index and packed weights as soon as they are packed.
+    Attributes:
+        sizes: what the weights were packed for.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FusedDecoder:
         checks.check_layout(layout)
         layers = (structs.Layer * layout.num_blocks)()
         self._mixers: dict[int, Mixer] = {}
+        self._elsewhere: set[int] = set()  # layers that read another decoder's keys
         for index, block in enumerate(layout.blocks):
             checks.check_block(layout, block, [each.half for each in self._rotaries])
             packed = self._pack(layers[index], block, index)
@@ -74,7 +77,7 @@ class FusedDecoder:
         self._keep += [embedding, layers, self.head]
         self._rooms: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
         self._shelf = Shelf()
-        self._sizes = checks.Sizes(
+        self.sizes = checks.Sizes(
             num_layers=layout.num_blocks,
             width=layout.width,
             kv_heads=layout.kv_heads,
@@ -139,7 +142,9 @@ class FusedDecoder:
             MemoryError: there is no room for what the forward keeps on the way.
         """
         own_head = self.head if head is None else head
-        checks.check(self._sizes, batch, plan, span)
+        if self._elsewhere.intersection(range(span.first, span.last)):
+            raise ValueError("a layer that reads another decoder's keys is run by FarDecoder.passes")
+        checks.check(self.sizes, batch, plan, span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
         if beside_TQ is not None:
             checks.check_beside(beside_TQ, len(batch.tokens), self._model.qkv_stride)
@@ -189,7 +194,7 @@ class FusedDecoder:
             batch,
             cache,
             span,
-            room=self._room(cache) if attends else None,
+            room=self.room(cache) if attends else None,
             angles=self._angles(max(batch.positions) + forwards if attends else 0),
             logits_MV=self._shelf.take(forwards * len(batch.wanted), model.logits_stride),
             width=model.width,
@@ -223,7 +228,7 @@ class FusedDecoder:
             selects[index] = 1
             if blocks.summaries is not None:
                 summaries[index] = blocks.summaries(index)
-        checks.check_summaries(self._sizes, batch.segments, blocks, summaries)
+        checks.check_summaries(self.sizes, batch.segments, blocks, summaries)
         pointers = (structs.P * self._model.num_layers)()
         for number, each in summaries.items():
             pointers[number] = each.data_ptr()
@@ -245,7 +250,7 @@ class FusedDecoder:
         )
         return _NativeBlocks(native, (pointers, selects, scores, chosen, summaries))
 
-    def _room(self, cache: KVCache) -> Room:
+    def room(self, cache: KVCache) -> Room:
         """The cache's memory; looked up again when the cache has grown."""
         found = self._rooms.get(cache)
         if found is not None and found.serves(cache):
@@ -254,8 +259,9 @@ class FusedDecoder:
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
         if cache.coded:
             row = torch.empty(model.kv_heads, 0, 4 + model.head_dim, dtype=torch.uint8)
-        pairs = [None if layer in self._mixers else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
-        checks.check_buffers(self._sizes, cache, pairs)
+        without = self._elsewhere.union(self._mixers)
+        pairs = [None if layer in without else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
+        checks.check_buffers(self.sizes, cache, pairs)
         found = self._rooms[cache] = Room(self.library, cache, pairs)
         return found
 
@@ -275,6 +281,8 @@ class FusedDecoder:
             native.gate_up, native.down = described(gate_up), described(down)
             native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
+        if native.elsewhere:
+            self._elsewhere.add(index)
         native.qkv, native.out = (described(each) for each in packed)
         return PackedBlock(*packed, gate_up, down)
 
@@ -310,7 +318,8 @@ class FusedDecoder:
         return gate_up, down
 
     def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles, Tiles]:
-        heads = (block.q, block.k, block.v)
+        heads = [each for each in (block.q, block.k, block.v) if each is not None]
+        native.elsewhere = int(block.k is None)
         qkv = self._packed(*heads)
         if any(each.bias_O is not None for each in heads):
             native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))

@@ -62,7 +62,7 @@ static void NAME(add_beside)(const Job *job, long first, long last) {
 static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long groups = call->num_segments * m->kv_heads, items = attention_items(job);
+    const long groups = layer->elsewhere ? 0 : call->num_segments * m->kv_heads, items = attention_items(job);
     if (layer->q_all_norm) NAME(norm_heads)(job, layer, stage++);
     for (long i; (i = claim(stage, groups)) < groups; finish(stage))
         NAME(write)(job, layer, call->segments + i / m->kv_heads, i % m->kv_heads);
@@ -104,7 +104,8 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     wait_for(stage++, T);
     for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
-        const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride, in_tiles = in_stride / 16;
+        const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride;
+        const long in_tiles = (layer->elsewhere ? m->heads * m->head_dim : in_stride) / 16;
         const long attended = layer->mixer ? layer->mixer->inner : m->heads * m->head_dim;
         for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)

@@ -78,7 +78,8 @@ class Block:
     """One layer.
 
     Attributes:
-        q, k, v, out: projections of attention.
+        q, k, v, out: projections of attention; without k and v it reads those of another decoder's layer (far.py), all
+            that a segment may see of them.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
         attention_end_norm_D: gain of the norm of what it adds to the stream; None: it is added as it is.
         q_norm_d, k_norm_d: gains of norms over each head's query and key, or over all of them together; or None.
@@ -90,8 +91,8 @@ class Block:
     """
 
     q: Projection
-    k: Projection
-    v: Projection
+    k: Projection | None
+    v: Projection | None
     out: Projection
     attention_norm_D: Tensor | None
     q_norm_d: Tensor | None = None

@@ -4,9 +4,8 @@
     else       a product of the feature, plus the token's part, enters
 
 Of a chain several passes are one native call: a row's best token, or the one that is going to be drawn, and its own
-output are the pair that its next pass reads. Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by
-who asked: a pass that was made for nothing is forgotten, and one that is missing is asked for. Every pass has the bits
-that it has alone. Of a tree all levels are one native call (tree.h), and what comes back is the tree.
+output are the pair that its next pass reads (chains.py). Of a tree all levels are one native call (tree.h), and what
+comes back is the tree.
 
 Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
 """
@@ -25,7 +24,7 @@ from torch import Tensor
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
-from foretoken.models.fused.call import Ranked
+from foretoken.models.fused.chains import Ahead, OpenChain, Pass
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Head, Layout, Projection
 from foretoken.models.fused.packing import described
@@ -60,25 +59,6 @@ class Pairing:
     table_bytes: int = 0
 
 
-class Ahead(NamedTuple):
-    """How far a draft is to be read on within one call.
-
-    Attributes:
-        most: passes at most, this one included.
-        stands, first, later, free: when it goes on before that; see core/stop_rule.py, Outlook.
-        temperature: of the law that its tokens are drawn from; 0: the best ones are taken.
-        uniforms: what they are drawn by, two for each pass but the last one (core/randomness.py, Streams.foreseen).
-    """
-
-    most: int
-    stands: Sequence[float]
-    first: float
-    later: float
-    free: int
-    temperature: float = 0.0
-    uniforms: Sequence[float] = ()
-
-
 class Extent(NamedTuple):
     """How far a tree may grow within one call.
 
@@ -106,22 +86,6 @@ class GrownTree(NamedTuple):
     parents: Sequence[int]
     shares: Sequence[float]
     odd: bool
-
-
-class Pass(NamedTuple):
-    """One pass.
-
-    Attributes:
-        ranked: of its wanted rows; no hidden states.
-        following_MW: the features that follow them, float32.
-        drafts: of each row, the wanted row of the first pass that it goes on from.
-        tokens: that were read; of a first pass none, for they were given.
-    """
-
-    ranked: Ranked
-    following_MW: Tensor
-    drafts: Sequence[int]
-    tokens: Sequence[int]
 
 
 class PairDecoder(FusedDecoder):
@@ -158,7 +122,7 @@ class PairDecoder(FusedDecoder):
             self._entry.feature = described(feature)
             if pairing.feature.bias_O is not None:
                 self._entry.bias = self._floats(pairing.feature.bias_O)
-        checks.check_pairing(self._sizes, self._model.qkv_stride, pairing.token, pairing.feature)
+        checks.check_pairing(self.sizes, self._model.qkv_stride, pairing.token, pairing.feature)
         if len(embedding_VW) * self._columns * 4 <= pairing.table_bytes:
             table_VO = torch.cat([self._parts(ids) for ids in torch.arange(len(embedding_VW)).split(_PIECE)])
             self._keep.append(table_VO)
@@ -193,71 +157,22 @@ class PairDecoder(FusedDecoder):
         """
         own_head, depth = self.head if head is None else head, self._model.num_layers
         span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
-        checks.check(self._sizes, batch, NativePlan(cache), span)
+        checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        checks.check_chain(self._sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
-        rows, wanted, width = len(batch.tokens), len(batch.wanted), self._model.width
+        checks.check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
+        rows, width = len(batch.tokens), self._model.width
         count = max((each.most for each in ahead), default=1)
-        results = count * wanted
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
-        following_MW = call.tapped[0]
         scratch = torch.empty(rows * (2 * width + self._columns))
-        counts, drafts, read = (
-            array("q", bytes(8 * count)),
-            array("i", bytes(4 * results)),
-            array("i", bytes(4 * results)),
-        )
-        most, free = array("i", [each.most for each in ahead]), array("i", [each.free for each in ahead])
-        stands = array("d", [share for each in ahead for share in each.stands])
-        least = array("d", [number for each in ahead for number in (each.first, each.later)])
-        reach, own_rows = array("d", [1.0] * wanted), array("i", range(wanted))
-        temperature, uniforms, weights = array("d", [each.temperature for each in ahead]), array("d"), array("f")
-        if any(temperature):
-            weights = array("f", bytes(4 * model.logits_stride))
-            for each in ahead:
-                uniforms.extend(each.uniforms)
-                uniforms.extend([0.0] * (2 * count - len(each.uniforms)))
-        next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
-        chain = structs.Chain(
-            first=ctypes.pointer(call.native),
-            features=call.native.entering,
-            entering=scratch.data_ptr(),
-            elements=scratch.data_ptr() + 4 * rows * width,
-            parts=scratch.data_ptr() + 8 * rows * width,
-            passes=count,
-            most=most.buffer_info()[0],
-            ids=None if ids_C is None else ids_C.data_ptr(),
-            tenths=len(ahead[0].stands) if ahead else 0,
-            stands=stands.buffer_info()[0],
-            least=least.buffer_info()[0],
-            free=free.buffer_info()[0],
-            reach=reach.buffer_info()[0],
-            temperature=temperature.buffer_info()[0],
-            uniforms=uniforms.buffer_info()[0],
-            weights=weights.buffer_info()[0] if weights else None,
-            segments=next_segments,
-            positions=next_positions.buffer_info()[0],
-            rows=own_rows.buffer_info()[0],
-            counts=counts.buffer_info()[0],
-            drafts=drafts.buffer_info()[0],
-            tokens=read.buffer_info()[0],
-        )
-        handle = own.handle(self.library)  # held while the call runs
-        if self.library.foretoken_chain(
-            handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(chain)
-        ):
-            raise MemoryError(f"there is no memory for a forward of {rows} rows")
-        if count == 1:
-            return [Pass(call.ranked(own_head.vocab_size, {}), following_MW, drafts, ())]
-        made = []
-        for number in range(chain.made):
-            begin = number * wanted
-            end = begin + counts[number]
-            ranked = call.ranked_between(begin, end, own_head.vocab_size)
-            made.append(Pass(ranked, following_MW[begin:end], drafts[begin:end], read[begin:end] if number else ()))
-        return made
+        chain = OpenChain(call, len(batch.wanted), count, ahead, ids_C, model.logits_stride)
+        chain.native.features = call.native.entering
+        chain.native.entering = scratch.data_ptr()
+        chain.native.elements = scratch.data_ptr() + 4 * rows * width
+        chain.native.parts = scratch.data_ptr() + 8 * rows * width
+        chain.run(self.library, own, model, self._entry)
+        return chain.passes(own_head.vocab_size, call.tapped[0])
 
     def trees(
         self,
@@ -288,10 +203,10 @@ class PairDecoder(FusedDecoder):
         """
         own_head, depth = self.head if head is None else head, self._model.num_layers
         span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
-        checks.check(self._sizes, batch, NativePlan(cache), span)
+        checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        checks.check_chain(self._sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, (), top)
-        checks.check_trees(self._sizes, batch, cache, extents, width, top)
+        checks.check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, (), top)
+        checks.check_trees(self.sizes, batch, cache, extents, width, top)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         forwards = max(

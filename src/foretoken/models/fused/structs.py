@@ -41,7 +41,7 @@ class Layer(ctypes.Structure):
         *((name, P) for name in ("qkv_bias", "out_bias")),
         *((name, P) for name in ("attention_norm", "mlp_norm", "attention_end_norm", "mlp_end_norm")),
         *((name, P) for name in ("q_norm", "k_norm", "q_all_norm", "k_all_norm")),
-        *((name, _I) for name in ("window", "rot_dim", "angles", "index")),
+        *((name, _I) for name in ("window", "rot_dim", "angles", "index", "elsewhere")),
         ("mixer", ctypes.POINTER(Mixer)),
         ("experts", ctypes.POINTER(Experts)),
     ]
@@ -69,7 +69,10 @@ class Model(ctypes.Structure):
 class Segment(ctypes.Structure):
     """The rows of one request."""
 
-    _fields_ = [*((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "committed", "keep")), ("seen", P)]
+    _fields_ = [
+        *((name, _I) for name in ("slot", "prefix", "tail", "start", "rows", "committed", "keep", "far_slot", "far")),
+        ("seen", P),
+    ]
 
 
 SCORES = {"exact": 0, "bounds": 1, "mean": 2}
@@ -106,6 +109,12 @@ class States(ctypes.Structure):
     ]
 
 
+class Elsewhere(ctypes.Structure):
+    """One layer's keys and values of another cache."""
+
+    _fields_ = [("groups", _I), ("capacity", _I), *((name, P) for name in ("keys", "values", "tiled", "known"))]
+
+
 class Angles(ctypes.Structure):
     """By what positions are rotated."""
 
@@ -131,6 +140,7 @@ class Call(ctypes.Structure):
         ("thresholds", P),
         ("attention_seconds", ctypes.POINTER(ctypes.c_double)),
         ("states", ctypes.POINTER(States)),
+        ("elsewhere", ctypes.POINTER(Elsewhere)),
     ]
 
 

@@ -11,7 +11,7 @@
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
-#define PARTS_OF_SCRATCH 13
+#define PARTS_OF_SCRATCH 14
 #define ROW_BUFFERS 9
 #define STAGES_OF_LAYER 12 /* at most */
 
@@ -28,7 +28,8 @@ typedef struct {
 typedef struct {
     Buffer part[PARTS_OF_SCRATCH]; /* queries, what a panel sums, scores, normed rows, scores of blocks, runs of columns or open
                                       units or pairs of rows and experts, weights of a tile, paths of a tree, coded rows, a row
-                                      of floats, coded queries, opened values of a tile, scores of experts */
+                                      of floats, coded queries, opened values of a tile, scores of experts, keys of
+                                      elsewhere */
 } Scratch;
 
 typedef struct {

@@ -18,6 +18,8 @@ enum { NAME(tile_weights) = TILE / TAKEN }; /* inputs of a row and tile */
 /* What a panel of one group's rows works on. Row f of it is head f % n of token f / n. */
 typedef struct {
     const uint32_t *tiles; /* keys of the slot's columns, [column / 16][unit][16] */
+    const uint32_t *rest;  /* or NULL: keys of the columns from `laid` on, which `tiles` does not have */
+    long laid;             /* a multiple of 16 */
     const char *values;    /* of the slot's columns, [column][unit] */
     long units;            /* of a column */
     const Run *runs;       /* the columns that the group looks at, end to end: the line */
@@ -183,6 +185,13 @@ static void NAME(add_own)(const NAME(Panel) *y, const int32_t *path, const NAME(
 /* Scores of some rows of the panel over tiles of the slot's columns, a multiple of 16 the first of them. */
 static void NAME(score_tiles)(const NAME(Panel) *y, long column, long tiles, long base, long rows, float *scores, long stride) {
     const uint32_t *keys = y->tiles + column * y->units;
+    const long last = column + 16 * tiles;
+    if (y->rest && column < y->laid && last > y->laid) {
+        NAME(score_tiles)(y, column, (y->laid - column) / 16, base, rows, scores, stride);
+        NAME(score_tiles)(y, y->laid, (last - y->laid) / 16, base, rows, scores + y->laid - column, stride);
+        return;
+    }
+    if (y->rest && column >= y->laid) keys = y->rest + (column - y->laid) * y->units;
     if (!y->coded) {
         NAME(product)(keys, y->units * 16, 0, tiles, y->q + INPUTS(base * y->D), INPUTS(y->D), y->units, rows, scores, stride, 0, 0);
         return;

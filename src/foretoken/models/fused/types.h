@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 11
+#define ABI 12
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -93,6 +93,8 @@ typedef struct {
     int64_t window;                                 /* 0: full attention */
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
+    int64_t elsewhere;            /* only queries are projected, and all rows of a segment see its `far` keys of the call's
+                                     `elsewhere` */
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
     const Experts *experts;       /* in the place of `gate_up` and `down`; or NULL */
 } Layer;
@@ -120,6 +122,7 @@ typedef struct {
     int64_t slot, prefix, tail, start, rows;
     int64_t committed;   /* rows of the slot that never change but are only forgotten; at most `prefix` */
     int64_t keep;        /* blocks of the prefix to keep in a layer, over all key/value heads; 0: dense attention */
+    int64_t far_slot, far; /* elsewhere: a slot, and how many of its rows are seen; all of them committed */
     const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
 } Segment;
 
@@ -159,6 +162,13 @@ typedef struct {
     const StateSegment *segments;
 } States;
 
+/* One layer's keys and values of another cache, which its owner may be adding to: committed rows alone are read. */
+typedef struct {
+    int64_t groups, capacity;          /* at least as many groups of heads as the model has, whose first ones are read */
+    const void *keys, *values, *tiled; /* as those of a call */
+    const int32_t *known;
+} Elsewhere;
+
 /* By what positions are rotated. */
 typedef struct {
     const float *cos, *sin; /* [positions][rot_dim / 2] */
@@ -192,6 +202,7 @@ typedef struct {
     const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
     double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
     const States *states;              /* or NULL: no layer has a mixer */
+    const Elsewhere *elsewhere;        /* or NULL: no layer reads there */
 } Call;
 
 /* Rows of one slot to move together, in every layer. */

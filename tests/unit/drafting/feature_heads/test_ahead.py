@@ -21,7 +21,7 @@ from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.models.batch import PackedBatch
-from foretoken.models.fused.pairs import Ahead
+from foretoken.models.fused.chains import Ahead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import tokens_of

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from foretoken.core.draft import PointMass, Sampled
+from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.longspec.drafter import LongSpecDrafter
 from foretoken.methods.longspec.network import LongSpec
+from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.drafters import Crashing
@@ -56,9 +58,10 @@ def check_rings(drafter: LongSpecDrafter) -> list[int]:
             if not len(draft):
                 continue
             slot = drafter._states[context.request_id]
-            begin = max(0, len(context.tokens) - WINDOW - 1)
-            expected = drafter._runner.keys(context.tokens[begin:], begin)
-            for found, wanted in zip(drafter.ring.read(slot, WINDOW + 1), expected, strict=True):
+            root = len(context.tokens) - 1
+            begin = max(0, root - WINDOW)
+            expected = drafter._runner.keys(context.tokens[begin:root], begin)
+            for found, wanted in zip(drafter.ring.read(slot, WINDOW), expected, strict=True):
                 assert torch.equal(found, wanted)
             checked.append(len(context.tokens))
         return drafts
@@ -105,7 +108,7 @@ def test_its_memory_does_not_grow_with_the_context(shape: str, model: LanguageMo
         assert output.metrics.num_draft_tokens > 0
         held.append(drafter.ring.num_bytes)
     nodes = 4 if shape == "chain" else 2 * 8
-    assert held[0] == held[1] == 2 * 2 * (2 * (1 + WINDOW) + nodes) * 32 * 4
+    assert held[0] == held[1] == 2 * 2 * (2 * WINDOW + 1 + nodes) * 32 * 4
 
 
 def test_asked_twice_about_one_root_it_answers_alike(model: LanguageModel) -> None:
@@ -190,3 +193,34 @@ def test_a_head_beside_the_weights_is_found_and_a_folder_is_taken(model: Languag
     LongSpec.untrained(model, tmp_path, window=WINDOW, levels=2)
     assert LongSpecDrafter(LongSpecDrafter.Config(head=str(tmp_path)), model)._depth == 2
     assert LongSpecDrafter(LongSpecDrafter.Config(), model)._depth == 5
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # tied, and with a head of its own
+@pytest.mark.parametrize("native", [True, False])
+def test_a_head_drafts_for_what_was_grown_from_its_target(
+    family: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found without an option, the same drafts, at the cost that they have beside the original."""
+    build.library()  # the native decoder comes from the user's own cache
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128}
+    folder = save_model(family, tmp_path / "original", **sizes)
+    original = load(str(folder), device="cpu")
+    LongSpec.untrained(original, folder / "longspec", window=WINDOW)
+    wide = load(f"grown:{folder}:0.6m", device="cpu")
+    assert wide.num_layers > original.num_layers
+    found = []
+    for target in (original, wide):
+        drafter = LongSpecDrafter(LongSpecDrafter.Config(), target)
+        if not native:
+            drafter._runner._native = None
+        llm = with_config({"method": drafter, "num_speculative_tokens": 4}, target=target)
+        outputs = run(llm, [tokens_of(seed, 9 + 20 * seed, 100) for seed in range(3)], 24)
+        found.append(
+            [(each.token_ids, each.metrics.num_draft_tokens, each.metrics.num_accepted_tokens) for each in outputs]
+        )
+        assert drafter.ring.num_bytes == 4 * 2 * 2 * (2 * WINDOW + 5) * 32 * 4
+    assert found[0] == found[1]
+    assert sum(count for _, count, _ in found[0]) > 100
+    with pytest.raises(ConfigError, match="draft_vocab"):
+        LongSpecDrafter(LongSpecDrafter.Config(draft_vocab=str(tmp_path)), wide)

@@ -46,24 +46,41 @@ def head(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path
 class Drafting:
     """A drafter over a prompt that a model has read, and what was scored for the last draft, row by row."""
 
-    def __init__(self, model: LanguageModel, head: Path, length: int = PROMPT, **options: Any) -> None:
+    def __init__(
+        self, model: LanguageModel, head: Path, length: int = PROMPT, piece: int = 1000, **options: Any
+    ) -> None:
         self.drafter = LongSpecDrafter(LongSpecDrafter.Config(head=str(head), **options), model)
         self.session = Session(model)
         self.drafter.attach(self.session.cache)
         self.request = make_request(tokens_of(1, length, 100), vocab_size=model.vocab_size, max_tokens=50)
         self.request.slot = self.session.cache.acquire()
-        self.session.chunk(self.request.slot, self.request.tokens[:-1], wanted=1)
+        for begin in range(0, length - 1, piece):
+            self.session.chunk(self.request.slot, self.request.tokens[begin : min(begin + piece, length - 1)], wanted=1)
         self.logits: list[Tensor] = []
         self.positions: list[int] = []
         inner = self.drafter._runner.read
 
-        def watched(levels: Sequence[Any], **options: Any) -> Any:
-            found = inner(levels, **options)
-            self.logits += list(found.logits_MV.clone())
-            self.positions += [level.position for level in levels for _ in level.tokens]
+        def watched(levels: Sequence[Any], cache: Any, **options: Any) -> Any:
+            found = inner(levels, cache, **options)
+            for number, each in enumerate(found):
+                self.logits += list(each.output.logits_MV.clone())
+                self.positions += [level.root + level.depth + number for level in levels for _ in level.tokens]
             return found
 
         self.drafter._runner.read = watched
+
+    def count_calls(self) -> list[int]:
+        """Notes from now on how many levels every call reads."""
+        calls: list[int] = []
+        inner = self.drafter._runner.read
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            found = inner(*arguments, **options)
+            calls.append(len(found))
+            return found
+
+        self.drafter._runner.read = counted  # type: ignore[method-assign]
+        return calls
 
     def draft(self, nodes: int = 60, depth: int = LEVELS) -> Draft:
         self.logits.clear()
@@ -119,6 +136,46 @@ def test_it_sees_the_keys_before_the_root_and_no_others(model: LanguageModel, he
         found.append(torch.stack(drafting.logits))
     assert torch.equal(found[0], found[1])
     assert not torch.allclose(found[0], found[2], atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_level_reads_all_keys_before_the_root(shape: str, model: LanguageModel, head: Path) -> None:
+    plain = Drafting(model, head, **SHAPES[shape])
+    plain.draft()
+    for place in (0, 15, 16, PROMPT // 2, PROMPT - 2):
+        drafting = Drafting(model, head, **SHAPES[shape])
+        (values,) = (each[2] for each in (drafting.session.cache.values,))
+        assert values is not None
+        values[drafting.request.slot, :, place] += 1e-3  # too little for other tokens to be drafted
+        drafting.draft()
+        assert len(drafting.logits) == len(plain.logits) >= LEVELS
+        assert not any(torch.equal(*rows) for rows in zip(drafting.logits, plain.logits, strict=True))
+
+
+def test_a_chain_at_once_is_its_levels_one_by_one(model: LanguageModel, head: Path, monkeypatch: Any) -> None:
+    """To the bit, and to rounding what the network's own arithmetic gives."""
+    if model.fused is None:
+        pytest.skip("several levels are one call beside a fused target")
+    once, apart, written_out = (Drafting(model, head) for _ in range(3))
+    calls = once.count_calls(), apart.count_calls()
+    drafts = [once.draft()]
+    monkeypatch.setattr("foretoken.methods.longspec.drafter.foreseen", lambda active, scored: [])
+    written_out.drafter._runner._native = None
+    drafts += [apart.draft(), written_out.draft()]
+    assert [len(each) for each in calls] == [1, LEVELS]
+    assert all(each.tree.tokens == drafts[0].tree.tokens for each in drafts)
+    assert torch.equal(torch.stack(once.logits), torch.stack(apart.logits))
+    torch.testing.assert_close(torch.stack(once.logits), torch.stack(written_out.logits), rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_that_the_target_has_laid_out_are_read_where_they_lie(model: LanguageModel, head: Path) -> None:
+    """A prompt in pieces has whole committed tiles, one read at once has none: the same bits."""
+    found = []
+    for piece in (1000, 9):
+        drafting = Drafting(model, head, piece=piece)
+        drafting.draft()
+        found.append(torch.stack(drafting.logits))
+    assert torch.equal(*found)
 
 
 def test_the_ring_is_as_good_as_a_cache_of_everything(model: LanguageModel, head: Path, tmp_path: Path) -> None:

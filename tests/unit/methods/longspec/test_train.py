@@ -148,11 +148,7 @@ def run(place: Path, tmp_path: Path, monkeypatch: Any) -> Callable[..., dict[str
             str(place),
             [sources.parse(str(text))],
             tmp_path / out,
-            levels=LEVELS,
-            mlp_width=64,
-            own_words=0.0,
-            bounds=Bounds(tokens=count * 128),
-            **options,
+            **{"levels": LEVELS, "mlp_width": 64, "own_words": 0.0, "bounds": Bounds(tokens=count * 128), **options},
         )
 
     return train
@@ -226,3 +222,16 @@ def test_a_head_that_repeats_the_target_is_judged_right(target: KeyedTarget) -> 
     p_NV = F.softmax(target.logits(lessons[0][0, 1:-1]), -1)
     assert found[0]["cross_entropy"] > 0
     assert len(p_NV) * 2 == found[0]["positions"]
+
+
+def test_it_goes_on_from_a_head(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """From its weights and in its shape; a run that begins elsewhere is another one; another shape is refused."""
+    first = run("first", count=30, rate=5.0)
+    second = run("second", count=6, start=tmp_path / "first")
+    ends, begins = first["held_out"]["after"][0], second["held_out"]["before"][0]
+    assert begins["cross_entropy"] == pytest.approx(ends["cross_entropy"], abs=0.02)  # saved in bfloat16
+    assert second["start"] == str(tmp_path / "first")
+    with pytest.raises(ForetokenError, match="another start"):
+        run("second", count=6)
+    with pytest.raises(ForetokenError, match="first: its mlp_width is 64, but that of the head to train is 96"):
+        run("third", mlp_width=96, start=tmp_path / "first")

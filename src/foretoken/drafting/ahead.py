@@ -9,31 +9,35 @@ A pass counts only where it has read the very token that the draft has come to: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Generic, Protocol, TypeVar
 
 from foretoken.core.stop_rule import NO_LIMIT
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
-from foretoken.models.fused.pairs import Ahead
+from foretoken.models.fused.chains import Ahead
 from foretoken.models.language_model import Output
 
 
-class HeadPass(NamedTuple):
-    """One pass of a head.
+class ReadPass(Protocol):
+    """One pass."""
 
-    Attributes:
-        output: of its wanted rows.
-        following_MW: the features that follow these rows.
-        drafts: of each row, which draft it belongs to, in the order in which their first rows were read.
-        tokens: that were read; of a first pass none.
-    """
+    @property
+    def output(self) -> Output:
+        """Of its wanted rows."""
+        ...
 
-    output: Output
-    following_MW: Tensor
-    drafts: Sequence[int] = ()
-    tokens: Sequence[int] = ()
+    @property
+    def drafts(self) -> Sequence[int]:
+        """Of each row, which draft it belongs to, in the order in which their first rows were read."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """That were read; of a first pass none."""
+        ...
+
+
+Made = TypeVar("Made", bound=ReadPass)
 
 
 def foreseen(drafts: Sequence[DraftBuilder], scored: int) -> list[Ahead]:
@@ -57,19 +61,19 @@ def foreseen(drafts: Sequence[DraftBuilder], scored: int) -> list[Ahead]:
     return found
 
 
-class ReadAhead:
+class ReadAhead(Generic[Made]):
     """What was read ahead of some chains."""
 
     def __init__(self) -> None:
-        self._passes: list[HeadPass] = []
+        self._passes: list[Made] = []
         self._numbers: dict[int, int] = {}
 
-    def keep(self, passes: list[HeadPass], drafts: Sequence[DraftBuilder]) -> None:
+    def keep(self, passes: list[Made], drafts: Sequence[DraftBuilder]) -> None:
         """Take passes over, with the drafts that they were made for; those before are forgotten."""
         self._passes = passes
         self._numbers = {draft.context.request_id: number for number, draft in enumerate(drafts)}
 
-    def next(self, drafts: Sequence[DraftBuilder]) -> tuple[HeadPass, list[int]] | None:
+    def next(self, drafts: Sequence[DraftBuilder]) -> tuple[Made, list[int]] | None:
         """The pass that has read the last node of each of these drafts, and its row of each.
 
         Returns:
