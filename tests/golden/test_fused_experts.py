@@ -37,7 +37,13 @@ BETWEEN = "qwen3_moe, dense layers between"
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [(MANY, torch.bfloat16), ("mixtral, window", torch.float32), ("granitemoe", torch.bfloat16), (BETWEEN, "int4")],
+    [
+        (MANY, torch.bfloat16),
+        ("mixtral, window", torch.float32),
+        ("granitemoe", torch.bfloat16),
+        (BETWEEN, "int4"),
+        ("qwen2_moe", torch.bfloat16),
+    ],
     ids=str,
 )
 def test_a_row_does_not_depend_on_who_shares_its_experts(family: str, dtype: torch.dtype | str) -> None:
@@ -146,6 +152,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "shares over all experts": ("qwen3_moe", lambda x: replace(x, normed=False)),
     "shares over the chosen ones": (BETWEEN, lambda x: replace(x, normed=True)),
     "the router of others": ("granitemoe", lambda x: replace(x, router_ED=x.router_ED.roll(1, dims=0))),
+    "an MLP beside them that counts whole": ("qwen2_moe", lambda x: replace(x, opening_D=None)),
 }
 SEEN_THROUGH_ROUNDING = ("an expert fewer", "the router of others")  # of these wide weights
 

@@ -27,7 +27,7 @@ from foretoken.core.files import own_cache_folder
 from foretoken.models.fused import selftest, variants
 from foretoken.models.switch import native_wanted
 
-_ABI = 11
+_ABI = 12
 _SCRATCH = "building-"
 
 log = logging.getLogger(__name__)
