@@ -17,9 +17,10 @@ from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
 from foretoken.models.fused.layout import Block, Experts, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
-from foretoken.models.fused.quantised import can_join
+from foretoken.models.fused.quantised import can_join, joined
 from foretoken.models.fused.tiled_experts import TiledExperts
 from foretoken.models.plain import own_ways, why_not_plain
+from foretoken.models.quantised.experts import QuantisedExperts
 from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
 from foretoken.models.ssm.layout import Mixer
 
@@ -135,7 +136,10 @@ def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
 def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     """What native code cannot do of a layer's experts; None if it can all of it."""
     experts, router = layer.experts, layer.router
-    given = [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
+    quantised = isinstance(experts, QuantisedExperts)
+    given = (
+        [(router, "weight")] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
+    )
     for module in (experts, router):
         beside = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
         if beside:
@@ -144,8 +148,10 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     for weight, (_, name) in zip(weights, given, strict=True):
         if type(weight) is not nn.Parameter or weight.dtype != dtype or weight.device.type != "cpu":
             return f"have no plain '{name}' of {dtype}"
-    gate_up_EFD, down_EDF, router_ED = weights
-    count, width = router_ED.shape
+    count, width = weights[-1].shape
+    if quantised:
+        return f"are {experts.channels} wide, no multiple of 32" if experts.channels % 32 else None
+    gate_up_EFD, down_EDF, _ = weights
     channels = down_EDF.shape[-1]
     if gate_up_EFD.shape != (count, 2 * channels, width) or down_EDF.shape != (count, width, channels):
         return f"are laid out as {list(gate_up_EFD.shape)} and {list(down_EDF.shape)}"
@@ -320,12 +326,20 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
 
 def _experts(layer: Layer) -> Experts:
     """Those of a layer; their weights are stacked, the gate's above the other factor's."""
-    gate_EFD, up_EFD = layer.experts.gate_up_proj.chunk(2, dim=1)
+    experts = layer.experts
+    weights: tuple[Tensor | QuantisedWeight, ...]
+    if isinstance(experts, QuantisedExperts):
+        gates, ups = zip(*(each.split([experts.channels] * 2) for each, _ in experts.weights), strict=True)
+        weights = joined(gates), joined(ups), joined([down for _, down in experts.weights])
+    else:
+        gate_EFD, up_EFD = experts.gate_up_proj.chunk(2, dim=1)
+        weights = gate_EFD.flatten(0, 1), up_EFD.flatten(0, 1), experts.down_proj.flatten(0, 1)
+    gate, up, down = map(Projection, weights)
     return Experts(
         router_ED=layer.router.weight,
-        gate=Projection(gate_EFD.flatten(0, 1)),
-        up=Projection(up_EFD.flatten(0, 1)),
-        down=Projection(layer.experts.down_proj.flatten(0, 1)),
+        gate=gate,
+        up=up,
+        down=down,
         chosen=layer.router.top_k,
         normed=getattr(layer.router, "norm_topk_prob", True),
         opening_D=None if layer.opening is None else layer.opening.weight[0],

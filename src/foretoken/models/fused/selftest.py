@@ -31,8 +31,8 @@ from foretoken.models.span import Span
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _EXPERTS, _CHOSEN, _CHANNELS = 5, 2, 32
 _NUM_BLOCKS = 2
-# of what is not quantised, the bits and groups of what is, and the anatomy; where weights are quantised, keys and values
-# are, too
+# of what is not quantised, the bits and groups of what is, and the anatomy; where weights are quantised, keys and
+# values are, too
 _KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, Literal["common", "uncommon", "parallel"]], ...] = (
     (torch.float32, None, "common"),
     (torch.bfloat16, None, "uncommon"),
