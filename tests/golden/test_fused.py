@@ -20,7 +20,8 @@ from foretoken.models.language_model import LanguageModel
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 
-UNCOMMON = ("smollm3", "phi3", "granite", "olmo2", "gemma2", "gemma3", "glm4")
+UNCOMMON = ("smollm3", "phi3", "granite", "olmo2", "gemma2", "gemma3", "glm4", "gpt_neox", "phi", "cohere", "nemotron")
+PARALLEL = "stablelm, parallel, heads normed"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +71,7 @@ def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4"])
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4", PARALLEL])
 def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype | str) -> None:
     """One token at a time, as plain decoding does, is the measure; every other way must give the same bits."""
     model, _ = make(family, dtype)

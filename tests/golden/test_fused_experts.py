@@ -24,6 +24,7 @@ from foretoken.models.fused.layout import Block, Experts, Layout
 from foretoken.models.fused.tiled_experts import TiledExperts
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.models.quantised.experts import QuantisedExperts
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
@@ -37,7 +38,13 @@ BETWEEN = "qwen3_moe, dense layers between"
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [(MANY, torch.bfloat16), ("mixtral, window", torch.float32), ("granitemoe", torch.bfloat16), (BETWEEN, "int4")],
+    [
+        (MANY, torch.bfloat16),
+        ("mixtral, window", torch.float32),
+        ("granitemoe", torch.bfloat16),
+        (BETWEEN, "int4"),
+        ("qwen2_moe", torch.bfloat16),
+    ],
     ids=str,
 )
 def test_a_row_does_not_depend_on_who_shares_its_experts(family: str, dtype: torch.dtype | str) -> None:
@@ -112,6 +119,28 @@ def test_a_router_that_is_no_number_shows_in_the_logits() -> None:
         assert session.chunk(session.cache.acquire(), text(5)).isnan().all()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rounded_experts_have_the_bits_of_their_definition_and_are_given_back(dtype: str) -> None:
+    twin, reference = twins("qwen2_moe", dtype)
+    own = twin.model.layers[0].mlp.experts
+    defined = [(gate_up.dense(), down.dense()) for gate_up, down in own.weights]
+    adoption = fit.Adoption(twin, 256)
+    generator = torch.Generator().manual_seed(2)
+    x_RD, chosen_Rk = torch.randn(7, 96, generator=generator), torch.randint(5, (7, 2), generator=generator)
+    shares_Rk = torch.rand(7, 2, generator=generator)
+    found = twin.model.layers[0].mlp.experts
+    assert isinstance(found, TiledExperts)
+    assert torch.equal(
+        found(x_RD, chosen_Rk, shares_Rk), reference.model.layers[0].mlp.experts(x_RD, chosen_Rk, shares_Rk)
+    )
+    adoption.undo()
+    given_back = twin.model.layers[0].mlp.experts
+    assert isinstance(given_back, QuantisedExperts)
+    for before, after in zip(defined, given_back.weights, strict=True):
+        assert torch.equal(before[0], after[0].dense())
+        assert torch.equal(before[1], after[1].dense())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_library_s_modules_still_work_and_are_given_back(dtype: torch.dtype) -> None:
     model, reference = make(BETWEEN, dtype)
@@ -146,6 +175,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "shares over all experts": ("qwen3_moe", lambda x: replace(x, normed=False)),
     "shares over the chosen ones": (BETWEEN, lambda x: replace(x, normed=True)),
     "the router of others": ("granitemoe", lambda x: replace(x, router_ED=x.router_ED.roll(1, dims=0))),
+    "an MLP beside them that counts whole": ("qwen2_moe", lambda x: replace(x, opening_D=None)),
 }
 SEEN_THROUGH_ROUNDING = ("an expert fewer", "the router of others")  # of these wide weights
 

@@ -166,7 +166,7 @@ def altered(family: str, kind: str, place: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "stablelm"], ids=["fused", "layers"])
+@pytest.mark.parametrize("family", ["llama", "exaone4"], ids=["fused", "layers"])
 def test_an_altered_projection_is_left_to_its_module(family: str, kind: str, place: str) -> None:
     ours, reference = altered(family, kind, place)
     model = LanguageModel(ours, None, name=kind)
@@ -175,7 +175,7 @@ def test_an_altered_projection_is_left_to_its_module(family: str, kind: str, pla
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "stablelm"], ids=["fused", "layers"])
+@pytest.mark.parametrize("family", ["llama", "exaone4"], ids=["fused", "layers"])
 def test_it_is_said_why_a_model_goes_layer_by_layer(family: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     ours, _ = altered(family, kind, "down_proj")
     LanguageModel(ours, None, name="a folder")
@@ -187,7 +187,7 @@ def test_it_is_said_why_a_model_goes_layer_by_layer(family: str, kind: str, capl
 
 
 def test_a_model_of_plain_layers_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    for family in ("llama", "stablelm", "gpt2", "mixtral"):
+    for family in ("llama", "exaone4", "gpt2", "mixtral"):
         # a small vocabulary has no token with the number that GPT-2's texts end with, which would be said
         config = AutoConfig.for_model(FAMILIES[family].model_type, **{**FAMILIES[family].options, "eos_token_id": 1})
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="foretoken")
@@ -213,7 +213,7 @@ def test_weights_that_were_packed_wrongly_are_not_used(
     """The fused decoder's own trial is in test_fused_adoption.py."""
     if not prepack.can_prepack(getattr(torch, dtype), torch.device("cpu")):
         pytest.skip(f"oneDNN packs no {dtype} weights on this processor")
-    save_model("phi", tmp_path)
+    save_model("gpt_bigcode", tmp_path)
     mistaken(monkeypatch)
     model = load(tmp_path, dtype=dtype, device="cpu")
     (message,) = [record.message for record in caplog.records if record.name == "foretoken.models.load"]

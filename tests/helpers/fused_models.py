@@ -60,6 +60,7 @@ _TWO = {
     "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
+_QUARTER = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 _LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,6 +72,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn": ("llama", {"rope_parameters": _YARN}),
     "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
     "llama, squared ReLU": ("llama", {"hidden_act": "relu2"}),
+    "llama, biased MLP": ("llama", {"mlp_bias": True}),
+    "arcee": ("arcee", {"mlp_bias": True}),
     "mistral, window": ("mistral", {"sliding_window": 21}),
     "qwen2": ("qwen2", {}),
     "qwen2, mixed windows": (
@@ -128,6 +131,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmoe": ("olmoe", {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}),
     "granitemoe": ("granitemoe", {**_GRANITE, **_LOCAL}),
+    "granitemoeshared": ("granitemoeshared", {**_GRANITE, **_LOCAL, "shared_intermediate_size": 96}),
+    "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 96, "mlp_only_layers": [1]}),
+    "gpt_neox": ("gpt_neox", {"num_attention_heads": 3, "rope_parameters": _QUARTER}),
+    "gpt_neox, one after the other": (
+        "gpt_neox",
+        {"num_attention_heads": 3, "use_parallel_residual": False, "hidden_act": "gelu_new"},
+    ),
+    "phi": ("phi", {"head_dim": 16, "rope_parameters": _PARTIAL}),
+    "stablelm": ("stablelm", {"head_dim": 16, "rope_parameters": _QUARTER, "use_qkv_bias": True}),
+    "stablelm, parallel, heads normed": (
+        "stablelm",
+        {"head_dim": 16, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
+    "starcoder2": ("starcoder2", {"sliding_window": 21}),
+    "nemotron": ("nemotron", {"mlp_bias": True}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
+    "cohere, heads normed": ("cohere", {"use_qk_norm": True}),
+    "cohere2": ("cohere2", _ALTERNATING),
     "vaultgemma": ("vaultgemma", {**_ALTERNATING, **_CAPS, "query_pre_attn_scalar": 12}),
 }
 

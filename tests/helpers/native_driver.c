@@ -50,11 +50,11 @@ typedef struct {
 static void *own(Decoder *d, void *memory) { return d->owned[d->num_owned++] = memory; }
 
 /* How weights are kept: as elements, or in so many bits, in groups (0: whole rows), with float16 scales or with minimums.
- * uncommon: the layers do everything that a model can ask for beside the common anatomy. */
+ * uncommon, parallel: the layers do everything that a model can ask for beside the common anatomy. */
 typedef struct {
     int bf16, bits;
     long group;
-    int half, minimum, uncommon;
+    int half, minimum, uncommon, parallel;
 } Kind;
 
 static Matrix matrix(Decoder *d, Kind kind, long outputs, long inputs, float scale) {
@@ -96,8 +96,10 @@ static void build(Decoder *d, Kind kind) {
             .qkv_bias = own(d, filled(qkv, 0, 0.1f, 0)),
             .attention_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
             .mlp_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
-            .q_norm = l ? own(d, filled(HEAD_DIM, 0, 0.2f, 1)) : 0,
-            .k_norm = l ? own(d, filled(HEAD_DIM, 0, 0.2f, 1)) : 0,
+            .q_norm = l ? own(d, filled(HEADS * HEAD_DIM, 0, 0.2f, 1)) : 0,
+            .k_norm = l ? own(d, filled(GROUPS * HEAD_DIM, 0, 0.2f, 1)) : 0,
+            .mlp_width = MLP,
+            .gated = 1,
             .window = l ? 7 : 0,
             .rot_dim = l ? HEAD_DIM : HEAD_DIM / 2,
             .angles = l,
@@ -107,28 +109,41 @@ static void build(Decoder *d, Kind kind) {
         d->angles[i] = (Angles){own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0)), own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0))};
     d->model = (Model){
         .bf16 = bf16, .num_layers = LAYERS, .width = WIDTH, .heads = HEADS, .kv_heads = GROUPS, .head_dim = HEAD_DIM,
-        .vocab = VOCAB - 3, .qkv_stride = qkv, .gate_up_stride = 2 * MLP,
-        .ffn_units = bf16 ? MLP / 2 : MLP, .logits_stride = VOCAB, .eps = 1e-6, .scaling = 0.2, .logit_scale = 1,
+        .vocab = VOCAB - 3, .qkv_stride = qkv, .mlp_width = MLP, .logits_stride = VOCAB, .eps = 1e-6, .scaling = 0.2, .logit_scale = 1,
         .embedding_scale = 1, .residual_scale = 1, .layers = d->layers,
         .embedding = own(d, filled(VOCAB * WIDTH, bf16, 1, 0)), .head = matrix(d, kind, VOCAB, WIDTH, 0.3f),
         .final_norm = own(d, filled(WIDTH, 0, 0.2f, 1)),
     };
-    if (!kind.uncommon) return;
     Model *m = &d->model;
+    Layer *y = d->layers + 1;
+    const Kind dense = {.bf16 = bf16};
+    if (kind.uncommon || kind.parallel) {
+        d->experts = (Experts){
+            .router = matrix(d, dense, 16, WIDTH, 0.5f), .gate_up = matrix(d, kind, (long)EXPERTS * 2 * CHANNELS, WIDTH, 0.2f),
+            .down = matrix(d, kind, (long)EXPERTS * WIDTH, CHANNELS, 0.1f), .count = EXPERTS, .chosen = CHOSEN,
+            .width = CHANNELS, .normed = 1, .opens = kind.parallel,
+        };
+        y->experts = &d->experts;
+    }
+    if (kind.parallel) { /* a parallel block without a gate; a gated MLP beside experts */
+        m->centred = 1, m->activation = GELU;
+        m->places = own(d, filled(CAPACITY * WIDTH, bf16, 0.5f, 0));
+        m->final_shift = own(d, filled(WIDTH, 0, 0.2f, 0)), m->head_bias = own(d, filled(VOCAB, 0, 0.2f, 0));
+        Layer *x = d->layers;
+        x->parallel = 1, x->gated = 0;
+        x->gate_up = matrix(d, kind, MLP, WIDTH, 0.2f);
+        x->gate_up_bias = own(d, filled(MLP, 0, 0.2f, 0)), x->down_bias = own(d, filled(WIDTH, 0, 0.2f, 0));
+        x->attention_shift = own(d, filled(WIDTH, 0, 0.2f, 0)), x->mlp_shift = own(d, filled(WIDTH, 0, 0.2f, 0));
+        y->gate_up_bias = own(d, filled(2 * MLP, 0, 0.2f, 0));
+    }
+    if (!kind.uncommon) return;
     m->activation = GELU_TANH, m->interleaved = 1, m->score_cap = 2, m->logit_cap = 4, m->logit_scale = 0.5;
     m->embedding_scale = 3, m->residual_scale = 0.7;
-    Layer *y = d->layers + 1;
+    y->gate_up.tiles = 0;
     y->attention_norm = y->mlp_norm = y->q_norm = y->k_norm = 0;
     y->attention_end_norm = own(d, filled(WIDTH, 0, 0.2f, 1)), y->mlp_end_norm = own(d, filled(WIDTH, 0, 0.2f, 1));
     y->q_all_norm = own(d, filled(HEADS * HEAD_DIM, 0, 0.2f, 1)), y->k_all_norm = own(d, filled(GROUPS * HEAD_DIM, 0, 0.2f, 1));
     y->rot_dim = 0;
-    const Kind dense = {.bf16 = bf16};
-    d->experts = (Experts){
-        .router = matrix(d, dense, 16, WIDTH, 0.5f), .gate_up = matrix(d, kind, (long)EXPERTS * 2 * CHANNELS, WIDTH, 0.2f),
-        .down = matrix(d, kind, (long)EXPERTS * WIDTH, CHANNELS, 0.1f), .count = EXPERTS, .chosen = CHOSEN, .width = CHANNELS,
-        .normed = 1,
-    };
-    y->experts = &d->experts;
 }
 
 static Cache new_cache(void) {
@@ -197,7 +212,9 @@ static void *chunks(void *argument) {
     const float *of_layers[LAYERS] = {summaries, 0};
     const uint8_t selects[LAYERS] = {1};
     Team *team = foretoken_team_new();
-    for (int way = 0; way < task->ways; way++) { /* dense; with every gate open; with every block kept, by each of the scores */
+    for (int way = 0; way < task->ways; way++) {
+        if (way == 1 && !task->decoder->layers->gated) continue;
+        /* dense; with every gate open; with every block kept, by each of the scores */
         const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .across_heads = 1,
                                .score = way == 2 ? MEAN : way == 3 ? BOUNDS : EXACT, .capacity = ROWS / 16,
                                .most = ROWS / 16, .selects = selects, .summaries = of_layers, .scores = scores,
@@ -390,7 +407,8 @@ int main(int count, char **arguments) {
     for (int i = 0; i < ROWS; i++) tokens[i] = (7 + 11 * i) % VOCAB;
     const Kind kinds[] = {{0}, {.bf16 = 1}, {.bits = 8}, {.bf16 = 1, .bits = 8, .group = 16, .half = 1},
                           {.bf16 = 1, .bits = 4, .group = 32, .half = 1, .uncommon = 1},
-                          {.bits = 4, .group = 32, .minimum = 1}, {.uncommon = 1}, {.bf16 = 1, .uncommon = 1}};
+                          {.bits = 4, .group = 32, .minimum = 1}, {.uncommon = 1}, {.bf16 = 1, .uncommon = 1}, {.parallel = 1},
+                          {.bf16 = 1, .bits = 8, .parallel = 1}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         Decoder decoder;
         build(&decoder, kinds[k]);

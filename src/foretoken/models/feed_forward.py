@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.models import anatomy
-from foretoken.models.fused.tiled_experts import TiledExperts
+from foretoken.models.quantised.experts import ByExpert
 
 Forward = Callable[..., Any]
 Linear = tuple[Tensor, Tensor | None]  # weight [O, I] and bias [O]
@@ -85,7 +85,7 @@ class RoutedExperts:
         renormalised: whether the model scales the k weights of a row to a fixed sum.
         linears: an expert's index to its two projections: [..., D] to the gate's and the other's channels [..., 2 F],
             and [..., F] to [..., D].
-        weights: of all experts, [E, 2 F, D] and [E, D, F]; None where they are packed for a kernel.
+        weights: of all experts, [E, 2 F, D] and [E, D, F]; None where they are quantised or packed for a kernel.
         size: parameters of one expert.
         act: the activation of the gate.
     """
@@ -195,7 +195,7 @@ def _odd(layer: int, module: nn.Module, why: str) -> UnsupportedArchitecture:
 
 def _as_experts(layer: int, block: nn.Module, module: nn.Module, model: Any) -> RoutedExperts:
     act = getattr(module, "act_fn", None)
-    linears, weights, num_experts, size = _packed(module) if isinstance(module, TiledExperts) else _plain(layer, module)
+    linears, weights, num_experts, size = _packed(module) if isinstance(module, ByExpert) else _plain(layer, module)
     if act is None:
         raise _odd(layer, module, "its experts have no activation")
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -257,8 +257,8 @@ def _plain(layer: int, module: nn.Module) -> _Laid:
     return stacked(*weights), weights, len(gate_up), (gate_up.numel() + down.numel()) // len(gate_up)
 
 
-def _packed(module: TiledExperts) -> _Laid:
-    """The same of those that the fused decoder has packed."""
+def _packed(module: ByExpert) -> _Laid:
+    """The same of those that are quantised, or that the fused decoder has packed."""
     return module.linears, None, module.num_experts, 3 * module.width * module.channels
 
 

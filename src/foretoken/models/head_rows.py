@@ -120,7 +120,7 @@ class _Tiles(_Pack):
 
     def __init__(self, whole: Head) -> None:
         self._head, self._whole = whole, whole.packed
-        self._packed = _nothing_of(self._whole, 0)
+        self._packed, self._bias_C = _nothing_of(self._whole, 0), torch.zeros(0)
 
     def put(self, first: int, ids_N: Tensor) -> None:
         columns_N = torch.arange(first, first + len(ids_N))
@@ -134,8 +134,13 @@ class _Tiles(_Pack):
         for to, whole in zip(parts_of(self._packed), parts_of(self._whole), strict=True):
             to[columns_N // 16, :, columns_N % 16] = whole[ids_N // 16, :, ids_N % 16]
 
+        if self._head.bias_V is not None:
+            self._bias_C = torch.nn.functional.pad(self._bias_C, (0, 16 * len(self._packed) - len(self._bias_C)))
+            self._bias_C[columns_N] = self._head.bias_V[ids_N]
+
     def head(self, count: int) -> Head:
-        return self._head._replace(packed=self._packed[: -(-count // 16)], vocab_size=count)
+        bias_C = None if self._head.bias_V is None else self._bias_C
+        return self._head._replace(packed=self._packed[: -(-count // 16)], vocab_size=count, bias_V=bias_C)
 
     def score(self, normed_MD: Tensor, count: int) -> Tensor:
         raise NotImplementedError("a packed head is scored by the fused decoder")

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from foretoken.models.quantised.experts import QuantisedExperts
 from foretoken.models.quantised.weight import QuantisedLinear
 
 _EXPERTS = ".experts."
@@ -68,12 +69,14 @@ def num_parameters(model: Any) -> int:
 
 
 def _quantised(model: Any) -> dict[Any, tuple[str, int]]:
-    """Each quantised layer's name, and the elements of its weight."""
-    return {
-        module: (name, module.out_features * module.in_features)
-        for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
-    }
+    """The name of each quantised layer, or of all experts of one, and the elements of its weights."""
+    found: dict[Any, tuple[str, int]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantisedLinear):
+            found[module] = name, module.out_features * module.in_features
+        elif isinstance(module, QuantisedExperts):
+            found[module] = f"{name}.", 3 * module.num_experts * module.width * module.channels
+    return found
 
 
 def _active_share(text: Any) -> float:

@@ -1,26 +1,21 @@
-/* to = x / rms(x) * gain, for a product; n is a multiple of 16 */
-static void NAME(rms_norm)(const float *x, const float *gain, long n, float eps, NAME(input) *to) {
-    const float scale = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
+/* x normed, times a gain, in place; n is a multiple of 16 */
+static void NAME(norm_line)(const Model *m, float *x, const float *gain, long n) {
+    const Norming y = norming_of(x, n, (float)m->eps, (int)m->centred);
     for (long i = 0; i < n; i += LANES)
-        NAME(enter)(to + INPUTS(i), *(const part_unaligned *)(x + i) * scale * *(const part_unaligned *)(gain + i));
+        *(part_unaligned *)(x + i) = (*(const part_unaligned *)(x + i) - y.mean) * y.scale * *(const part_unaligned *)(gain + i);
 }
 
-/* The same in place. */
-static void NAME(norm_line)(float *x, const float *gain, long n, float eps) {
-    const float scale = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
-    for (long i = 0; i < n; i += LANES)
-        *(part_unaligned *)(x + i) = *(const part_unaligned *)(x + i) * scale * *(const part_unaligned *)(gain + i);
-}
-
-/* One head's query or key of a row: optional norm, rotary. */
-static void NAME(rotate)(const Job *job, const Layer *layer, long row, const float *x, const float *gain, float *z) {
+/* One head's query or key of a row: optional norm by the head's gain, rotary. */
+static void NAME(rotate)(const Job *job, const Layer *layer, long row, const float *x, const float *gains, long head,
+                         float *z) {
     const Model *m = job->model;
+    const float *gain = gains ? gains + head * m->head_dim : 0;
     const long D = m->head_dim, half = layer->rot_dim / 2, position = job->call->positions[row];
     const Angles *angles = job->call->angles + layer->angles;
     const float *cos = angles->cos + position * half, *sin = angles->sin + position * half;
     float y[MAX_HEAD_DIM];
-    const float scale = gain ? 1.0f / sqrtf(dot(x, x, D) / (float)D + (float)m->eps) : 1.0f;
-    for (long i = 0; i < D; i++) y[i] = gain ? x[i] * scale * gain[i] : x[i];
+    const Norming by = gain ? norming_of(x, D, (float)m->eps, (int)m->centred) : (Norming){0, 1};
+    for (long i = 0; i < D; i++) y[i] = gain ? (x[i] - by.mean) * by.scale * gain[i] : x[i];
     if (m->interleaved) {
         for (long i = 0; i < half; i++) {
             z[2 * i] = y[2 * i] * cos[i] - y[2 * i + 1] * sin[i];
@@ -42,7 +37,7 @@ static void NAME(sum_queries)(const Job *job, const Layer *layer, long row, long
     float q[MAX_HEAD_DIM];
     memset(sum, 0, D * sizeof(float));
     for (long h = g * n; h < (g + 1) * n; h++) {
-        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + h * D, layer->q_norm, q);
+        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + h * D, layer->q_norm, h, q);
         for (long d = 0; d < D; d += LANES) *(part_unaligned *)(sum + d) += NAME(rounded)(*(const part_unaligned *)(q + d));
     }
 }
@@ -67,7 +62,7 @@ static void NAME(write)(const Job *job, const Layer *layer, const Segment *s, lo
     for (long r = 0; r < s->rows; r++) {
         const float *row = job->qkv_out + (s->start + r) * m->qkv_stride;
         const float *value = row + (m->heads + m->kv_heads + g) * D;
-        NAME(rotate)(job, layer, s->start + r, row + (m->heads + g) * D, layer->k_norm, turned);
+        NAME(rotate)(job, layer, s->start + r, row + (m->heads + g) * D, layer->k_norm, g, turned);
         if (call->coded) {
             code_line(turned, D, keys + (place + r) * bytes);
             code_line(value, D, values + (place + r) * bytes);
@@ -93,7 +88,7 @@ static void NAME(turn_queries)(const Job *job, const Layer *layer, long row, lon
     const long D = m->head_dim, n = m->heads / m->kv_heads;
     float turned[MAX_HEAD_DIM];
     for (long h = 0; h < n; h++) {
-        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, turned);
+        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, g * n + h, turned);
         for (long i = 0; i < D; i += LANES) NAME(enter)(q + INPUTS(h * D + i), *(const part_unaligned *)(turned + i));
     }
 }
@@ -104,7 +99,7 @@ static void NAME(code_queries)(const Job *job, const Layer *layer, long row, lon
     const long D = m->head_dim, n = m->heads / m->kv_heads, bytes = coded_bytes(keys, D);
     float turned[MAX_HEAD_DIM];
     for (long h = 0; h < n; h++, to += 2 * bytes) {
-        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, turned);
+        NAME(rotate)(job, layer, row, job->qkv_out + row * m->qkv_stride + (g * n + h) * D, layer->q_norm, g * n + h, turned);
         code_query(keys, turned, D, to, to + bytes);
     }
 }

@@ -53,8 +53,14 @@ def check_layout(layout: Layout) -> None:
     Raises:
         ValueError: embedding, last gain or head have other sizes.
     """
-    if layout.final_norm_D.shape != (layout.width,):
-        raise ValueError(f"layout.final_norm_D is {list(layout.final_norm_D.shape)}: [{layout.width}]")
+    for name in ("final_norm_D", "final_shift_D"):
+        values_D = getattr(layout, name)
+        if values_D is not None and values_D.shape != (layout.width,):
+            raise ValueError(f"layout.{name} is {list(values_D.shape)}: [{layout.width}]")
+    places = layout.places_ND
+    expected = (layout.max_length, layout.width)
+    if places is not None and (places.shape != expected or places.dtype != layout.dtype):
+        raise ValueError(f"layout.places_ND is {list(places.shape)} of {places.dtype}: {expected} of {layout.dtype}")
     embedding = layout.embedding_VD
     if embedding is not None and (embedding.shape[1:] != (layout.width,) or embedding.dtype != layout.dtype):
         raise ValueError(
@@ -62,7 +68,7 @@ def check_layout(layout: Layout) -> None:
             f"of {layout.dtype}"
         )
     if isinstance(layout.head, Projection):
-        _check_projection("layout.head", layout.head, layout.head.outputs, layout.width, biased=False)
+        _check_projection("layout.head", layout.head, layout.head.outputs, layout.width)
 
 
 def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]) -> None:
@@ -72,17 +78,12 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
         halves: half the elements that each of the layout's rotaries rotates.
     Raises:
         ValueError: a projection, a bias or a gain has another size than the layout gives it, a part of an MLP is
-            missing, a rotary is none of the layout's, or experts do not fit together.
+            missing, a rotary is none of the layout's, experts do not fit together, or a parallel block has more than
+            attention and one other branch that are added as they are.
     """
     width = layout.width
     _check_gain("mlp_norm_D", block.mlp_norm_D, width)
-    mlp = {"gate": (layout.mlp_width, width), "up": (layout.mlp_width, width), "down": (width, layout.mlp_width)}
-    absent = [name for name in mlp if getattr(block, name) is None]
-    if absent and len(absent) < len(mlp):
-        raise ValueError(f"block.{absent[0]} is missing: a gated MLP has gate, up and down, or none of them")
-    for name, (outputs, inputs) in mlp.items():
-        if not absent:
-            _check_projection(f"block.{name}", getattr(block, name), outputs, inputs, biased=False)
+    _check_mlp(block, layout.mlp_width, width)
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
         projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
@@ -99,9 +100,17 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
     _check_projection("block.out", block.out, width, queries)
     for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
         _check_gain(name, getattr(block, name), layout.width)
-    every = block.q_norm_d is not None and len(block.q_norm_d) != layout.head_dim
-    _check_gain("q_norm_d", block.q_norm_d, layout.head_dim * (layout.heads if every else 1))
-    _check_gain("k_norm_d", block.k_norm_d, layout.head_dim * (layout.kv_heads if every else 1))
+    for name in ("attention_shift_D", "mlp_shift_D"):
+        _check_gain(name, getattr(block, name), layout.width)
+    every = block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) != layout.head_dim
+    for name, heads in (("q_norm_d", layout.heads), ("k_norm_d", layout.kv_heads)):
+        gain = getattr(block, name)
+        if gain is None or gain.shape != (heads, layout.head_dim):
+            _check_gain(name, gain, layout.head_dim * (heads if every else 1))
+    if block.parallel:
+        ends = block.attention_end_norm_D is not None or block.mlp_end_norm_D is not None
+        if ends or layout.residual_scale != 1 or (block.up is None) == (block.experts is None):
+            raise ValueError("block.parallel: an MLP or experts, no norms behind the branches, and residual_scale 1")
     if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
     if block.experts is not None:
@@ -111,6 +120,22 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
         _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
 
 
+def _check_mlp(block: Block | StateBlock, most: int, width: int) -> None:
+    up = block.up
+    if up is None or block.down is None:
+        given = [name for name in ("gate", "up", "down") if getattr(block, name) is not None]
+        if given:
+            raise ValueError(f"block.{given[0]} stands alone: an MLP has up and down, perhaps a gate, or none of them")
+        return
+    channels = up.outputs
+    if channels < 32 or channels % 32 or channels > most:
+        raise ValueError(f"block.up has {channels} outputs: a multiple of 32, at most {most}")
+    for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
+        projection = getattr(block, name)
+        if projection is not None:
+            _check_projection(f"block.{name}", projection, outputs, inputs)
+
+
 def _check_experts(experts: Experts, width: int) -> None:
     count, channels = experts.count, experts.width
     _within("experts.chosen", experts.chosen, 1, count)
@@ -118,6 +143,8 @@ def _check_experts(experts: Experts, width: int) -> None:
         raise ValueError(f"experts.width={channels}: a multiple of 32")
     if tuple(experts.router_ED.shape) != (count, width):
         raise ValueError(f"experts.router_ED is {list(experts.router_ED.shape)}: {[count, width]}")
+    if experts.opening_D is not None and experts.opening_D.shape != (width,):
+        raise ValueError(f"experts.opening_D is {list(experts.opening_D.shape)}: [{width}]")
     for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
         _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs, biased=False)
 
@@ -158,7 +185,7 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
         if len(plan.thresholds) != num_rows:
             raise ValueError(f"plan.thresholds has {len(plan.thresholds)} entries: one for each of {num_rows} rows")
         if not sizes.gated:
-            raise ValueError("plan.thresholds is given to a decoder whose layers have no MLP, or experts in its place")
+            raise ValueError("plan.thresholds is given to a decoder whose layers have no gated MLP, or experts")
     if span.first < span.last:
         _check_range("batch.positions", batch.positions, sizes.max_length)
         _check_segments(batch, plan.cache)

@@ -1,4 +1,4 @@
-/* A decoder of the common anatomy (rotary attention, RMSNorm, gated MLP) for CPUs, one call per forward.
+/* A decoder of the common anatomies (attention, norms, MLPs or experts) for CPUs, one call per forward.
  *
  * Compiled on the user's machine by build.py, called through ctypes by decoder.py, which checks everything that it hands
  * over (checks.py). Plain C with GCC/Clang vector types; bfloat16 dot products where the processor has them.
@@ -110,7 +110,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
     long projected = m->qkv_stride, mixed = 0, attended = m->heads * m->head_dim, walked = 0, levels = 0;
     for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
-    long gated = T * m->gate_up_stride, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
+    long gated = T * 2 * m->mlp_width, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
     int beside = m->residual_scale != 1;
     for (long l = call->first; l < call->last; l++) {
         const Experts *experts = m->layers[l].experts;
@@ -119,11 +119,12 @@ static int room_for_forward(Team *team, Job *job, long threads) {
             choices = larger(choices, chosen);
             gated = larger(gated, chosen * larger(2 * experts->width, m->width));
             hidden = larger(hidden, chosen * experts->width);
-            routed = larger(routed, (experts->count + 15) / 16 * 16);
+            routed = larger(routed, router_tiles(experts) * 16);
             pairs = larger(pairs, room_for_pairs(experts, T));
         }
         const Mixer *x = m->layers[l].mixer;
-        beside |= m->layers[l].attention_end_norm || m->layers[l].mlp_end_norm;
+        beside |= m->layers[l].attention_end_norm || m->layers[l].mlp_end_norm || m->layers[l].parallel;
+        beside |= experts && m->layers[l].gate_up.tiles;
         if (!x) continue;
         projected = larger(projected, x->stride);
         mixed = larger(mixed, x->inner);
@@ -138,7 +139,8 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                       beside ? T * m->width * 4 : 0,
                                       choices ? T * m->width * entered : 0,
                                       choices * sizeof(int32_t),
-                                      choices * sizeof(float)};
+                                      choices * sizeof(float),
+                                      choices ? T * sizeof(float) : 0};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -150,6 +152,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     job->entering = team->rows[6].data;
     job->choices = team->rows[7].data;
     job->shares = team->rows[8].data;
+    job->opened = team->rows[9].data;
 
     const long tokens = panel_tokens(m), folded = tokens * group;
     long most_columns = 0, most_blocks = 0, behind = 0; /* behind: what a tree's rows see beside the prefix, at most */
@@ -163,10 +166,10 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     for (long l = call->first; l < call->last; l++) {
         const Layer *y = m->layers + l;
         const Experts *x = y->experts;
-        const long inputs[4] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width,
-                                x ? x->width : m->gate_up_stride / 2};
-        const Matrix *matrices[4] = {&y->qkv, &y->out, x ? &x->gate_up : &y->gate_up, x ? &x->down : &y->down};
-        for (int i = 0; i < 4; i++) {
+        const long inputs[6] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, y->mlp_width,
+                                m->width, x ? x->width : 0};
+        const Matrix *matrices[6] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0};
+        for (int i = 0; i < (x ? 6 : 4); i++) {
             if (!matrices[i]->bits) continue;
             coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
             line = larger(line, inputs[i]);
@@ -189,7 +192,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                             larger(lines * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
                                             larger(T, call->num_wanted) * m->width * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
-                                            larger((most_blocks + 2) * sizeof(Run), larger(m->ffn_units, pairs) * sizeof(int32_t)),
+                                            larger((most_blocks + 2) * sizeof(Run), larger(m->mlp_width, pairs) * sizeof(int32_t)),
                                             12 * TILE * sizeof(float),
                                             behind * (tokens + folded) * sizeof(float),
                                             coded,

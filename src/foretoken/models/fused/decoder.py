@@ -23,7 +23,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.call import Angles, OpenCall, Ranked
 from foretoken.models.fused.layout import Block, Experts, Head, Layout, PackedBlock, Projection, StateBlock
-from foretoken.models.fused.packing import UNITS, Tiles, alternating, described, packed_of
+from foretoken.models.fused.packing import Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
 from foretoken.models.fused.shelf import Shelf
@@ -73,8 +73,10 @@ class FusedDecoder:
                 taken(index, packed)
         self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
         self.vocab_size = self.head.vocab_size
-        embedding = None if layout.embedding_VD is None else layout.embedding_VD.detach().contiguous()
-        self._keep += [embedding, layers, self.head]
+        embedding, places = (
+            None if each is None else each.detach().contiguous() for each in (layout.embedding_VD, layout.places_ND)
+        )
+        self._keep += [embedding, places, layers, self.head]
         self._rooms: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
         self._shelf = Shelf()
         self.sizes = checks.Sizes(
@@ -86,7 +88,8 @@ class FusedDecoder:
             embedded=0 if embedding is None else len(embedding),
             max_length=layout.max_length,
             dtype=layout.dtype,
-            gated=layout.mlp_width > 0 and not any(layer.experts for layer in layers),
+            gated=layout.mlp_width > 0
+            and not any(layer.experts or (layer.mlp_width and not layer.gated) for layer in layers),
         )
         self._model = structs.Model(
             bf16=int(layout.dtype == torch.bfloat16),
@@ -97,10 +100,10 @@ class FusedDecoder:
             head_dim=layout.head_dim,
             vocab=self.vocab_size,
             qkv_stride=(layout.heads + 2 * layout.kv_heads) * layout.head_dim,
-            gate_up_stride=2 * layout.mlp_width,
-            ffn_units=layout.mlp_width // UNITS[layout.dtype],
+            mlp_width=layout.mlp_width,
             logits_stride=len(self.head.packed) * 16,
             activation=structs.ACTIVATIONS[layout.activation],
+            centred=int(layout.centred),
             interleaved=int(layout.interleaved),
             eps=layout.norm_eps,
             scaling=layout.scaling,
@@ -111,8 +114,11 @@ class FusedDecoder:
             residual_scale=layout.residual_scale,
             layers=layers,
             embedding=None if embedding is None else embedding.data_ptr(),
+            places=None if places is None else places.data_ptr(),
             head=described(self.head.packed),
+            head_bias=_address(self.head.bias_V),
             final_norm=self._floats(layout.final_norm_D),
+            final_shift=self._gain(layout.final_shift_D),
         )
 
     @property
@@ -215,6 +221,7 @@ class FusedDecoder:
         model = structs.Model.from_buffer_copy(self._model)
         model.vocab, model.head = head.vocab_size, described(head.packed)
         model.logits_stride, model.logit_scale, model.logit_cap = len(head.packed) * 16, head.scale, head.cap
+        model.head_bias = _address(head.bias_V)
         return model
 
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
@@ -273,18 +280,20 @@ class FusedDecoder:
             self._packed_mixer(native, block, index) if isinstance(block, StateBlock) else self._heads(native, block)
         )
         gate_up = down = None
-        if isinstance(block, Block) and block.experts is not None:
-            gate_up, down = self._packed_experts(native, block.experts)
-            native.mlp_norm = self._gain(block.mlp_norm_D)
-        elif block.gate is not None and block.up is not None and block.down is not None:
-            gate_up, down = self._gates(block.gate, block.up), self._packed(block.down)
-            native.gate_up, native.down = described(gate_up), described(down)
-            native.mlp_norm = self._gain(block.mlp_norm_D)
+        experts: tuple[Tiles, Tiles] | None = None
+        if isinstance(block, Block):
+            native.parallel = int(block.parallel)
+            native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
+            if block.experts is not None:
+                experts = self._packed_experts(native, block.experts)
+        if block.up is not None and block.down is not None:
+            gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
+        native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
         if native.elsewhere:
             self._elsewhere.add(index)
         native.qkv, native.out = (described(each) for each in packed)
-        return PackedBlock(*packed, gate_up, down)
+        return PackedBlock(*packed, gate_up, down, experts)
 
     def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles, Tiles]:
         project, out = self._packed(block.project), self._packed(block.out)
@@ -294,24 +303,38 @@ class FusedDecoder:
         self._keep.append(mixer)
         native.mixer = ctypes.pointer(mixer)
         native.attention_norm = self._floats(block.mixer_norm_D)
-        if block.project.bias_O is not None:
-            native.qkv_bias = self._floats(
-                torch.nn.functional.pad(block.project.bias_O, (0, -len(block.project.bias_O) % 16))
-            )
-        if block.out.bias_O is not None:
-            native.out_bias = self._floats(block.out.bias_O)
+        native.qkv_bias, native.out_bias = self._bias(block.project), self._bias(block.out)
         return project, out
+
+    def _packed_mlp(
+        self, native: structs.Layer, gate: Projection | None, up: Projection, down: Projection
+    ) -> tuple[Tiles, Tiles]:
+        gate_up = self._packed(up) if gate is None else self._gates(gate, up)
+        packed = gate_up, self._packed(down)
+        native.gate_up, native.down = (described(each) for each in packed)
+        native.mlp_width, native.gated = up.outputs, int(gate is not None)
+        native.down_bias = self._bias(down)
+        if gate is None:
+            native.gate_up_bias = self._bias(up)
+        elif gate.bias_O is not None or up.bias_O is not None:
+            both = torch.stack([_bias_of(each).view(-1, 16) for each in (gate, up)], dim=1)
+            native.gate_up_bias = self._floats(both.flatten())
+        return packed
 
     def _packed_experts(self, native: structs.Layer, experts: Experts) -> tuple[Tiles, Tiles]:
         gate_up, down = self._gates(experts.gate, experts.up), self._packed(experts.down)
+        router_ED, opening_D = experts.router_ED, experts.opening_D
+        if opening_D is not None:
+            router_ED = torch.cat([router_ED, opening_D[None]])
         described_experts = structs.Experts(
-            router=described(self._packed(Projection(experts.router_ED))),
+            router=described(self._packed(Projection(router_ED))),
             gate_up=described(gate_up),
             down=described(down),
             count=experts.count,
             chosen=experts.chosen,
             width=experts.width,
             normed=int(experts.normed),
+            opens=int(opening_D is not None),
         )
         self._keep.append(described_experts)
         native.experts = ctypes.pointer(described_experts)
@@ -324,8 +347,7 @@ class FusedDecoder:
         if any(each.bias_O is not None for each in heads):
             native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
         out = self._packed(block.out)
-        if block.out.bias_O is not None:
-            native.out_bias = self._floats(block.out.bias_O)
+        native.out_bias = self._bias(block.out)
         native.window = block.window
         if block.rotary is not None:
             native.rot_dim, native.angles = 2 * self._rotaries[block.rotary].half, block.rotary
@@ -333,14 +355,20 @@ class FusedDecoder:
         native.attention_end_norm, native.mlp_end_norm = map(
             self._gain, (block.attention_end_norm_D, block.mlp_end_norm_D)
         )
-        if block.q_norm_d is not None and len(block.q_norm_d) > self._head_dim:
+        if block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) > self._head_dim:
             native.q_all_norm, native.k_all_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
         else:
-            native.q_norm, native.k_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
+            native.q_norm, native.k_norm = (
+                self._gain(None if gain is None else gain.expand(each.outputs // self._head_dim, self._head_dim))
+                for gain, each in ((block.q_norm_d, block.q), (block.k_norm_d, block.k))
+            )
         return qkv, out
 
     def _packed_head(self, head: Projection, layout: Layout) -> Head:
-        return Head(self._packed(head), head.outputs, layout.logit_scale, layout.logit_cap)
+        packed, bias_V = self._packed(head), None
+        if head.bias_O is not None:
+            bias_V = _padded_bias(head.bias_O)
+        return Head(packed, head.outputs, layout.logit_scale, layout.logit_cap, bias_V)
 
     @torch.no_grad()
     def _packed(self, *projections: Projection) -> Tiles:
@@ -361,10 +389,22 @@ class FusedDecoder:
     def _gain(self, gain_D: Tensor | None) -> int | None:
         return None if gain_D is None else self._floats(gain_D)
 
+    def _bias(self, projection: Projection) -> int | None:
+        """Of whole tiles."""
+        return None if projection.bias_O is None else self._floats(_padded_bias(projection.bias_O))
+
     def _floats(self, values: Tensor) -> int:
         kept = values.detach().to(torch.float32).contiguous()
         self._keep.append(kept)
         return kept.data_ptr()
+
+
+def _address(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
+
+
+def _padded_bias(bias_O: Tensor) -> Tensor:
+    return torch.nn.functional.pad(bias_O.detach().to(torch.float32), (0, -len(bias_O) % 16))
 
 
 def _bias_of(projection: Projection) -> Tensor:

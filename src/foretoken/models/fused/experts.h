@@ -1,4 +1,4 @@
-/* A mixture of experts in the place of a gated MLP: a router chooses a few of many gated MLPs for each row.
+/* A mixture of experts in the place of an MLP, or beside one: a router chooses a few of many gated MLPs for each row.
  *
  *     route     row by row: norm, scores of all experts, the best of them, their shares
  *     group     pairs of a row and an expert that it has chosen, in the order of experts
@@ -25,6 +25,9 @@ static inline long tiles_of_item(const Job *job, const Experts *x) {
     const long most = tiles < 32 ? tiles : 32;
     return even < most ? even : most;
 }
+
+/* Tiles of what scores experts, and of what opens the MLP beside them. */
+static inline long router_tiles(const Experts *x) { return (x->count + x->opens + 15) / 16; }
 
 typedef struct {
     int32_t *begins; /* [count + 1]: of each expert's pairs */

@@ -7,6 +7,7 @@ tried (trial.py).
     norms        llama    x + attention(norm(x))                  before each branch
                  olmo2    x + norm(attention(x))                  behind it
                  gemma2   x + norm(attention(norm(x)))            both
+    parallel     cohere   x + attention(norm(x)) + mlp(norm(x))
 """
 
 from __future__ import annotations
@@ -26,9 +27,36 @@ _ACTIVATIONS = {
         ("silu", "silu"),
         ("gelu_pytorch_tanh", "gelu_tanh"),
         ("gelu_new", "gelu_tanh"),
+        ("gelu", "gelu"),
+        ("relu", "relu"),
         ("relu2", "relu_squared"),
     )
 }
+
+
+class Way(NamedTuple):
+    """Through an MLP: names of what projects into it and out of it.
+
+    Attributes:
+        gated: what leads in gives a gate and another factor, in one or in two.
+    """
+
+    into: tuple[str, ...]
+    out: str
+    gated: bool
+
+
+_WAYS = (
+    Way(("gate_proj", "up_proj"), "down_proj", gated=True),
+    Way(("gate_up_proj",), "down_proj", gated=True),
+    Way(("input_linear",), "output_linear", gated=True),
+    Way(("up_proj",), "down_proj", gated=False),
+    Way(("dense_h_to_4h",), "dense_4h_to_h", gated=False),
+    Way(("fc1",), "fc2", gated=False),
+    Way(("c_fc",), "c_proj", gated=False),
+)
+_HEADS = ("q_proj", "k_proj", "v_proj")
+_BY_HEAD = "query_key_value"  # one projection, whose outputs are a head's query, key and value, then the next head's
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +68,15 @@ class Family:
         embedding, final_norm: in the body.
         attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks.
         router: of what stands in the MLP's place where that has ``experts``.
+        shared: an MLP beside the experts, of the layer or of what has the experts; or None.
         attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
         mlp_norm, mlp_end_norm: the same of the MLP.
+        centred: norms are LayerNorms.
         gain_offset: a norm multiplies by this plus its weight.
+        parallel: the MLP reads what attention reads; where a config says so itself, that counts.
         interleaved: rotary pairs neighbours.
+        doubled: of the library's rotary tables, each angle stands twice side by side, not once in each half.
+        rotates_windows: layers without a window are not rotated.
         one_window: all layers have the config's window; else each has its own.
         caps_scores: attention scores are capped as the config says; a few configs say so for nothing.
     """
@@ -55,12 +88,17 @@ class Family:
     mixer: str = "mixer"
     mlp: str = "mlp"
     router: str = "gate"
+    shared: str | None = None
     attention_norm: str | None = "input_layernorm"
     attention_end_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_end_norm: str | None = None
+    centred: bool = False
     gain_offset: float = 0.0
+    parallel: bool = False
     interleaved: bool = False
+    doubled: bool = False
+    rotates_windows: bool = False
     one_window: bool = False
     caps_scores: bool = False
 
@@ -77,8 +115,10 @@ _AROUND = Family(  # Gemma's
     mlp_end_norm="post_feedforward_layernorm",
     gain_offset=1.0,
 )
+_COHERE = Family(mlp_norm="input_layernorm", centred=True, parallel=True, interleaved=True, doubled=True)
 FAMILIES = {
     "llama": Family(),
+    "arcee": Family(),
     "mistral": Family(one_window=True),
     "qwen2": Family(),
     "qwen3": Family(),
@@ -89,7 +129,9 @@ FAMILIES = {
     "helium": Family(interleaved=True),
     "granite": Family(),
     "granitemoe": Family(mlp="block_sparse_moe", router="router"),
+    "granitemoeshared": Family(mlp="block_sparse_moe", router="router", shared="shared_mlp"),
     "mixtral": Family(one_window=True),
+    "qwen2_moe": Family(shared="shared_expert"),
     "qwen3_moe": Family(),
     "olmoe": Family(),
     "phi3": Family(one_window=True),
@@ -102,6 +144,15 @@ FAMILIES = {
     "glm": Family(interleaved=True),
     "glm4": Family(attention_end_norm="post_self_attn_layernorm", mlp_end_norm="post_mlp_layernorm", interleaved=True),
     "ernie4_5": Family(interleaved=True),
+    "gpt_neox": Family(
+        body="gpt_neox", embedding="embed_in", final_norm="final_layer_norm", attention="attention", centred=True
+    ),
+    "phi": Family(final_norm="final_layernorm", mlp_norm="input_layernorm", centred=True, parallel=True),
+    "stablelm": Family(centred=True),
+    "starcoder2": Family(centred=True, one_window=True),
+    "nemotron": Family(centred=True, gain_offset=1.0),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, rotates_windows=True),
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
     "granitemoehybrid": Family(mixer="mamba", mlp="shared_mlp"),
@@ -109,7 +160,11 @@ FAMILIES = {
 
 
 class Layer(NamedTuple):
-    """A layer's modules; None where it has no such part. One with experts has no MLP."""
+    """A layer's modules; None where it has no such part. With experts, the MLP is what stands beside them.
+
+    Attributes:
+        opening: what says how much the MLP beside experts counts.
+    """
 
     attention: Any
     mixer: Any
@@ -120,6 +175,7 @@ class Layer(NamedTuple):
     mlp_end_norm: Any
     experts: Any
     router: Any
+    opening: Any
 
     @property
     def norms(self) -> tuple[Any, Any, Any, Any]:
@@ -129,28 +185,30 @@ class Layer(NamedTuple):
     @property
     def heads(self) -> tuple[str, ...]:
         """Names of what attention projects queries, keys and values with: three, or one for all."""
-        return ("qkv_proj",) if hasattr(self.attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+        return next(((name,) for name in ("qkv_proj", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
 
     @property
-    def gates(self) -> tuple[str, ...]:
-        """Names of what the MLP projects the gate and the other factor with: two, or one for both."""
-        for both in ("gate_up_proj", "input_linear"):
-            if hasattr(self.mlp, both):
-                return (both,)
-        return "gate_proj", "up_proj"
+    def by_head(self) -> bool:
+        """Whether one projection gives a head's query, key and value side by side."""
+        return self.heads == (_BY_HEAD,)
 
     @property
-    def down(self) -> str:
-        """Name of what the MLP projects their product with."""
-        return "output_linear" if hasattr(self.mlp, "output_linear") else "down_proj"
+    def out(self) -> str:
+        """Name of what attention projects its result with."""
+        return "dense" if hasattr(self.attention, "dense") else "o_proj"
+
+    @property
+    def way(self) -> Way:
+        """Through the MLP."""
+        return next((way for way in _WAYS if all(hasattr(self.mlp, name) for name in (*way.into, way.out))), _WAYS[0])
 
     @property
     def linears(self) -> list[tuple[Any, str]]:
         """Whose weights are packed, as (parent, name)."""
         parts = (
-            (self.attention, (*self.heads, "o_proj")),
+            (self.attention, (*self.heads, self.out)),
             (self.mixer, ("in_proj", "out_proj")),
-            (self.mlp, (*self.gates, self.down)),
+            (self.mlp, (*self.way.into, self.way.out)),
         )
         return [(part, name) for part, names in parts if part is not None for name in names]
 
@@ -158,15 +216,20 @@ class Layer(NamedTuple):
     def activation(self) -> str | None:
         """Of the MLP's gate or the experts', as layouts call it; None for one that they do not know."""
         gated = self.experts if self.mlp is None else self.mlp
-        names = ("act_fn", "activation_fn", "activation")
+        names = ("act_fn", "activation_fn", "activation", "act")
         module = next((found for name in names if (found := getattr(gated, name, None)) is not None), None)
         return _ACTIVATIONS.get(type(module))
 
 
 class Parts(NamedTuple):
-    """A model's modules under one set of names."""
+    """A model's modules under one set of names.
+
+    Attributes:
+        parallel: MLPs read what attention reads.
+    """
 
     family: Family
+    parallel: bool
     body: Any
     layers: list[Layer]
     embedding: Any
@@ -183,6 +246,16 @@ class Parts(NamedTuple):
             return None
         weight: Tensor = norm.weight
         return weight if not self.family.gain_offset else weight.float() + self.family.gain_offset
+
+    def shift(self, norm: Any) -> Tensor | None:
+        """What a norm adds."""
+        return None if norm is None else getattr(norm, "bias", None)
+
+    def head_gain(self, attention: Any, which: str) -> Tensor | None:
+        """Of the norms of its heads' queries ("q") or keys ("k"); [heads, d] where each head has its own."""
+        norm = getattr(attention, f"{which}_norm", None) or getattr(attention, f"{which}_layernorm", None)
+        own = getattr(norm, "norms", None)
+        return self.gain(norm) if own is None else torch.stack([each.weight for each in own])
 
     @property
     def rotary_kinds(self) -> dict[str | None, str]:
@@ -208,6 +281,8 @@ class Parts(NamedTuple):
             served_1N = positions_N.clamp(max=max_length - 1)[None]
             cos, sin = module(torch.zeros(1, 1, dtype=torch.float32), served_1N, *others)
             half = cos.shape[-1] // 2
+            if self.family.doubled:
+                return cos[0, :, ::2].contiguous(), sin[0, :, ::2].contiguous()
             return cos[0, :, :half], sin[0, :, :half]
 
         return at
@@ -226,21 +301,31 @@ def parts_of(model: Any) -> Parts:
     family = FAMILIES[model.config.model_type]
     body = getattr(model, family.body)
     norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
+    parallel = bool(getattr(model.config, "use_parallel_residual", family.parallel))
     layers = []
     for layer in body.layers:
         mlp = getattr(layer, family.mlp, None)
-        experts = getattr(mlp, "experts", None)
-        router = None if experts is None else getattr(mlp, family.router, None)
+        experts, router, opening = getattr(mlp, "experts", None), None, None
+        if experts is not None:
+            router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)
+            mlp = getattr(mlp, str(family.shared), getattr(layer, str(family.shared), None))
+        norm, end_norm, mlp_norm, mlp_end_norm = (
+            None if name is None else getattr(layer, name, None) for name in norms
+        )
         parts = (
             getattr(layer, family.attention, None),
             getattr(layer, family.mixer, None),
-            mlp if experts is None else None,
-            *(None if name is None else getattr(layer, name, None) for name in norms),
+            mlp,
+            norm,
+            end_norm,
+            norm if parallel and mlp_norm is None else mlp_norm,  # StableLM's parallel blocks have one
+            mlp_end_norm,
             experts,
             router,
+            opening,
         )
         layers.append(Layer._make(parts))
-    return Parts(family, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
+    return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
 
 
 def is_plain_embedding(module: nn.Module) -> bool:

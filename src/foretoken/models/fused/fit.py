@@ -17,9 +17,10 @@ from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
 from foretoken.models.fused.layout import Block, Experts, Layout, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
-from foretoken.models.fused.quantised import can_join
+from foretoken.models.fused.quantised import can_join, joined
 from foretoken.models.fused.tiled_experts import TiledExperts
 from foretoken.models.plain import own_ways, why_not_plain
+from foretoken.models.quantised.experts import QuantisedExperts
 from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
 from foretoken.models.ssm.layout import Mixer
 
@@ -43,19 +44,14 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     parts = parts_of(model)
     if getattr(config, "num_local_experts", 0) and all(layer.experts is None for layer in parts.layers):
         return "its layers have experts beside an MLP"
-    gated = [layer for layer in parts.layers if layer.mlp is not None]
     activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
         return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
     reason = _odd_heads(parts)
     if reason is not None:
         return reason
-    if config.hidden_size % 32 or _mlp_width(parts) % 32:
+    if config.hidden_size % 32 or any(width % 32 for width in _mlp_widths(parts)):
         return "its widths are not multiples of 32"
-    if model.lm_head.bias is not None or any(
-        getattr(layer.mlp, name).bias is not None for layer in gated for name in (*layer.gates, layer.down)
-    ):
-        return "its MLP or head has a bias"
     if mixers and (reason := states.misfit(mixers[0])) is not None:
         return reason
     if build.library() is None:
@@ -71,13 +67,21 @@ def _odd_heads(parts: Parts) -> str | None:
     for kind, how in parts.rotary_kinds.items():
         if how not in _PLAIN_ROPE:
             return f"its rotary embedding is of type '{how}'"
-        if 2 * parts.rotary(kind, 1)(torch.zeros(1, dtype=torch.int64))[0].shape[1] > attention.head_dim:
+        if 2 * parts.rotary(kind, 1)(torch.zeros(1, dtype=torch.int64))[0].shape[1] > _head_dim(attention):
             return "its rotary embedding is wider than its heads"
     if getattr(attention.config, "clip_qkv", None) is not None:
         return "its queries, keys and values are clipped"
-    if attention.head_dim % 16 or attention.head_dim > 512:
-        return f"its head width {attention.head_dim} is not a multiple of 16"
+    width = _head_dim(attention)
+    if width % 16 or width > 512:
+        return f"its head width {width} is not a multiple of 16"
+    norms = (getattr(attention, name, None) for name in ("q_norm", "q_layernorm", "k_norm", "k_layernorm"))
+    if any(getattr(norm, "bias", None) is not None for norm in norms):
+        return "norms of its queries and keys add something"
     return None
+
+
+def _head_dim(attention: Any) -> int:
+    return int(attention.head_size if hasattr(attention, "head_size") else attention.head_dim)
 
 
 def has_experts(model: Any) -> bool:
@@ -104,7 +108,7 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
             reason = _not_plain(getattr(part, name, None), dtype)
             if reason is not None:
                 return f"'{name}' of layer {index} {reason}"
-        for part, names in ((layer.attention, layer.heads), (layer.mlp, layer.gates)):
+        for part, names in ((layer.attention, layer.heads), (layer.mlp, layer.way.into)):
             if part is not None and not _can_be_one([getattr(part, name) for name in names]):
                 return f"{', '.join(names)} of layer {index} are quantised in ways that do not go together"
         if layer.experts is not None and (reason := _odd_experts(layer, dtype)) is not None:
@@ -132,7 +136,10 @@ def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
 def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     """What native code cannot do of a layer's experts; None if it can all of it."""
     experts, router = layer.experts, layer.router
-    given = [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
+    quantised = isinstance(experts, QuantisedExperts)
+    given = (
+        [(router, "weight")] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
+    )
     for module in (experts, router):
         beside = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
         if beside:
@@ -141,8 +148,10 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     for weight, (_, name) in zip(weights, given, strict=True):
         if type(weight) is not nn.Parameter or weight.dtype != dtype or weight.device.type != "cpu":
             return f"have no plain '{name}' of {dtype}"
-    gate_up_EFD, down_EDF, router_ED = weights
-    count, width = router_ED.shape
+    count, width = weights[-1].shape
+    if quantised:
+        return f"are {experts.channels} wide, no multiple of 32" if experts.channels % 32 else None
+    gate_up_EFD, down_EDF, _ = weights
     channels = down_EDF.shape[-1]
     if gate_up_EFD.shape != (count, 2 * channels, width) or down_EDF.shape != (count, width, channels):
         return f"are laid out as {list(gate_up_EFD.shape)} and {list(down_EDF.shape)}"
@@ -174,8 +183,7 @@ class Adoption:
         self._library = library
         with torch.no_grad():
             self.decoder = FusedDecoder(_layout(model, self._parts, max_length, mixers), library, self._take)
-            head = self.decoder.head
-            self._replace(model, "lm_head", TiledLinear(head.packed, head.vocab_size, None, library))
+            self._replace(model, "lm_head", self._linear(model.lm_head, self.decoder.head.packed))
 
     def undo(self) -> None:
         """Make plain modules again, with the weights that there were, bit for bit."""
@@ -196,34 +204,36 @@ class Adoption:
             for name in layer.heads:
                 each = getattr(attention, name)
                 tiles = each.out_features // 16
-                self._swap(attention, name, packed.qkv[start : start + tiles])
+                taken = self._linear(each, packed.qkv[start : start + tiles], _order(layer, each))
+                self._replace(attention, name, taken)
                 start += tiles
-            self._swap(attention, "o_proj", packed.out)
-        if mlp is None and layer.experts is None:
-            return
-        assert packed.gate_up is not None
-        assert packed.down is not None
-        if layer.experts is not None:
+            self._swap(attention, layer.out, packed.out)
+        if packed.experts is not None:
             block = getattr(self._parts.body.layers[index], self._parts.family.mlp)
-            self._replace(block, "experts", TiledExperts(layer.experts, packed.gate_up, packed.down, self._library))
+            self._replace(block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
+        if mlp is None or packed.gate_up is None or packed.down is None:
             return
-        factors = (packed.gate_up[0::2], packed.gate_up[1::2])
-        if len(layer.gates) == 1:
-            (name,) = layer.gates
-            half = getattr(mlp, name).out_features // 2
-            self._replace(mlp, name, TiledPair(*(self._linear(each, half) for each in factors)))
+        into, gated = layer.way.into, layer.way.gated
+        factors = (packed.gate_up[0::2], packed.gate_up[1::2]) if gated else (packed.gate_up,)
+        if gated and len(into) == 1:
+            linear = getattr(mlp, into[0])
+            biases = [None, None] if linear.bias is None else linear.bias.detach().chunk(2)
+            halves = (
+                TiledLinear(each, linear.out_features // 2, bias, self._library)
+                for each, bias in zip(factors, biases, strict=True)
+            )
+            self._replace(mlp, into[0], TiledPair(*halves))
         else:
-            for name, each in zip(layer.gates, factors, strict=True):
+            for name, each in zip(into, factors, strict=True):
                 self._swap(mlp, name, each)
-        self._swap(mlp, layer.down, packed.down)
+        self._swap(mlp, layer.way.out, packed.down)
 
-    def _linear(self, packed: Tiles, outputs: int) -> TiledLinear:
-        return TiledLinear(packed, outputs, None, self._library)
+    def _linear(self, linear: Any, packed: Tiles, order_O: Tensor | None = None) -> TiledLinear:
+        bias = None if linear.bias is None else linear.bias.detach()
+        return TiledLinear(packed, linear.out_features, bias, self._library, order_O)
 
     def _swap(self, parent: Any, name: str, packed: Tiles) -> None:
-        linear = getattr(parent, name)
-        bias = None if linear.bias is None else linear.bias.detach()
-        self._replace(parent, name, TiledLinear(packed, linear.out_features, bias, self._library))
+        self._replace(parent, name, self._linear(getattr(parent, name), packed))
 
     def _replace(self, parent: Any, name: str, module: nn.Module) -> None:
         setattr(parent, name, module)
@@ -241,9 +251,9 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         width=config.hidden_size,
         # a model without attention has heads that nobody asks for
         heads=1 if attention is None else config.num_attention_heads,
-        kv_heads=1 if attention is None else config.num_key_value_heads,
-        head_dim=16 if attention is None else attention.head_dim,
-        mlp_width=_mlp_width(parts),
+        kv_heads=1 if attention is None else _kv_heads(parts, config),
+        head_dim=16 if attention is None else _head_dim(attention),
+        mlp_width=max(_mlp_widths(parts), default=0),
         norm_eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps,
         scaling=1.0 if attention is None else attention.scaling,
         num_blocks=config.num_hidden_layers,
@@ -258,8 +268,10 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,
         embedding_scale=parts.embedding_scale,
         residual_scale=getattr(config, "residual_multiplier", 1.0),
-        logit_scale=1.0 / getattr(config, "logits_scaling", 1.0),
+        logit_scale=(getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
+        centred=parts.family.centred,
+        final_shift_D=parts.shift(norm),
     )
 
 
@@ -288,62 +300,102 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             continue
         q, k, v = _heads(layer, config)
         window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
+        rotated = getattr(attention, "use_rope", bool(window) or not parts.family.rotates_windows)
         yield Block(
             q=q,
             k=k,
             v=v,
-            out=_projection(attention.o_proj),
+            out=_projection(getattr(attention, layer.out)),
             attention_norm_D=norm_D,
             attention_end_norm_D=end_norm_D,
-            q_norm_d=parts.gain(getattr(attention, "q_norm", None)),
-            k_norm_d=parts.gain(getattr(attention, "k_norm", None)),
+            q_norm_d=parts.head_gain(attention, "q"),
+            k_norm_d=parts.head_gain(attention, "k"),
             window=window or 0,
-            rotary=kinds.index(parts.rotary_of(attention)) if kinds and getattr(attention, "use_rope", True) else None,
+            rotary=kinds.index(parts.rotary_of(attention)) if kinds and rotated else None,
             gate=gate,
             up=up,
             down=down,
             mlp_norm_D=mlp_norm_D,
             mlp_end_norm_D=mlp_end_norm_D,
             experts=None if layer.experts is None else _experts(layer),
+            attention_shift_D=parts.shift(layer.norm),
+            mlp_shift_D=parts.shift(layer.mlp_norm),
+            parallel=parts.parallel,
         )
 
 
 def _experts(layer: Layer) -> Experts:
     """Those of a layer; their weights are stacked, the gate's above the other factor's."""
-    gate_EFD, up_EFD = layer.experts.gate_up_proj.chunk(2, dim=1)
+    experts = layer.experts
+    weights: tuple[Tensor | QuantisedWeight, ...]
+    if isinstance(experts, QuantisedExperts):
+        gates, ups = zip(*(each.split([experts.channels] * 2) for each, _ in experts.weights), strict=True)
+        weights = joined(gates), joined(ups), joined([down for _, down in experts.weights])
+    else:
+        gate_EFD, up_EFD = experts.gate_up_proj.chunk(2, dim=1)
+        weights = gate_EFD.flatten(0, 1), up_EFD.flatten(0, 1), experts.down_proj.flatten(0, 1)
+    gate, up, down = map(Projection, weights)
     return Experts(
         router_ED=layer.router.weight,
-        gate=Projection(gate_EFD.flatten(0, 1)),
-        up=Projection(up_EFD.flatten(0, 1)),
-        down=Projection(layer.experts.down_proj.flatten(0, 1)),
+        gate=gate,
+        up=up,
+        down=down,
         chosen=layer.router.top_k,
         normed=getattr(layer.router, "norm_topk_prob", True),
+        opening_D=None if layer.opening is None else layer.opening.weight[0],
     )
 
 
-def _mlp_width(parts: Parts) -> int:
-    """What MLPs have between their products; 0 where there are none."""
-    mlps = (layer for layer in parts.layers if layer.mlp is not None)
-    return next((int(getattr(layer.mlp, layer.down).in_features) for layer in mlps), 0)
+def _kv_heads(parts: Parts, config: Any) -> int:
+    all_alike = any(layer.attention is not None and layer.by_head for layer in parts.layers)
+    return int(config.num_attention_heads if all_alike else config.num_key_value_heads)
+
+
+def _mlp_widths(parts: Parts) -> set[int]:
+    """What MLPs have between their products."""
+    return {int(getattr(layer.mlp, layer.way.out).in_features) for layer in parts.layers if layer.mlp is not None}
 
 
 def _heads(layer: Layer, config: Any) -> list[Projection]:
     """Projections to queries, keys and values."""
-    found = [_projection(getattr(layer.attention, name)) for name in layer.heads]
+    linears = [getattr(layer.attention, name) for name in layer.heads]
+    found = [_projection(each) for each in linears]
     if len(found) == 3:
         return found
+    order_O = _order(layer, linears[0])
+    if order_O is not None:
+        return _split(_rows(found[0], order_O), [found[0].outputs // 3] * 3)
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
     return _split(found[0], [each * layer.attention.head_dim for each in heads])
+
+
+def _order(layer: Layer, linear: Any) -> Tensor | None:
+    """Which of its outputs are all queries, then all keys, then all values; None where they stand so."""
+    if not layer.by_head:
+        return None
+    outputs_HPd = torch.arange(linear.out_features).view(-1, 3, _head_dim(layer.attention))
+    return outputs_HPd.transpose(0, 1).flatten()
+
+
+def _rows(whole: Projection, order_O: Tensor) -> Projection:
+    """The same outputs in another order."""
+    weight, bias = whole
+    taken = weight.rows(order_O) if isinstance(weight, QuantisedWeight) else weight[order_O]
+    return Projection(taken, None if bias is None else bias[order_O])
 
 
 def _mlp(layer: Layer) -> list[Projection | None]:
     """Projections to the gate and the other factor, and from their product."""
     if layer.mlp is None:
         return [None, None, None]
-    found = [_projection(getattr(layer.mlp, name)) for name in layer.gates]
-    if len(found) == 1:
-        found = _split(found[0], [found[0].outputs // 2] * 2)
-    return [*found, _projection(getattr(layer.mlp, layer.down))]
+    into, out, gated = layer.way
+    found: list[Projection | None] = [_projection(getattr(layer.mlp, name)) for name in into]
+    if not gated:
+        found = [None, *found]
+    elif len(found) == 1:
+        whole = _projection(getattr(layer.mlp, into[0]))
+        found = [*_split(whole, [whole.outputs // 2] * 2)]
+    return [*found, _projection(getattr(layer.mlp, out))]
 
 
 def _projection(linear: nn.Linear | QuantisedLinear) -> Projection:

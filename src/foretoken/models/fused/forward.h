@@ -4,9 +4,14 @@ static void NAME(embed)(const Job *job, long row) {
     const Model *m = job->model;
     const float scale = (float)m->embedding_scale;
     const char *from = (const char *)m->embedding + (long)job->call->tokens[row] * m->width * (4 / UNIT);
+    const char *place = (const char *)m->places;
+    if (place) place += (long)job->call->positions[row] * m->width * (4 / UNIT);
     float *to = job->residual + row * m->width;
-    for (long i = 0; i < m->width; i += LANES)
-        *(part_unaligned *)(to + i) = NAME(widen)(from + i * (4 / UNIT)) * scale;
+    for (long i = 0; i < m->width; i += LANES) {
+        part x = NAME(widen)(from + i * (4 / UNIT)) * scale;
+        if (place) x += NAME(widen)(place + i * (4 / UNIT));
+        *(part_unaligned *)(to + i) = x;
+    }
 }
 
 /* Copy the tapped rows of the residual stream, if this depth is tapped. The stage keeps threads in step. */
@@ -32,7 +37,7 @@ static void NAME(end_branch)(const Job *job, const float *end_norm, Stage *stage
     const float scale = (float)m->residual_scale;
     for (long r; (r = claim(stage, rows)) < rows; finish(stage)) {
         float *from = job->branch + r * W, *to = job->residual + r * W;
-        if (end_norm) NAME(norm_line)(from, end_norm, W, (float)m->eps);
+        if (end_norm) NAME(norm_line)(m, from, end_norm, W);
         for (long w = 0; w < W; w += LANES) *(part_unaligned *)(to + w) += *(const part_unaligned *)(from + w) * scale;
     }
     wait_for(stage, rows);
@@ -44,8 +49,8 @@ static void NAME(norm_heads)(const Job *job, const Layer *layer, Stage *stage) {
     const long queries = m->heads * m->head_dim, keys = m->kv_heads * m->head_dim, rows = job->call->num_rows;
     for (long r; (r = claim(stage, rows)) < rows; finish(stage)) {
         float *row = job->qkv_out + r * m->qkv_stride;
-        NAME(norm_line)(row, layer->q_all_norm, queries, (float)m->eps);
-        NAME(norm_line)(row + queries, layer->k_all_norm, keys, (float)m->eps);
+        NAME(norm_line)(m, row, layer->q_all_norm, queries);
+        NAME(norm_line)(m, row + queries, layer->k_all_norm, keys);
     }
     wait_for(stage, rows);
 }
@@ -81,17 +86,55 @@ static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage
     return stage;
 }
 
+/* The stages of an MLP, up to what it gives `to` all rows, or adds there; returns the next stage. */
+static Stage *NAME(feed_forward)(const Job *job, const Layer *layer, Stage *stage, Scratch *scratch, float *to, int add) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long T = call->num_rows, W = m->width, F = layer->mlp_width, first = layer->gated ? 2 * F : F;
+    const long width_tiles = W / 16, tiles = first / 16, units = F / UNIT;
+    NAME(input) *normed = scratch->part[3].data;
+    char *coded = scratch->part[8].data;
+    float *line = scratch->part[9].data;
+    long lo, hi;
+    for (int prepared = 0; next_share(job, stage, tiles, &lo, &hi); prepared = 1) {
+        for (long r = prepared ? T : 0; r < T; r++)
+            NAME(read_row)(m, job->residual + r * W, layer->mlp_norm, layer->mlp_shift, normed + INPUTS(r * W));
+        if (!prepared) NAME(code_rows)(&layer->gate_up, normed, W, T, line, coded);
+        if (call->thresholds) {
+            NAME(open_gates)(job, layer, lo, hi, normed, coded);
+        } else {
+            NAME(multiply)(&layer->gate_up, lo, hi, normed, coded, W, T, job->gate_up_out, first, layer->gate_up_bias, 0);
+            NAME(gate)(m->activation, layer->gated, job->gate_up_out, first, job->hidden, lo, hi, T);
+        }
+        finish(stage);
+    }
+    wait_for(stage++, shares(job, tiles));
+
+    const int32_t *open = 0;
+    long num_open = units;
+    for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
+        if (!prepared && call->thresholds && !layer->down.bits) open = NAME(open_units)(job, units, T, scratch, &num_open);
+        if (!prepared) NAME(code_rows)(&layer->down, job->hidden, F, T, line, coded);
+        if (open)
+            NAME(product_of)(layer->down.tiles, 16 * units, lo, hi, job->hidden, units * STEPS, open, num_open, T, to, W,
+                             layer->down_bias, add);
+        else
+            NAME(multiply)(&layer->down, lo, hi, job->hidden, coded, F, T, to, W, layer->down_bias, add);
+        finish(stage);
+    }
+    wait_for(stage++, shares(job, width_tiles));
+    return stage;
+}
+
 /* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
 static void NAME(forward)(const Job *job, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long T = call->num_rows, W = m->width, hidden = m->gate_up_stride / 2;
-    const long width_tiles = W / 16, ffn_tiles = m->gate_up_stride / 16;
+    const long T = call->num_rows, W = m->width, width_tiles = W / 16;
     NAME(input) *normed = scratch->part[3].data;
     char *coded = scratch->part[8].data;
     float *line = scratch->part[9].data;
     double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
-    const float eps = (float)m->eps;
     Stage *stage = job->stages;
     long lo, hi;
 
@@ -109,7 +152,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         const long attended = layer->mixer ? layer->mixer->inner : m->heads * m->head_dim;
         for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
             for (long r = prepared ? T : 0; r < T; r++)
-                NAME(read_row)(job->residual + r * W, layer->attention_norm, W, eps, normed + INPUTS(r * W));
+                NAME(read_row)(m, job->residual + r * W, layer->attention_norm, layer->attention_shift, normed + INPUTS(r * W));
             if (!prepared) NAME(code_rows)(&layer->qkv, normed, W, T, line, coded);
             NAME(multiply)(&layer->qkv, lo, hi, normed, coded, W, T, job->qkv_out, in_stride, layer->qkv_bias, 0);
             if (call->beside && l == call->first) NAME(add_beside)(job, lo, hi);
@@ -124,7 +167,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
             stage = NAME(attend_rows)(job, layer, stage, scratch);
         if (seconds) *seconds += now() - began;
 
-        int add = NAME(adds)(m, layer->attention_end_norm);
+        int add = !layer->parallel && NAME(adds)(m, layer->attention_end_norm);
         float *to = add ? job->residual : job->branch;
         for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
             if (!prepared) NAME(code_rows)(&layer->out, job->attended, attended, T, line, coded);
@@ -132,48 +175,18 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
             finish(stage);
         }
         wait_for(stage++, shares(job, width_tiles));
-        if (!add) NAME(end_branch)(job, layer->attention_end_norm, stage++);
+        if (!add && !layer->parallel) NAME(end_branch)(job, layer->attention_end_norm, stage++);
 
         if (!layer->gate_up.tiles && !layer->experts) { /* attention alone, as in an adapter */
             NAME(tap)(job, l + 1, stage++);
             continue;
         }
-        add = NAME(adds)(m, layer->mlp_end_norm);
+        const int shared = layer->experts && layer->gate_up.tiles;
+        add = !shared && NAME(adds)(m, layer->mlp_end_norm);
         to = add ? job->residual : job->branch;
-        if (layer->experts) {
-            stage = NAME(mix_experts)(job, layer, stage, scratch, to, add);
-            if (!add) NAME(end_branch)(job, layer->mlp_end_norm, stage++);
-            NAME(tap)(job, l + 1, stage++);
-            continue;
-        }
-        for (int prepared = 0; next_share(job, stage, ffn_tiles, &lo, &hi); prepared = 1) {
-            for (long r = prepared ? T : 0; r < T; r++)
-                NAME(read_row)(job->residual + r * W, layer->mlp_norm, W, eps, normed + INPUTS(r * W));
-            if (!prepared) NAME(code_rows)(&layer->gate_up, normed, W, T, line, coded);
-            if (call->thresholds) {
-                NAME(open_gates)(job, layer, lo, hi, normed, coded);
-            } else {
-                NAME(multiply)(&layer->gate_up, lo, hi, normed, coded, W, T, job->gate_up_out, m->gate_up_stride, 0, 0);
-                NAME(gate)(m->activation, job->gate_up_out, m->gate_up_stride, job->hidden, lo, hi, T);
-            }
-            finish(stage);
-        }
-        wait_for(stage++, shares(job, ffn_tiles));
-
-        const int32_t *open = 0;
-        long num_open = m->ffn_units;
-        for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
-            if (!prepared && call->thresholds && !layer->down.bits) open = NAME(open_units)(job, T, scratch, &num_open);
-            if (!prepared) NAME(code_rows)(&layer->down, job->hidden, hidden, T, line, coded);
-            if (open)
-                NAME(product_of)(layer->down.tiles, 16 * m->ffn_units, lo, hi, job->hidden, m->ffn_units * STEPS, open,
-                                 num_open, T, to, W, add);
-            else
-                NAME(multiply)(&layer->down, lo, hi, job->hidden, coded, hidden, T, to, W, 0, add);
-            finish(stage);
-        }
-        wait_for(stage++, shares(job, width_tiles));
-        if (!add) NAME(end_branch)(job, layer->mlp_end_norm, stage++);
+        if (layer->gate_up.tiles) stage = NAME(feed_forward)(job, layer, stage, scratch, to, add);
+        if (layer->experts) stage = NAME(mix_experts)(job, layer, stage, scratch, to, add || shared);
+        if (!add || layer->parallel) NAME(end_branch)(job, layer->mlp_end_norm, stage++);
         NAME(tap)(job, l + 1, stage++);
     }
     const long M = call->num_wanted, head_tiles = m->logits_stride / 16;
@@ -181,10 +194,10 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     for (int prepared = 0; next_share(job, stage, head_tiles, &lo, &hi); prepared = 1) {
         for (long i = prepared ? M : 0; i < M; i++) {
             const float *row = job->residual + (long)call->wanted[i] * W;
-            NAME(read_row)(row, call->skip_norm ? 0 : m->final_norm, W, eps, normed + INPUTS(i * W));
+            NAME(read_row)(m, row, call->skip_norm ? 0 : m->final_norm, m->final_shift, normed + INPUTS(i * W));
         }
         if (!prepared) NAME(code_rows)(&m->head, normed, W, M, line, coded);
-        NAME(multiply)(&m->head, lo, hi, normed, coded, W, M, call->logits, m->logits_stride, 0, 0);
+        NAME(multiply)(&m->head, lo, hi, normed, coded, W, M, call->logits, m->logits_stride, m->head_bias, 0);
         for (long i = m->logit_cap || m->logit_scale != 1 ? 0 : M; i < M; i++)
             cap_line(call->logits + i * m->logits_stride, lo * 16, hi * 16, (float)m->logit_scale, (float)m->logit_cap);
         finish(stage);

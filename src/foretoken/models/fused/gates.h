@@ -14,7 +14,8 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
                              const char *coded) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long T = call->num_rows, pairs = (hi - lo) / 2, stride = m->gate_up_stride;
+    const long T = call->num_rows, pairs = (hi - lo) / 2, stride = 2 * layer->mlp_width;
+    const float *bias = layer->gate_up_bias;
     Matrix gate = layer->gate_up, up;
     gate.tiles = (const char *)gate.tiles + lo * gate.stride;
     gate.stride *= 2;
@@ -29,7 +30,8 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
         if (p < pairs)
             for (long r = 0; r < T; r++) {
                 vf_unaligned *at = (vf_unaligned *)(gates + r * stride + p * 16);
-                const vf g = activated((int)m->activation, *at);
+                const vf x = bias ? *at + *(const vf_unaligned *)(bias + (lo + 2 * p) * 16) : *at;
+                const vf g = activated((int)m->activation, x);
                 const vi shut = (vector_max(g, -g) < call->thresholds[r]) | (g == 0.0f); /* NaN is not shut */
                 *at = (vf)((vi)g & ~shut);
                 for (int i = 0; i < 16; i++) any |= !shut[i];
@@ -42,15 +44,14 @@ static void NAME(open_gates)(const Job *job, const Layer *layer, long lo, long h
         for (long p = 0; p < pairs; p++) {
             const vf g = *(const vf_unaligned *)(gates + r * stride + p * 16);
             const vi shut = g == 0.0f; /* where all are, nobody has computed the other factor */
-            const vf up = *(const vf_unaligned *)(ups + r * stride + p * 16);
-            NAME(enter16)((NAME(input) *)job->hidden + INPUTS(r * m->gate_up_stride / 2 + (lo / 2 + p) * 16),
-                          (vf)((vi)(g * up) & ~shut));
+            vf up = *(const vf_unaligned *)(ups + r * stride + p * 16);
+            if (bias) up += *(const vf_unaligned *)(bias + (lo + 2 * p + 1) * 16);
+            NAME(enter16)((NAME(input) *)job->hidden + INPUTS(r * stride / 2 + (lo / 2 + p) * 16), (vf)((vi)(g * up) & ~shut));
         }
 }
 
 /* The units of `hidden` that are not zero in all rows, ascending; NULL if leaving the others out would hardly pay. */
-static const int32_t *NAME(open_units)(const Job *job, long rows, Scratch *scratch, long *count) {
-    const long units = job->model->ffn_units;
+static const int32_t *NAME(open_units)(const Job *job, long units, long rows, Scratch *scratch, long *count) {
     const NAME(input) *hidden = job->hidden;
     int32_t *open = scratch->part[5].data;
     long n = 0;
@@ -68,6 +69,7 @@ static const int32_t *NAME(open_units)(const Job *job, long rows, Scratch *scrat
 
 /* out[r][o] (+)= x[r] . W[o] over these units. */
 static void NAME(product_of)(const uint32_t *w, long w_stride, long first, long last_tile, const NAME(input) *x, long x_stride,
-                             const int32_t *only, long units, long rows, float *out, long out_stride, int add) {
-    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, 0, add);
+                             const int32_t *only, long units, long rows, float *out, long out_stride, const float *bias,
+                             int add) {
+    NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, bias, add);
 }

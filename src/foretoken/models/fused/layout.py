@@ -2,10 +2,10 @@
 
     rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
                        └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
-                  block: attention alone, or with a gated MLP, or with experts      … ── norm ── head ── scale ── cap
+                  block: attention alone, or with an MLP, or with experts, or both  … ── norm ── head ── scale ── cap
 
-Norms are RMSNorms, and most anatomies have not all of them. A language model is described by fit.py; a drafting method
-describes its own layers, and may share the head of the target's decoder.
+Most anatomies have not all of these norms. In a parallel block the MLP reads what attention reads. A language model is
+described by fit.py; a drafting method describes its own layers, and may share the head of the target's decoder.
 
 Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions, E experts, F channels of one.
 """
@@ -53,6 +53,7 @@ class Experts:
         down: the same, [E D, F].
         chosen: experts of a row.
         normed: shares are a softmax over the chosen experts; else over all of them.
+        opening_D: what the block's MLP gives counts sigmoid(opening . x); None: it counts whole.
     """
 
     router_ED: Tensor
@@ -61,6 +62,7 @@ class Experts:
     down: Projection
     chosen: int
     normed: bool
+    opening_D: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -82,12 +84,16 @@ class Block:
             that a segment may see of them.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
         attention_end_norm_D: gain of the norm of what it adds to the stream; None: it is added as it is.
-        q_norm_d, k_norm_d: gains of norms over each head's query and key, or over all of them together; or None.
+        q_norm_d, k_norm_d: gains of norms over each head's query and key, [d] or each head its own [heads, d], or over
+            all of them together, [heads d]; or None.
         window: positions a row sees, itself included; 0: all.
         rotary: by which of the layout's rotaries; None: queries and keys are not rotated.
-        gate, up, down: the gated MLP's projections, without biases; None: there is no MLP.
-        experts: in the place of the MLP, or None.
+        gate, up, down: the MLP's projections, ``down(act(gate(x)) * up(x))``; gate None: ``down(act(up(x)))``; all
+            None: there is no MLP.
+        experts: in the place of the MLP, or beside it: then the sum of both; or None.
         mlp_norm_D, mlp_end_norm_D: as those of attention.
+        attention_shift_D, mlp_shift_D: added to what the norms before attention and the MLP give, or None.
+        parallel: the MLP reads the stream that attention reads, and both are added to it.
     """
 
     q: Projection
@@ -106,6 +112,9 @@ class Block:
     attention_end_norm_D: Tensor | None = None
     mlp_end_norm_D: Tensor | None = None
     experts: Experts | None = None
+    attention_shift_D: Tensor | None = None
+    mlp_shift_D: Tensor | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +146,14 @@ class StateBlock:
 class PackedBlock(NamedTuple):
     """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`.
 
-    Those of experts lie one behind the other.
+    ``experts`` are their gates and ups, and their downs; those of all of them lie one behind the other.
     """
 
     qkv: Tiles
     out: Tiles
     gate_up: Tiles | None
     down: Tiles | None
+    experts: tuple[Tiles, Tiles] | None = None
 
 
 class Head(NamedTuple):
@@ -152,12 +162,14 @@ class Head(NamedTuple):
     Attributes:
         scale: of its logits.
         cap: a scaled logit x becomes ``cap * tanh(x / cap)``; 0: it stays.
+        bias_V: float32, added before that, as many as the tiles have outputs; or None.
     """
 
     packed: Tiles
     vocab_size: int
     scale: float = 1.0
     cap: float = 0.0
+    bias_V: Tensor | None = None
 
 
 Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -170,7 +182,7 @@ class Layout:
     Attributes:
         dtype: float32 or bfloat16, of weights that are not quantised, keys and values.
         width, heads, kv_heads, head_dim: sizes; ``head_dim`` a multiple of 16 of at most 512, ``width`` one of 32.
-        mlp_width: of every block's MLP, a multiple of 32; 0: no block has one. Experts may have widths of their own.
+        mlp_width: of the widest MLP; each is a multiple of 32; 0: no block has one. Experts have widths of their own.
         norm_eps: of all norms.
         scaling: of attention scores.
         num_blocks: how many blocks there are.
@@ -178,9 +190,12 @@ class Layout:
         rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2; or several.
         max_length: positions that a row may have.
         final_norm_D: gain of the norm before the head.
-        head: projection to V logits without a bias, or another decoder's packed head.
+        head: projection to V logits, or another decoder's packed head.
         embedding_VD: in ``dtype``; None: every forward is entered with hidden states.
-        activation: of gates: "silu", "gelu_tanh" or "relu_squared".
+        activation: of gates, or of MLPs without: "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
+        centred: norms subtract the mean first (LayerNorm); else they do not (RMSNorm).
+        final_shift_D: added to what the norm before the head gives, or None.
+        places_ND: in ``dtype``, of ``max_length`` positions: added to embeddings; or None.
         interleaved: rotary pairs elements 2 i and 2 i + 1 of a head, not i and i + half.
         score_cap: a scaled attention score x becomes ``score_cap * tanh(x / score_cap)``; 0: it stays.
         embedding_scale: of embeddings.
@@ -210,3 +225,6 @@ class Layout:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    centred: bool = False
+    final_shift_D: Tensor | None = None
+    places_ND: Tensor | None = None

@@ -4,11 +4,12 @@
 static void NAME(route_row)(const Job *job, const Layer *layer, long row, Scratch *scratch) {
     const Model *m = job->model;
     const Experts *x = layer->experts;
-    const long W = m->width, tiles = (x->count + 15) / 16;
+    const long W = m->width, tiles = router_tiles(x);
     NAME(input) *entering = (NAME(input) *)job->entering + INPUTS(row * W);
     float *scores = scratch->part[12].data;
-    NAME(read_row)(job->residual + row * W, layer->mlp_norm, W, (float)m->eps, entering);
+    NAME(read_row)(m, job->residual + row * W, layer->mlp_norm, layer->mlp_shift, entering);
     NAME(multiply)(&x->router, 0, tiles, entering, 0, W, 1, scores, tiles * 16, 0, 0);
+    if (x->opens) job->opened[row] = 1.0f / (1.0f + part_exponential(all_of_part(-scores[x->count]))[0]);
     choose_experts(x, scores, job->choices + row * x->chosen, job->shares + row * x->chosen);
 }
 
@@ -22,7 +23,8 @@ static const NAME(input) *NAME(gathered)(const Job *job, const Pairs *pairs, lon
     return to;
 }
 
-/* Some tiles of what leaves a mixture, of all rows; `pairs_out` [pairs][width] is room for what each pair gives. */
+/* Some tiles of what leaves a mixture, of all rows; `pairs_out` [pairs][width] is room for what each pair gives. What it is
+ * added to counts as much as the router says. */
 static void NAME(leave_experts)(const Job *job, const Experts *x, const Pairs *pairs, long lo, long hi, float *line, char *coded,
                                 float *pairs_out, float *to, int add) {
     const long W = job->model->width, F = x->width;
@@ -33,14 +35,16 @@ static void NAME(leave_experts)(const Job *job, const Experts *x, const Pairs *p
         NAME(code_rows)(&down, hidden + INPUTS(from * F), F, count, line, coded);
         NAME(multiply)(&down, lo, hi, hidden + INPUTS(from * F), coded, F, count, pairs_out + from * W, W, 0, 0);
     }
-    for (long r = 0; r < job->call->num_rows; r++)
+    for (long r = 0; r < job->call->num_rows; r++) {
+        const float beside = x->opens ? job->opened[r] : 1;
         for (long w = lo * 16; w < hi * 16; w += LANES) {
             part sum = {0};
             for (long j = r * x->chosen; j < (r + 1) * x->chosen; j++)
                 sum += *(const part_unaligned *)(pairs_out + pairs->places[j] * W + w) * job->shares[j];
             part_unaligned *at = (part_unaligned *)(to + r * W + w);
-            *at = add ? *at + sum : sum;
+            *at = add ? *at * beside + sum : sum;
         }
+    }
 }
 
 /* The stages of a layer's experts, up to what they add to the stream; returns the next stage. */
@@ -72,7 +76,7 @@ static Stage *NAME(mix_experts)(const Job *job, const Layer *layer, Stage *stage
         }
         float *out = job->gate_up_out + from * 2 * F;
         NAME(multiply)(&gate_up, lo, hi, rows, coded, W, count, out, 2 * F, 0, 0);
-        NAME(gate)(m->activation, out, 2 * F, (NAME(input) *)job->hidden + INPUTS(from * F), lo, hi, count);
+        NAME(gate)(m->activation, 1, out, 2 * F, (NAME(input) *)job->hidden + INPUTS(from * F), lo, hi, count);
     }
     wait_for(stage++, items);
 

@@ -88,14 +88,25 @@ class TiledLinear(nn.Module):
         out_features: outputs; the last tile may be padded.
         bias: of the layer that this stands for, or None.
         library: compiled decoder.c.
+        order_O: output ``order_O[i]`` of the layer is packed in place i; None: as they stand.
     """
 
-    def __init__(self, packed: Tiles, out_features: int, bias: Tensor | None, library: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        packed: Tiles,
+        out_features: int,
+        bias: Tensor | None,
+        library: ctypes.CDLL,
+        order_O: Tensor | None = None,
+    ) -> None:
         super().__init__()
+        self._places_O = None if order_O is None else order_O.argsort()
         self._library = library
         self._packed = packed
         self.own_bias = bias
-        self._bias = None if bias is None else _padded(bias, 16 * len(packed))
+        self._bias = None
+        if bias is not None:
+            self._bias = _padded(bias if order_O is None else bias[order_O], 16 * len(packed))
         self.out_features = out_features
         self._dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
         if isinstance(packed, CodedTiles):
@@ -107,18 +118,19 @@ class TiledLinear(nn.Module):
     def weight(self) -> Tensor:
         """A copy in the usual order, [O, K]."""
         if isinstance(self._packed, CodedTiles):
-            return self._packed.weight(self.out_features).dense()
-        return untiled(self._packed, self.out_features)
+            return self._quantised(self._packed).dense()
+        dense_OK = untiled(self._packed, self.out_features)
+        return dense_OK if self._places_O is None else dense_OK[self._places_O]
+
+    def _quantised(self, packed: CodedTiles) -> QuantisedWeight:
+        weight = packed.weight(self.out_features)
+        return weight if self._places_O is None else weight.rows(self._places_O)
 
     def unpacked(self) -> nn.Module:
         """The layer that there was, with the same weight bit for bit."""
         if isinstance(self._packed, CodedTiles):
-            return QuantisedLinear(self._packed.weight(self.out_features), self.own_bias)
-        plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        plain.weight = nn.Parameter(self.weight, requires_grad=False)
-        if self.own_bias is not None:
-            plain.bias = nn.Parameter(self.own_bias, requires_grad=False)
-        return plain
+            return QuantisedLinear(self._quantised(self._packed), self.own_bias)
+        return _plain(self.weight, self.own_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., O]
@@ -149,21 +161,23 @@ class TiledLinear(nn.Module):
         handle = own.handle(self._library)
         if self._library.foretoken_linear(handle.address, ctypes.addressof(call)):
             raise MemoryError("there is no memory for a product over packed weights")
-        return out[:, : self.out_features].to(x.dtype).view(*x.shape[:-1], self.out_features)
+        out = out[:, : self.out_features] if self._places_O is None else out[:, self._places_O]
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
 class TiledPair(nn.Module):
     """A linear layer whose outputs are those of two packed weights, the second's behind the first's.
 
     Args:
-        first, second: of the same inputs, without biases.
+        first, second: of the same inputs, both with biases or both without.
     """
 
     def __init__(self, first: TiledLinear, second: TiledLinear) -> None:
         super().__init__()
         self._pair = (first, second)  # not registered: the halves are no layers of the model
         self.in_features, self.out_features = first.in_features, first.out_features + second.out_features
-        self.bias = None
+        biases = [each.own_bias for each in self._pair if each.own_bias is not None]
+        self.bias = torch.cat(biases) if biases else None
 
     @property
     def weight(self) -> Tensor:
@@ -175,14 +189,21 @@ class TiledPair(nn.Module):
         halves = [each.unpacked() for each in self._pair]
         weights = [each.quantised for each in halves if isinstance(each, QuantisedLinear)]
         if weights:
-            return QuantisedLinear(joined(weights))
-        plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        plain.weight = nn.Parameter(self.weight, requires_grad=False)
-        return plain
+            return QuantisedLinear(joined(weights), self.bias)
+        return _plain(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., O]; see :class:`TiledLinear`."""
         return torch.cat([each(x) for each in self._pair], dim=-1)
+
+
+def _plain(weight_OK: Tensor, bias_O: Tensor | None) -> nn.Linear:
+    outputs, inputs = weight_OK.shape
+    plain = nn.Linear(inputs, outputs, bias=False, device="meta")
+    plain.weight = nn.Parameter(weight_OK, requires_grad=False)
+    if bias_O is not None:
+        plain.bias = nn.Parameter(bias_O, requires_grad=False)
+    return plain
 
 
 def _padded(bias: Tensor, outputs: int) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,13 +31,15 @@ from foretoken.models.span import Span
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _EXPERTS, _CHOSEN, _CHANNELS = 5, 2, 32
 _NUM_BLOCKS = 2
-# of what is not quantised, the bits and groups of what is, and whether the anatomy is the common one; where weights are
-# quantised, keys and values are, too
-_KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, bool], ...] = (
-    (torch.float32, None, True),
-    (torch.bfloat16, None, False),
-    (torch.bfloat16, (8, None), True),
-    (torch.float32, (4, 32), False),
+# of what is not quantised, the bits and groups of what is, and the anatomy; where weights are quantised, keys and
+# values are, too
+_KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, Literal["common", "uncommon", "parallel"]], ...] = (
+    (torch.float32, None, "common"),
+    (torch.bfloat16, None, "uncommon"),
+    (torch.bfloat16, (8, None), "common"),
+    (torch.float32, (4, 32), "uncommon"),
+    (torch.bfloat16, None, "parallel"),
+    (torch.float32, (8, None), "parallel"),
 )
 _TOKENS = tuple((7 + 11 * each) % _VOCAB for each in range(262))
 _CHUNKS = (
@@ -52,10 +55,12 @@ _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 
 def failure(library: ctypes.CDLL) -> str | None:
     """What is wrong with a library; None if nothing is."""
-    for dtype, scheme, common in _KINDS:
+    for dtype, scheme, anatomy in _KINDS:
         name = f"{dtype}" if scheme is None else f"{scheme[0]} bits in {dtype}"
         layout = _layout(dtype, scheme)
-        decoder = FusedDecoder(layout if common else _uncommon(layout, scheme), library)
+        if anatomy != "common":
+            layout = _uncommon(layout, scheme) if anatomy == "uncommon" else _parallel(layout, scheme)
+        decoder = FusedDecoder(layout, library)
         coded = scheme is not None
         alone = _rows(decoder, [1] * len(_TOKENS), threads=1, coded=coded)
         if not alone.isfinite().all():
@@ -169,14 +174,7 @@ def _uncommon(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
         gate=None,
         up=None,
         down=None,
-        experts=Experts(
-            router_ED=torch.randn(_EXPERTS, _WIDTH, generator=generator).to(layout.dtype),
-            gate=weight(_EXPERTS * _CHANNELS, _WIDTH),
-            up=weight(_EXPERTS * _CHANNELS, _WIDTH),
-            down=weight(_EXPERTS * _WIDTH, _CHANNELS),
-            chosen=_CHOSEN,
-            normed=True,
-        ),
+        experts=_experts(layout.dtype, weight, generator),
     )
     return replace(
         layout,
@@ -189,6 +187,61 @@ def _uncommon(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
         residual_scale=0.7,
         logit_scale=0.5,
         logit_cap=4.0,
+    )
+
+
+def _parallel(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
+    """A parallel block with biases everywhere, and a mixture beside an MLP; LayerNorms and learned positions."""
+    generator = torch.Generator().manual_seed(3)
+    weight = _weights(layout.dtype, scheme, generator)
+
+    def noise(*shape: int) -> Tensor:
+        return 0.2 * torch.randn(*shape, generator=generator)
+
+    def biased(whole: Projection) -> Projection:
+        return Projection(whole.weight_OK, noise(whole.outputs))
+
+    first, second = layout.blocks
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    first = replace(
+        first,
+        out=biased(first.out),
+        attention_shift_D=noise(_WIDTH),
+        mlp_shift_D=noise(_WIDTH),
+        q_norm_d=1 + noise(_HEADS, _HEAD_DIM),
+        k_norm_d=1 + noise(_KV_HEADS, _HEAD_DIM),
+        gate=None,
+        up=biased(weight(_MLP, _WIDTH)),
+        down=biased(weight(_WIDTH, _MLP)),
+        parallel=True,
+    )
+    second = replace(
+        second,
+        gate=biased(weight(_CHANNELS, _WIDTH)),
+        up=biased(weight(_CHANNELS, _WIDTH)),
+        down=weight(_WIDTH, _CHANNELS),
+        experts=replace(_experts(layout.dtype, weight, generator), normed=False, opening_D=noise(_WIDTH)),
+    )
+    return replace(
+        layout,
+        blocks=[first, second],
+        activation="gelu",
+        centred=True,
+        final_shift_D=noise(_WIDTH),
+        places_ND=noise(_CAPACITY, _WIDTH).to(layout.dtype),
+        head=biased(weight(_VOCAB, _WIDTH)),
+    )
+
+
+def _experts(dtype: torch.dtype, weight: Callable[[int, int], Projection], generator: torch.Generator) -> Experts:
+    return Experts(
+        router_ED=torch.randn(_EXPERTS, _WIDTH, generator=generator).to(dtype),
+        gate=weight(_EXPERTS * _CHANNELS, _WIDTH),
+        up=weight(_EXPERTS * _CHANNELS, _WIDTH),
+        down=weight(_EXPERTS * _WIDTH, _CHANNELS),
+        chosen=_CHOSEN,
+        normed=True,
     )
 
 

@@ -29,7 +29,7 @@ class Experts(ctypes.Structure):
 
     _fields_ = [
         *((name, Matrix) for name in ("router", "gate_up", "down")),
-        *((name, _I) for name in ("count", "chosen", "width", "normed")),
+        *((name, _I) for name in ("count", "chosen", "width", "normed", "opens")),
     ]
 
 
@@ -38,16 +38,18 @@ class Layer(ctypes.Structure):
 
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, P) for name in ("qkv_bias", "out_bias")),
-        *((name, P) for name in ("attention_norm", "mlp_norm", "attention_end_norm", "mlp_end_norm")),
+        *((name, P) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")),
+        *((name, P) for name in ("attention_norm", "mlp_norm", "attention_shift", "mlp_shift")),
+        *((name, P) for name in ("attention_end_norm", "mlp_end_norm")),
         *((name, P) for name in ("q_norm", "k_norm", "q_all_norm", "k_all_norm")),
-        *((name, _I) for name in ("window", "rot_dim", "angles", "index", "elsewhere")),
+        *((name, _I) for name in ("window", "rot_dim", "angles", "index")),
+        *((name, _I) for name in ("elsewhere", "mlp_width", "gated", "parallel")),
         ("mixer", ctypes.POINTER(Mixer)),
         ("experts", ctypes.POINTER(Experts)),
     ]
 
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2, "gelu": 3, "relu": 4}
 
 
 class Model(ctypes.Structure):
@@ -55,14 +57,14 @@ class Model(ctypes.Structure):
 
     _fields_ = [
         *((name, _I) for name in ("bf16", "num_layers", "width", "heads", "kv_heads", "head_dim", "vocab")),
-        *((name, _I) for name in ("qkv_stride", "gate_up_stride", "ffn_units", "logits_stride")),
-        *((name, _I) for name in ("activation", "interleaved")),
+        *((name, _I) for name in ("qkv_stride", "mlp_width", "logits_stride")),
+        *((name, _I) for name in ("activation", "centred", "interleaved")),
         *((name, ctypes.c_double) for name in ("eps", "scaling", "score_cap", "logit_cap", "logit_scale")),
         *((name, ctypes.c_double) for name in ("embedding_scale", "residual_scale")),
         ("layers", ctypes.POINTER(Layer)),
-        ("embedding", P),
+        *((name, P) for name in ("embedding", "places")),
         ("head", Matrix),
-        ("final_norm", P),
+        *((name, P) for name in ("head_bias", "final_norm", "final_shift")),
     ]
 
 

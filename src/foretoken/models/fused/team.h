@@ -12,8 +12,8 @@
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
 #define PARTS_OF_SCRATCH 14
-#define ROW_BUFFERS 9
-#define STAGES_OF_LAYER 12 /* at most */
+#define ROW_BUFFERS 10
+#define STAGES_OF_LAYER 14 /* at most */
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first piece that nobody has claimed */
@@ -42,7 +42,7 @@ typedef struct {
     void *attended, *hidden; /* inputs of products */
     void *entering;          /* the same of experts */
     int32_t *choices;        /* of each row's experts, and what they count */
-    float *shares;
+    float *shares, *opened;  /* the latter: what a row's shared MLP counts */
     Scratch *scratch; /* one for each thread */
     Stage *stages;
     int threads;

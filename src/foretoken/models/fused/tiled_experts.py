@@ -1,20 +1,18 @@
-"""The library's module of routed experts over weights that the fused decoder has packed: its layers keep working.
-
-Letters: R rows, D width, k experts of a row, E experts, F channels of one.
-"""
+"""The library's module of routed experts over weights that the fused decoder has packed: its layers keep working."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
+from foretoken.models.quantised.experts import ByExpert, QuantisedExperts
+from foretoken.models.quantised.weight import QuantisedLinear
 
 
-class TiledExperts(nn.Module):
+class TiledExperts(ByExpert):
     """Routed experts, called as the library calls its own.
 
     Args:
@@ -27,9 +25,12 @@ class TiledExperts(nn.Module):
         super().__init__()
         self._own = (own,)  # not registered
         self._gate_up, self._down, self._library = gate_up, down, library
-        self.num_experts, twice, self.width = own.gate_up_proj.shape
-        self.channels = twice // 2
         self.act_fn = own.act_fn
+        if isinstance(own, QuantisedExperts):
+            self.num_experts, self.width, self.channels = own.num_experts, own.width, own.channels
+            own.weights = []
+            return
+        self.num_experts, self.width, self.channels = own.down_proj.shape
         own.gate_up_proj = own.down_proj = None
 
     def linears(self, expert: int) -> tuple[TiledPair, TiledLinear]:
@@ -41,30 +42,17 @@ class TiledExperts(nn.Module):
         gate, up = (TiledLinear(each, self.channels, None, self._library) for each in (both[0::2], both[1::2]))
         return TiledPair(gate, up), TiledLinear(down, self.width, None, self._library)
 
-    @property
-    def gate_up_proj(self) -> Tensor:
-        """A copy in the usual order, [E, 2 F, D]."""
-        return torch.stack([self.linears(expert)[0].weight for expert in range(self.num_experts)])
-
-    @property
-    def down_proj(self) -> Tensor:
-        """A copy in the usual order, [E, D, F]."""
-        return torch.stack([self.linears(expert)[1].weight for expert in range(self.num_experts)])
-
     def unpacked(self) -> Any:
         """The module that there was, with the same weights bit for bit."""
         (own,) = self._own
+        if isinstance(own, QuantisedExperts):
+            pairs = []
+            for expert in range(self.num_experts):
+                gate_up, down = (each.unpacked() for each in self.linears(expert))
+                assert isinstance(gate_up, QuantisedLinear)
+                assert isinstance(down, QuantisedLinear)
+                pairs.append((gate_up.quantised, down.quantised))
+            return QuantisedExperts(pairs, self.act_fn)
         for name in ("gate_up_proj", "down_proj"):
             setattr(own, name, nn.Parameter(getattr(self, name), requires_grad=False))
         return own
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[R, D], chosen experts [R, k] and their weights [R, k] -> [R, D]"""
-        sum_RD = torch.zeros(hidden_states.shape, dtype=torch.float32)
-        for expert in top_k_index.unique().tolist():
-            gate_up, down = self.linears(expert)
-            rows, places = (top_k_index == expert).nonzero(as_tuple=True)
-            gate_nF, up_nF = gate_up(hidden_states[rows]).chunk(2, dim=-1)
-            y_nD = down(self.act_fn(gate_nF) * up_nF)
-            sum_RD.index_add_(0, rows, y_nD.float() * top_k_weights[rows, places, None].float())
-        return sum_RD.to(hidden_states.dtype)

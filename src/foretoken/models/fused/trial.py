@@ -6,7 +6,7 @@ somewhere inside, differs here; it gets its own modules back. Windows may be lon
 layers announce have to be ours.
 
 Where rows choose experts, a close call goes another way as soon as something is rounded otherwise, and such a row's
-logits are others altogether. So a model of experts in bfloat16 is judged by its median rows.
+logits are others altogether. So a model of experts in bfloat16 or in fewer bits is judged by its median rows.
 
 Letters: M wanted rows, V vocabulary.
 """
@@ -72,11 +72,12 @@ def adopt(
         cache = cache_for(mixers, config.num_hidden_layers, 2, max_length, dtype, torch.device("cpu"))
         return read(forward, cache, max_length, config.vocab_size)
 
-    routed = dtype != torch.float32 and fit.has_experts(model)
+    precision = precision_of(model)
+    routed = (dtype != torch.float32 or precision is not None) and fit.has_experts(model)
     announced: dict[int, int | None] = {}
     expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, windows=announced)))
     rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
-    least = TOLERANCE[dtype] if precision_of(model) is None else _QUANTISED
+    least = TOLERANCE[dtype] if precision is None else _QUANTISED
     allowed = max(least, _ROUNDINGS * difference(rounded, expected, routed=routed))
     adoption = fit.Adoption(model, max_length, mixers)
     twin = adoption.decoder

@@ -77,36 +77,41 @@ typedef struct {
 
 /* Experts in the place of an MLP; see experts.h. */
 typedef struct {
-    Matrix router;        /* to `count` scores, padded to whole tiles; not quantised */
+    Matrix router;        /* to `count` scores and what opens the shared MLP, padded to whole tiles; not quantised */
     Matrix gate_up, down; /* of all of them, one behind the other */
     int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
     int64_t normed;       /* whether shares are of the chosen ones only */
+    int64_t opens;        /* whether the router's last output, through a sigmoid, is what the layer's MLP counts; else 1 */
 } Experts;
 
 typedef struct {
     Matrix qkv, out, gate_up, down;
-    const float *qkv_bias, *out_bias;               /* or NULL */
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias; /* in the order of the tiles; or NULL */
     const float *attention_norm, *mlp_norm;         /* of what a branch reads; NULL: the residual stream as it is */
+    const float *attention_shift, *mlp_shift;       /* added to what these norms give; or NULL */
     const float *attention_end_norm, *mlp_end_norm; /* of what a branch adds; NULL: it is added as it is */
-    const float *q_norm, *k_norm;                   /* over each head, or NULL */
+    const float *q_norm, *k_norm;                   /* over each head, [head][head_dim], or NULL */
     const float *q_all_norm, *k_all_norm;           /* over all heads together, or NULL */
     int64_t window;                                 /* 0: full attention */
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
     int64_t elsewhere;            /* only queries are projected, and all rows of a segment see its `far` keys of the call's
                                      `elsewhere` */
+    int64_t mlp_width, gated;     /* channels of the MLP; whether `gate_up` has a gate and another factor, tiles in turn */
+    int64_t parallel;             /* the MLP reads the stream that attention read, and both are added to it */
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
-    const Experts *experts;       /* in the place of `gate_up` and `down`; or NULL */
+    const Experts *experts;       /* in the place of the MLP, or beside it: then the sum of both; or NULL */
 } Layer;
 
-/* What a gate goes through; mirrored in structs.py. */
-enum { SILU, GELU_TANH, RELU_SQUARED };
+/* What a gate, or an MLP's channel without one, goes through; mirrored in structs.py. */
+enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU };
 
 /* Read only: several teams may work with it at once. */
 typedef struct {
     int64_t bf16, num_layers, width, heads, kv_heads, head_dim, vocab;
-    int64_t qkv_stride, gate_up_stride, ffn_units, logits_stride; /* in floats, floats, units, floats */
+    int64_t qkv_stride, mlp_width, logits_stride; /* in floats; of the widest MLP */
     int64_t activation;
+    int64_t centred;     /* norms subtract the mean first */
     int64_t interleaved; /* whether a rotation pairs neighbours, not elements of the two halves */
     double eps, scaling;
     double score_cap, logit_cap; /* x becomes cap tanh(x / cap), of scores after scaling and of logits; 0: it stays */
@@ -114,8 +119,10 @@ typedef struct {
     double embedding_scale, residual_scale; /* of a token's embedding, and of what a branch adds */
     const Layer *layers;
     const void *embedding;
+    const void *places; /* [position][width], added to embeddings; or NULL */
     Matrix head;
-    const float *final_norm;
+    const float *head_bias; /* [logits_stride], or NULL */
+    const float *final_norm, *final_shift;
 } Model;
 
 typedef struct {

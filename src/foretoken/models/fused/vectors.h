@@ -54,6 +54,26 @@ static inline float dot(const float *a, const float *b, long n) {
     return sum;
 }
 
+/* What n elements, a multiple of 16, are normed by: y = (x - mean) * scale; not centred: the mean counts as 0. */
+typedef struct { float mean, scale; } Norming;
+
+static inline Norming norming_of(const float *x, long n, float eps, int centred) {
+    if (!centred) return (Norming){0, 1.0f / sqrtf(dot(x, x, n) / (float)n + eps)};
+    part sums[PARTS] = {{0}}, squares[PARTS] = {{0}};
+    for (long i = 0; i < n; i += 16)
+        UNROLL for (int p = 0; p < PARTS; p++) sums[p] += *(const part_unaligned *)(x + i + p * LANES);
+    float sum = 0, square = 0;
+    UNROLL for (int i = 0; i < 16; i++) sum += sums[i / LANES][i % LANES];
+    const float mean = sum / (float)n;
+    for (long i = 0; i < n; i += 16)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            const part y = *(const part_unaligned *)(x + i + p * LANES) - mean;
+            squares[p] = fused_part(y, y, squares[p]);
+        }
+    UNROLL for (int i = 0; i < 16; i++) square += squares[i / LANES][i % LANES];
+    return (Norming){mean, 1.0f / sqrtf(square / (float)n + eps)};
+}
+
 static inline __attribute__((always_inline)) part part_max(part a, part b) {
     const part_of_signs greater = a > b;
     return (part)(((part_of_signs)a & greater) | ((part_of_signs)b & ~greater));
@@ -120,8 +140,29 @@ static inline __attribute__((always_inline)) vf exponential_below(vf x) {
 #endif
 }
 
+/* erfc(x) of what is not below 0, to a part in 10^6: t exp(-x^2 + P(t)), t = 1 / (1 + x / 2) (Numerical Recipes, 6.2.2) */
+static inline __attribute__((always_inline)) part part_erfc(part x) {
+    const part t = 1.0f / (1.0f + 0.5f * x);
+    part p = fused_part(all_of_part(0.17087277f), t, all_of_part(-0.82215223f));
+    p = fused_part(p, t, all_of_part(1.48851587f));
+    p = fused_part(p, t, all_of_part(-1.13520398f));
+    p = fused_part(p, t, all_of_part(0.27886807f));
+    p = fused_part(p, t, all_of_part(-0.18628806f));
+    p = fused_part(p, t, all_of_part(0.09678418f));
+    p = fused_part(p, t, all_of_part(0.37409196f));
+    p = fused_part(p, t, all_of_part(1.00002368f));
+    p = fused_part(p, t, all_of_part(-1.26551223f));
+    return t * part_exponential(fused_part(-x, x, p));
+}
+
 /* What an activation makes of a gate; NaN stays NaN. */
 static inline __attribute__((always_inline)) part part_activated(int kind, part x) {
+    if (kind == RELU) return part_max((part){0}, x);
+    if (kind == GELU) { /* x (1 + erf(x / sqrt(2))) / 2 */
+        const part half = 0.5f * part_erfc(part_max(x, -x) * 0.70710678118654752f);
+        const part_of_signs below = x < 0.0f;
+        return x * (part)(((part_of_signs)half & below) | ((part_of_signs)(1.0f - half) & ~below));
+    }
     if (kind == GELU_TANH) /* x (1 + tanh(y)) / 2 = x / (1 + exp(-2 y)), y = sqrt(2 / pi) (x + 0.044715 x^3) */
         return x / (1.0f + part_exponential(-1.5957691216057308f * (x + 0.044715f * (x * x * x))));
     if (kind == RELU_SQUARED) {

@@ -1,21 +1,29 @@
 """``dtype="int8"`` and ``dtype="int4"``: any checkpoint, rounded when it is loaded.
 
-Every plain linear layer is rounded to the nearest code (weight.py), the head included; an embedding that is also the
-head stays beside it as it is. Norms, biases, routers and weights that are not linear layers (experts in one tensor,
-convolutions) keep the checkpoint's dtype. The result is a model of its own: what a recipe promises, it promises of this
-model's plain decoding.
+Every plain linear layer is rounded to the nearest code (weight.py), the head included, and so are routed experts whose
+weights lie in one tensor (experts.py); an embedding that is also the head stays beside it as it is. Norms, biases,
+routers, convolutions and experts of another build keep the checkpoint's dtype; the last are named in a warning. The
+result is a model of its own: what a recipe promises, it promises of this model's plain decoding.
+
+Letters: R rows, D width, k experts of a row, E experts, F channels of one.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError
-from foretoken.models.plain import why_not_plain
-from foretoken.models.quantised.weight import QuantisedLinear, rounded
+from foretoken.models.plain import own_ways, why_not_plain
+from foretoken.models.quantised.experts import QuantisedExperts
+from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight, rounded
+
+log = logging.getLogger(__name__)
 
 
 class Scheme(NamedTuple):
@@ -32,10 +40,12 @@ class Scheme(NamedTuple):
 
 SCHEMES = {"int8": Scheme(8, None), "int4": Scheme(4, 32)}
 _ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a wrong choice of an expert costs much
+_TRIAL_ROWS = 4
+_ROUNDING = 0.05  # of the largest value: what bfloat16 leaves between two orders of the same sums
 
 
 def round_weights(model: Any, dtype: str, name: str) -> None:
-    """Replace the plain linear layers of a model on the CPU by quantised ones.
+    """Replace the plain linear layers and routed experts of a model on the CPU by quantised ones.
 
     Args:
         model: of transformers, in eval mode.
@@ -45,23 +55,32 @@ def round_weights(model: Any, dtype: str, name: str) -> None:
         ConfigError: it is quantised already, or has rows that are not whole groups.
         ModelError: a weight is not finite.
     """
-    scheme = SCHEMES[dtype]
     if precision_of(model) is not None:
         raise ConfigError(f"dtype='{dtype}': the weights of model '{name}' are quantised already; leave dtype out")
     for parent, part, path in list(_linears(model)):
         linear = getattr(parent, part)
-        if scheme.group is not None and linear.in_features % scheme.group:
-            raise ConfigError(
-                f"dtype='{dtype}': the tensor '{path}.weight' of model '{name}' has rows of {linear.in_features} "
-                f"elements, which are no groups of {scheme.group}; use dtype='int8'"
-            )
-        weight = rounded(linear.weight, *scheme, name=f"{path}.weight")
+        weight = _rounded(linear.weight, dtype, f"{path}.weight", name)
         setattr(parent, part, QuantisedLinear(weight, linear.bias).eval())
+    left = []
+    for parent, path in list(_mixtures(model)):
+        experts = parent.experts
+        reason = _why_not_stacked(experts)
+        if reason is not None:
+            left.append(f"'{path}' ({type(experts).__name__}) {reason}")
+            continue
+        pairs = []
+        for expert, (gate_up_FD, down_DF) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
+            gate_up = _rounded(gate_up_FD, dtype, f"{path}.gate_up_proj[{expert}]", name)
+            pairs.append((gate_up, _rounded(down_DF, dtype, f"{path}.down_proj[{expert}]", name)))
+        parent.experts = QuantisedExperts(pairs, experts.act_fn).eval()
+    if left:
+        log.warning("dtype='%s': %d mixtures of experts keep their dtype: %s", dtype, len(left), left[0])
 
 
 def precision_of(model: Any) -> str | None:
     """What a model's weights are rounded to: the fewest bits that a layer has; None if none is."""
     bits = [module.quantised.bits for module in model.modules() if isinstance(module, QuantisedLinear)]
+    bits += [module.bits for module in model.modules() if isinstance(module, QuantisedExperts)]
     return f"int{min(bits)}" if bits else None
 
 
@@ -71,3 +90,50 @@ def _linears(model: Any) -> Iterator[tuple[nn.Module, str, str]]:
         for part, child in parent.named_children():
             if part not in _ROUTERS and why_not_plain(child) is None:
                 yield parent, part, f"{path}.{part}" if path else part
+
+
+def _mixtures(model: Any) -> Iterator[tuple[Any, str]]:
+    """Each module with routed experts in one module, and the name of that."""
+    for path, parent in model.named_modules():
+        experts = getattr(parent, "experts", None)
+        if isinstance(experts, nn.Module) and not isinstance(experts, nn.ModuleList):
+            yield parent, f"{path}.experts" if path else "experts"
+
+
+@torch.no_grad()
+def _why_not_stacked(experts: Any) -> str | None:
+    """Why experts are not gated MLPs with their weights in two tensors, [E, 2 F, D] and [E, D, F]; None if they are."""
+    parts = dict(experts.named_parameters())
+    gate_up_EFD, down_EDF = (parts.pop(name, None) for name in ("gate_up_proj", "down_proj"))
+    if gate_up_EFD is None or down_EDF is None or parts or not hasattr(experts, "act_fn"):
+        return "has other parts than gate_up_proj, down_proj and an activation"
+    count, twice, width = gate_up_EFD.shape
+    if gate_up_EFD.ndim != 3 or tuple(down_EDF.shape) != (count, width, twice // 2):
+        return f"has weights {list(gate_up_EFD.shape)} and {list(down_EDF.shape)}"
+    if (own := own_ways(experts)) is not None:
+        return own
+    x_RD = torch.randn(_TRIAL_ROWS, width, generator=torch.Generator().manual_seed(0)).to(gate_up_EFD.dtype)
+    chosen_R = torch.arange(_TRIAL_ROWS) % count
+    theirs_RD = experts(x_RD, chosen_R[:, None], torch.full((_TRIAL_ROWS, 1), 0.5, dtype=x_RD.dtype)).float()
+    if not theirs_RD.isfinite().all():
+        return None  # it is told by name when it is rounded
+    both = torch.stack([F.linear(x_D, gate_up_EFD[e]) for x_D, e in zip(x_RD, chosen_R.tolist(), strict=True)])
+    gate_RF, up_RF = both.chunk(2, dim=-1)
+    hidden_RF: Tensor = experts.act_fn(gate_RF) * up_RF
+    ours_RD = 0.5 * torch.stack(
+        [F.linear(x_F, down_EDF[e]) for x_F, e in zip(hidden_RF, chosen_R.tolist(), strict=True)]
+    )
+    if not float((ours_RD.float() - theirs_RD).abs().max()) <= _ROUNDING * float(theirs_RD.abs().max()):
+        return "computes something else than down(act(gate(x)) * up(x))"
+    return None
+
+
+def _rounded(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> QuantisedWeight:
+    scheme = SCHEMES[dtype]
+    inputs = weight_OK.shape[1]
+    if scheme.group is not None and inputs % scheme.group:
+        raise ConfigError(
+            f"dtype='{dtype}': the tensor '{tensor}' of model '{model}' has rows of {inputs} "
+            f"elements, which are no groups of {scheme.group}; use dtype='int8'"
+        )
+    return rounded(weight_OK, *scheme, name=tensor)

@@ -115,6 +115,12 @@ class QuantisedWeight:
             for each in zip(codes, scales, minimums, strict=True)
         ]
 
+    def rows(self, which_O: Tensor) -> QuantisedWeight:
+        """Some outputs, int64, in this order."""
+        minimum_OG = None if self.minimum_OG is None else self.minimum_OG[which_O]
+        codes_OK, scale_OG = self.codes_OK[which_O], self.scale_OG[which_O]
+        return QuantisedWeight(codes_OK, scale_OG, minimum_OG, self.bits, self.order_K, self.name)
+
     def to(self, device: torch.device) -> QuantisedWeight:
         """The same weight on another device."""
         minimum, order = (None if each is None else each.to(device) for each in (self.minimum_OG, self.order_K))

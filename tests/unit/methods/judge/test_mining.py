@@ -269,7 +269,7 @@ def greedy(most: int) -> Any:
     return SamplingParams(temperature=0.0, max_tokens=most)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])  # the fused decoder and the library's layers
+@pytest.mark.parametrize("family", ["llama", "exaone4"])  # the fused decoder and the library's layers
 def test_a_draft_s_picks_are_its_own_greedy_choices(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
     prompt, text = [5, 9, 40, 41], [30, 31, 12, 60, 61]

@@ -280,7 +280,7 @@ def test_the_state_is_what_the_library_calls_the_last_hidden_state(family: str, 
 @pytest.mark.parametrize("feature", ["pre", "post"])
 def test_a_pair_of_the_general_path(feature: str, tmp_path: Path) -> None:
     """Not fused, and the draft is the target: whatever the head says, the text is the target's."""
-    folder = save_model("stablelm", tmp_path / "model")
+    folder = save_model("exaone4", tmp_path / "model")
     judge = head(feature, spread=0.5, target=folder, draft=folder, width=64)
     judge.save(tmp_path / "head")
     config = {"method": "sprinter", "model": str(folder), "head": str(tmp_path / "head"), "max_draft": 4}

@@ -192,12 +192,16 @@ def linear(outputs: int, inputs: int, bias: int | None = None) -> Projection:
         ({"v": linear(64, 32)}, r"block.v is \[64, 32\]: \[64, 64\]"),
         ({"out": linear(64, 64)}, r"block.out is \[64, 64\]: \[64, 128\]"),
         ({"q": linear(128, 64, bias=64)}, r"block.q has a bias \[64\]: \[128\]"),
-        ({"gate": linear(128, 64), "up": linear(128, 64)}, r"block.gate is \[128, 64\]: \[96, 64\]"),
+        ({"gate": linear(128, 64), "up": linear(128, 64)}, "block.up has 128 outputs: a multiple of 32, at most 96"),
+        ({"gate": linear(64, 64)}, r"block.gate is \[64, 64\]: \[96, 64\]"),
         ({"up": linear(96, 32)}, r"block.up is \[96, 32\]: \[96, 64\]"),
         ({"down": linear(64, 64)}, r"block.down is \[64, 64\]: \[64, 96\]"),
-        ({"down": linear(64, 96, bias=64)}, "block.down has a bias"),
-        ({"up": None}, "block.up is missing: a gated MLP has gate, up and down, or none of them"),
-        ({"gate": None}, "block.gate is missing"),
+        ({"down": linear(64, 96, bias=96)}, r"block.down has a bias \[96\]: \[64\]"),
+        ({"up": None}, "block.gate stands alone: an MLP has up and down"),
+        ({"gate": None, "down": None}, "block.up stands alone"),
+        ({"mlp_shift_D": torch.ones(96)}, r"block.mlp_shift_D is \[96\]: \[64\]"),
+        ({"q_norm_d": torch.ones(2, 32)}, r"block.q_norm_d is \[2, 32\]: \[32\]"),
+        ({"parallel": True, "mlp_end_norm_D": torch.ones(64)}, "no norms behind the branches"),
     ],
 )
 def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -239,7 +243,7 @@ def test_thresholds_of_gates_are_refused_where_there_are_experts() -> None:
     decoder, cache, batch = FusedDecoder(layout, library), KVCache(2, 1, 16), PackedBatch()
     cache.reserve(cache.acquire(), 1)
     batch.add_chunk(0, 0, [3], wanted=1)
-    with pytest.raises(ValueError, match="or experts in its place"):
+    with pytest.raises(ValueError, match="no gated MLP, or experts"):
         decoder.forward(batch, NativePlan(cache, thresholds=[0.1]), Span(0, 2), top=0)
 
 

@@ -16,6 +16,7 @@ from foretoken.engine.llm import LLM
 from foretoken.models import load as loading
 from foretoken.models.fused import build
 from foretoken.models.load import load
+from foretoken.models.quantised.experts import QuantisedExperts
 from foretoken.models.quantised.rounding import SCHEMES, precision_of, round_weights
 from foretoken.models.quantised.weight import QuantisedLinear, rounded
 from helpers.tiny_models import save_model
@@ -112,3 +113,47 @@ def test_weights_that_are_not_finite(saved: Path, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight'.*not finite"):
         load(tmp_path, dtype="int4", device="cpu")
+
+
+@pytest.mark.parametrize(("dtype", "threshold"), [("int8", 0.02), ("int4", 0.2)])
+def test_experts_are_rounded_one_by_one(dtype: str, threshold: float, tmp_path: Path) -> None:
+    """Each expert's rows as a linear layer's, whoever shares them."""
+    folder = save_model("qwen3_moe", tmp_path)
+    plain, found = (load(folder, device="cpu", dtype=each).model.model.layers[0].mlp for each in ("float32", dtype))
+    own, experts = plain.experts, found.experts
+    assert isinstance(experts, QuantisedExperts)
+    assert torch.equal(found.gate.weight, plain.gate.weight)
+    scheme = SCHEMES[dtype]
+    for expert in range(len(own.gate_up_proj)):
+        expected = rounded(own.gate_up_proj[expert], *scheme), rounded(own.down_proj[expert], *scheme)
+        for linear, weight in zip(experts.linears(expert), expected, strict=True):
+            assert torch.equal(linear.weight, weight.dense())
+    assert torch.equal(experts.down_proj[1], experts.linears(1)[1].weight)
+    generator = torch.Generator().manual_seed(1)
+    x_RD, chosen_Rk = torch.randn(6, 64, generator=generator), torch.tensor([[0, 2], [2, 0], [1, 3]]).repeat(2, 1)
+    shares_Rk = torch.rand(6, 2, generator=generator)
+    ours, theirs = (module(x_RD, chosen_Rk, shares_Rk) for module in (experts, own))
+    assert 0 < (ours - theirs).square().mean().sqrt() < threshold * theirs.square().mean().sqrt()
+    assert torch.equal(experts(x_RD[2:3], chosen_Rk[2:3], shares_Rk[2:3])[0], ours[2])
+
+
+def test_mixtures_of_another_build_keep_their_dtype_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(save_model("gpt_oss", tmp_path), device="cpu", dtype="int8")
+    assert model.precision == "int8"
+    assert isinstance(model.model.model.layers[0].mlp.experts.gate_up_proj, nn.Parameter)
+    (said,) = [record.message for record in caplog.records if "keep their dtype" in record.message]
+    assert "4 mixtures of experts" in said
+    assert "'model.layers.0.mlp.experts' (GptOssExperts) has other parts" in said
+
+
+def test_experts_that_cannot_be_rounded_are_named(tmp_path: Path) -> None:
+    folder = save_model("qwen2_moe", tmp_path)  # experts of 24 channels
+    with pytest.raises(ConfigError, match=r"'model\.layers\.0\.mlp\.experts\.down_proj\[0\]'.*24.*'int8'"):
+        load(folder, dtype="int4", device="cpu")
+    model = load(folder, dtype="float32", device="cpu").model
+    with torch.no_grad():
+        model.model.layers[1].mlp.experts.gate_up_proj[2, 3, 4] = torch.inf
+    with pytest.raises(ModelError, match=r"'model\.layers\.1\.mlp\.experts\.gate_up_proj\[2\]'.*not finite"):
+        round_weights(model, "int8", "m")
