@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.constraint import Constraint
-from foretoken.core.errors import ConfigError, RequestError
+from foretoken.core.errors import ConfigError, NothingFits
 from foretoken.core.sampling import StructuredOutputs
 from foretoken.models.language_model import LanguageModel
 
@@ -98,7 +98,7 @@ class Grammar(Constraint):
         """See :class:`Constraint`.
 
         Raises:
-            RequestError: llguidance has given the text up, here or before.
+            NothingFits: llguidance has given the text up, here or before.
         """
         if not self._goes(path):
             self._refuse_what_is_given_up()
@@ -143,7 +143,7 @@ class Grammar(Constraint):
     def _refuse_what_is_given_up(self) -> None:
         if self._matcher.is_error():
             why = " ".join(str(self._matcher.get_error()).split("<state>")[0].split())
-            raise RequestError(f"structured_outputs: llguidance gave up behind what is written: {why[:_LONGEST]}")
+            raise NothingFits(f"structured_outputs: llguidance gave up behind what is written: {why[:_LONGEST]}")
 
     def _goes(self, path: Sequence[int]) -> bool:
         """Whether the text may go on with these tokens; an end among them is the end."""

@@ -62,7 +62,8 @@ class Delta:
         logprobs: one entry for each of them, if asked for.
         finish_reason: None while it runs; then "stop", "length", "cancelled" or "error".
         error: the message if it failed.
-        unserved: whether the loop ended it, which was late, shutting down or dead; else the fault is the request's own.
+        unserved: whether the loop ended it, which was late, shutting down or dead.
+        unfit: whether nothing can be written that is what it asks for.
     """
 
     index: int
@@ -73,6 +74,7 @@ class Delta:
     finish_reason: str | None = None
     error: str | None = None
     unserved: bool = False
+    unfit: bool = False
 
     def join(self, later: Delta) -> None:
         """Take in what came after it."""
@@ -80,7 +82,8 @@ class Delta:
         self.token_ids += later.token_ids
         self.drafted += later.drafted
         self.logprobs += later.logprobs
-        self.finish_reason, self.error, self.unserved = later.finish_reason, later.error, later.unserved
+        self.finish_reason, self.error = later.finish_reason, later.error
+        self.unserved, self.unfit = later.unserved, later.unfit
 
 
 class Ticket:
@@ -439,7 +442,8 @@ def _delta(run: _Run) -> Delta:
     run.sent += len(tokens)
     run.steps += len(steps)
     text = request.text.release(final=request.finished)
-    return Delta(run.index, text, tokens, drafted, logprobs, request.finish_reason, request.error, run.unserved)
+    ended = (request.finish_reason, request.error, run.unserved, request.unfit)
+    return Delta(run.index, text, tokens, drafted, logprobs, *ended)
 
 
 def _deliver(items: Sequence[tuple[Ticket, Delta]]) -> None:
