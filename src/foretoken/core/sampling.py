@@ -170,7 +170,7 @@ class SamplingParams:
         self._check_number("temperature", 0.0, math.inf, "use 0 for greedy decoding")
         self._check_number("top_p", 0.0, 1.0, "use 1 to keep every token", open_low=True)
         self._check_number("min_p", 0.0, 1.0, "use 0 to keep every token")
-        self._check_number("repetition_penalty", 1e-6, 1e6, "use 1 for none")
+        self._check_number("repetition_penalty", 1e-30, 1e30, "use 1 for none")
         self._check_number("presence_penalty", -2.0, 2.0, "use 0 for none")
         self._check_number("frequency_penalty", -2.0, 2.0, "use 0 for none")
         self._check_integer("top_k", -1, "use 0 to keep every token")
@@ -200,10 +200,10 @@ class SamplingParams:
         self._check_structured()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = [each.name for each in fields(self)]
+        known = self.__dataclass_fields__
         if name not in known:
             raise ConfigError(f"unknown sampling parameter '{name}': {nearest(name, known)}")
-        if not all(each in self.__dict__ for each in known):  # while it is made
+        if len(self.__dict__) < len(known):  # while it is made
             super().__setattr__(name, value)
             return
         before = dict(self.__dict__)
