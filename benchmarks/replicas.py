@@ -7,13 +7,16 @@ live on one core; one replica that leaves the other core to Ray and the clients;
 Ray and the clients take part. There are as many clients for each replica. Answers are asked for in one piece
 and as streams, greedily, up to as many tokens, without prefix reuse.
 
-The aim is two replicas over twice one core.
+The aim is two replicas over twice one core. What two processes can reach on this machine at all is measured beside it:
+the library alone on one core, and on both cores at once, one process each, without server, Ray or clients. They share
+caches and memory's bandwidth as the replicas do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,6 +28,7 @@ from statistics import median
 from typing import Any
 from urllib.request import Request, urlopen
 
+from foretoken import LLM, SamplingParams
 from foretoken.bench.serving import Endpoint, load
 from foretoken.bench.workloads import BUNDLED_SUITE, limit_per_category, read_prompts
 from foretoken.core.provenance import provenance
@@ -97,6 +101,42 @@ def measure(options: argparse.Namespace, prompts: list[str], replicas: int, core
         os.sched_setaffinity(0, every)
 
 
+def library(options: argparse.Namespace, prompts: list[str], core: int, line: Any) -> None:
+    """A process on one core: says when it is ready, and for every word from the other end how long all prompts took."""
+    os.sched_setaffinity(0, [core])
+    config = {"method": options.method}
+    llm = LLM(options.model, speculative_config=config, threads=1, max_num_seqs=options.clients)
+    talks = [[{"role": "user", "content": each}] for each in prompts]
+    llm.chat(talks[:2], SamplingParams(max_tokens=8))
+    line.send(None)
+    while line.recv():
+        began = time.perf_counter()
+        outputs = llm.chat(talks, SamplingParams(max_tokens=options.max_tokens))
+        line.send((sum(len(each.token_ids) for each in outputs), time.perf_counter() - began))
+
+
+def libraries(options: argparse.Namespace, prompts: list[str]) -> dict[str, list[float]]:
+    """Tokens per second of one library process, and of two at once, each on a core of its own, in turns."""
+    spawn = multiprocessing.get_context("spawn")
+    lines = []
+    for core in sorted(os.sched_getaffinity(0))[:2]:
+        ours, theirs = spawn.Pipe()
+        spawn.Process(target=library, args=(options, prompts, core, theirs), daemon=True).start()
+        lines.append(ours)
+    for line in lines:
+        line.recv()
+
+    def run(asked: list[Any]) -> float:
+        for line in asked:
+            line.send(True)
+        return sum(tokens / seconds for tokens, seconds in [line.recv() for line in asked])
+
+    rounds = [(run(lines[:1]), run(lines)) for _ in range(options.rounds)]
+    for line in lines:
+        line.send(False)
+    return {"one process": [one for one, _ in rounds], "two processes": [two for _, two in rounds]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="grown:base:100m")
@@ -108,11 +148,18 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     prompts = [each.text for each in limit_per_category(read_prompts(BUNDLED_SUITE), options.limit)]
+    alone = libraries(options, prompts)
+    ceiling = sorted(two / 2 / one for one, two in zip(*alone.values(), strict=True))
+    print(
+        f"library: one process {median(alone['one process']):.0f} tokens/s, two {median(alone['two processes']):.0f}; "
+        f"two over twice one: {median(ceiling):.3f} ({ceiling[0]:.3f}-{ceiling[-1]:.3f})",
+        flush=True,
+    )
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(options.rounds):
         rounds.append({name: measure(options, prompts, *setting) for name, setting in SETTINGS.items()})
         print(f"round {number + 1}: {json.dumps(rounds[-1])}", flush=True)
-    results: dict[str, Any] = {"rounds": rounds}
+    results: dict[str, Any] = {"rounds": rounds, "library": alone, "library, two over twice one": ceiling}
     for kind in ("whole", "streamed"):
         for name in SETTINGS:
             requests, tokens = (

@@ -49,6 +49,10 @@ class RequestError(ForetokenError):
     """One request failed while it ran; other requests are not affected."""
 
 
+class NothingFits(RequestError):
+    """Nothing can be written that is what a request asks for: the fault is the request's own."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the nearest known one, or all of them."""
     names = sorted(known)

@@ -170,7 +170,7 @@ class SamplingParams:
         self._check_number("temperature", 0.0, math.inf, "use 0 for greedy decoding")
         self._check_number("top_p", 0.0, 1.0, "use 1 to keep every token", open_low=True)
         self._check_number("min_p", 0.0, 1.0, "use 0 to keep every token")
-        self._check_number("repetition_penalty", 0.0, math.inf, "use 1 for none", open_low=True)
+        self._check_number("repetition_penalty", 1e-30, 1e30, "use 1 for none")
         self._check_number("presence_penalty", -2.0, 2.0, "use 0 for none")
         self._check_number("frequency_penalty", -2.0, 2.0, "use 0 for none")
         self._check_integer("top_k", -1, "use 0 to keep every token")
@@ -200,10 +200,10 @@ class SamplingParams:
         self._check_structured()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = [each.name for each in fields(self)]
+        known = self.__dataclass_fields__
         if name not in known:
             raise ConfigError(f"unknown sampling parameter '{name}': {nearest(name, known)}")
-        if not all(each in self.__dict__ for each in known):  # while it is made
+        if len(self.__dict__) < len(known):  # while it is made
             super().__setattr__(name, value)
             return
         before = dict(self.__dict__)
@@ -288,8 +288,10 @@ class SamplingParams:
         for token, value in bias.items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise ConfigError(f"logit_bias has key {token!r}: keys are token ids")
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not -math.inf <= value < math.inf:
-                raise ConfigError(f"logit_bias[{token}]={value!r} must be a number (-inf forbids the token)")
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not -math.inf <= value <= 1e30:
+                raise ConfigError(
+                    f"logit_bias[{token}]={value!r:.60} must be a number up to 1e30 (-inf forbids the token)"
+                )
         super().__setattr__("logit_bias", bias)
 
 

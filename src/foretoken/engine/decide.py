@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from foretoken.core.errors import RequestError
+from foretoken.core.errors import NothingFits, RequestError
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.tree import ROOT
@@ -114,7 +114,7 @@ class Decider:
         )
         # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
         if not math.isfinite(laws.logits_at(0).max()):
-            raise RequestError(
+            raise NothingFits(
                 "no token is possible here: logit_bias, min_tokens, structured_outputs, bad_words and "
                 "allowed_token_ids forbid all of them"
             )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, NothingFits
 from foretoken.core.protocols import Drafter, Features, Outcome
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Scheduler
@@ -34,6 +34,7 @@ class Faults:
             log.exception("request %d failed", request.request_id, exc_info=error)
         request.finish_reason = "error"
         request.error = str(error) or type(error).__name__
+        request.unfit = isinstance(error, NothingFits)
         self.leave(request)
 
     def leave(self, request: Request) -> None:

@@ -71,6 +71,8 @@ class Request:
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
         stop_reason: the stop string, or the one of the params' ``stop_token_ids``, that ended it; None: nothing of
             these did.
+        error: why it failed.
+        unfit: whether it failed because nothing can be written that is what it asks for.
     """
 
     request_id: int
@@ -86,6 +88,7 @@ class Request:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    unfit: bool = False
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.constraint import Constraint
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, NothingFits
 from foretoken.core.sampling import StructuredOutputs
 from foretoken.models.language_model import LanguageModel
 
@@ -51,7 +51,7 @@ class Grammars:
         kind, grammar = _grammar(wanted)
         if wanted.reasoning is not None:
             grammar = _behind_reasoning(grammar, wanted.reasoning)
-        matcher = LLMatcher(self._vocabulary(), grammar)
+        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)  # what is wrong is raised
         if matcher.is_error():
             why = " ".join(str(matcher.get_error()).split())
             raise ConfigError(f"structured_outputs.{kind}: {why[:_LONGEST]}")
@@ -76,6 +76,9 @@ class Grammars:
 class Grammar(Constraint):
     """One request's place in a grammar.
 
+    A parser that runs into a limit of llguidance's stays useless and permits nothing, or anything. So it is asked
+    after every step whether that has happened: no law is made of what it says then, and the request ends.
+
     Args:
         matcher: llguidance's, which has read the committed output.
         stop_ids: see :meth:`Grammars.constraint`.
@@ -92,7 +95,13 @@ class Grammar(Constraint):
         self._lost = False
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
+        """See :class:`Constraint`.
+
+        Raises:
+            NothingFits: llguidance has given the text up, here or before.
+        """
         if not self._goes(path):
+            self._refuse_what_is_given_up()
             return None
         matcher = self._matcher
         if path:
@@ -105,6 +114,7 @@ class Grammar(Constraint):
         mask_V[self._stops] = bool(matcher.is_accepting())
         if path:
             matcher.rollback(len(path))
+        self._refuse_what_is_given_up()
         return mask_V.to(self._device)
 
     def possible(self, path: Sequence[int]) -> bool:
@@ -123,12 +133,17 @@ class Grammar(Constraint):
         if not self._goes(text):  # of a draft that is looked beyond: nothing is known there, and nobody will get there
             self._lost = True
         elif text:
-            self._matcher.consume_tokens(text)
+            self._matcher.consume_tokens(text)  # where it gives up, the next question is refused
 
     def copy(self) -> Grammar:
         twin = Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device)
         twin._lost = self._lost
         return twin
+
+    def _refuse_what_is_given_up(self) -> None:
+        if self._matcher.is_error():
+            why = " ".join(str(self._matcher.get_error()).split("<state>")[0].split())
+            raise NothingFits(f"structured_outputs: llguidance gave up behind what is written: {why[:_LONGEST]}")
 
     def _goes(self, path: Sequence[int]) -> bool:
         """Whether the text may go on with these tokens; an end among them is the end."""

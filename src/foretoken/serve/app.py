@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretoken.serve.body import StrictRoute
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
 from foretoken.serve.errors import ApiError, api_error, invalid
@@ -61,6 +62,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_bug)
+    app.router.route_class = StrictRoute
     _add_paths(app, service)
     _describe(app)
     return app

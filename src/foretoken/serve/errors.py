@@ -65,9 +65,11 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON object."""
         # a lone surrogate, quoted from the request, cannot be written
-        message = str(self).encode("utf-8", "backslashreplace").decode("utf-8")
+        message, param = (
+            each and each.encode("utf-8", "backslashreplace").decode() for each in (str(self), self.param)
+        )
         kind = (_TYPES | _MORE_TYPES).get(self.status, "server_error")
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> Response:
         """The whole answer."""
@@ -100,9 +102,6 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
     Args:
         found: as pydantic lists it.
     """
-    if found[0]["type"] == "json_invalid":
-        why, place = found[0].get("ctx", {}).get("error", "?"), found[0]["loc"][-1]
-        return ApiError(400, f"the body is not JSON: {why} at character {place}")
     for each in found:  # a part of another kind has other fields, too
         if each["type"] == "item_type" or (each["type"] == "literal_error" and each["loc"][-1] == "type"):
             return ApiError(400, _in_words(found, each), param=_place(each["loc"]))

@@ -7,8 +7,9 @@ The engine's thread never waits for a reader: news of a request that nobody has 
 reader costs memory for its own text and nothing else.
 
 What is told takes from the cores that compute: sending a piece and waking its reader is 0.1 to 0.2 ms, for each stream
-and step. So a stream alone has every step at once, and many have what is new of all of them together, after 5 ms for
-each other stream, 50 ms at most. First tokens and ends are told at once, and who wants the whole is told these two.
+and step. So streams have what is new of all of them together, 20 ms after the last time and 5 ms more for each other
+stream, 50 ms at most; a step that lasts longer is told when it ends. First tokens and ends are told at once, and who
+wants the whole is told these two.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from foretoken.engine.text import TextStream
 log = logging.getLogger(__name__)
 
 _LOOK = 0.25  # seconds between two looks at deadlines
-_PAUSE = 0.005  # seconds between two tellings, for each stream beside the first
+_PAUSE = 0.02  # seconds between two tellings of a stream alone
+_PAUSE_MORE = 0.005  # for each stream beside the first
 _LONGEST_PAUSE = 0.05  # about what a reader still sees as flowing
 _LONGEST_WAIT = 60.0  # seconds that a client is asked to stay away, at most
 
@@ -62,7 +64,8 @@ class Delta:
         logprobs: one entry for each of them, if asked for.
         finish_reason: None while it runs; then "stop", "length", "cancelled" or "error".
         error: the message if it failed.
-        unserved: whether the loop ended it, which was late, shutting down or dead; else the fault is the request's own.
+        unserved: whether the loop ended it, which was late, shutting down or dead.
+        unfit: whether nothing can be written that is what it asks for.
     """
 
     index: int
@@ -73,6 +76,7 @@ class Delta:
     finish_reason: str | None = None
     error: str | None = None
     unserved: bool = False
+    unfit: bool = False
 
     def join(self, later: Delta) -> None:
         """Take in what came after it."""
@@ -80,7 +84,8 @@ class Delta:
         self.token_ids += later.token_ids
         self.drafted += later.drafted
         self.logprobs += later.logprobs
-        self.finish_reason, self.error, self.unserved = later.finish_reason, later.error, later.unserved
+        self.finish_reason, self.error = later.finish_reason, later.error
+        self.unserved, self.unfit = later.unserved, later.unfit
 
 
 class Ticket:
@@ -408,7 +413,7 @@ class EngineLoop:
         at_once = [run for run in new if run.request.finished or not run.sent]
         flowing = [run for run in new if run.ticket.streamed and run.sent and not run.request.finished]
         now = monotonic()
-        if not flowing or now - self._told < min(_LONGEST_PAUSE, _PAUSE * (len(flowing) - 1)):
+        if not flowing or now - self._told < min(_LONGEST_PAUSE, _PAUSE + _PAUSE_MORE * (len(flowing) - 1)):
             return at_once
         self._told = now
         return at_once + flowing
@@ -439,7 +444,8 @@ def _delta(run: _Run) -> Delta:
     run.sent += len(tokens)
     run.steps += len(steps)
     text = request.text.release(final=request.finished)
-    return Delta(run.index, text, tokens, drafted, logprobs, request.finish_reason, request.error, run.unserved)
+    ended = (request.finish_reason, request.error, run.unserved, request.unfit)
+    return Delta(run.index, text, tokens, drafted, logprobs, *ended)
 
 
 def _deliver(items: Sequence[tuple[Ticket, Delta]]) -> None:

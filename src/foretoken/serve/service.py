@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -27,6 +28,7 @@ _SAME_NAME = (
     *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "min_tokens", "ignore_eos", "n"),
     *("bad_words", "allowed_token_ids", "truncate_prompt_tokens"),
 )
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 _COMPLETIONS = 128  # that one request may always ask for: the largest n
 FINGERPRINT = f"foretoken-{version('foretoken')}"
 
@@ -238,10 +240,10 @@ def refuse_failure(delta: Delta) -> None:
     """Raise what ended a request, if that was a failure.
 
     Raises:
-        ApiError: 500, or 503 where the loop has ended it.
+        ApiError: 500; 503 where the loop has ended it, 400 where nothing can be written that is what it asks for.
     """
     if delta.error is not None:
-        raise ApiError(503 if delta.unserved else 500, delta.error)
+        raise ApiError(503 if delta.unserved else 400 if delta.unfit else 500, delta.error)
 
 
 async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -271,9 +273,7 @@ def new_id(kind: str) -> str:
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
-    try:
-        return {int(token): value for token, value in given.items()}
-    except ValueError:
-        raise ApiError(
-            400, f"logit_bias has the keys {sorted(given)}: token ids are meant", param="logit_bias"
-        ) from None
+    for token in given:
+        if not _TOKEN_ID.fullmatch(token):
+            raise ApiError(400, f"logit_bias has the key '{token:.60}': token ids are meant", param="logit_bias")
+    return {int(token): value for token, value in given.items()}

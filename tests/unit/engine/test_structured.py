@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.engine.llm import LLM
 from foretoken.engine.structured import Grammars
@@ -221,3 +222,34 @@ def test_what_cannot_be_had_is_said_before_anything_runs(plain: LLM, wanted: dic
     with pytest.raises(ConfigError, match=says):
         plain.generate([PROMPTS[0]], SamplingParams(structured_outputs=wanted))
     assert not plain.engine.busy
+
+
+def given_up() -> str:
+    """A grammar that compiles, and whose parser has more items than llguidance follows behind "(b"."""
+    many = range(2100)
+    ways = "\n".join(f'w{place}: "c" /[0-9]+/' for place in many)
+    return 'start: "a" "(" "b" wide\nwide: ' + " | ".join(f"w{place}" for place in many) + "\n" + ways
+
+
+def test_a_grammar_that_is_given_up_on_the_way_ends_the_request(llm: LLM) -> None:
+    greedy = SamplingParams(max_tokens=8, structured_outputs={"grammar": given_up()})
+    sampled, free = replace(greedy, temperature=1.0, seed=3), SamplingParams(max_tokens=8)
+    *failed, fine = llm.generate(list(PROMPTS[:3]), [greedy, sampled, free])
+    for output in failed:
+        assert output.finish_reason == "error"
+        assert "structured_outputs: llguidance gave up" in str(output.error)
+        assert "a(b".startswith(output.text)
+    assert fine.finish_reason in ("length", "stop")
+
+
+def test_what_is_given_up_within_a_draft_is_no_free_text_behind_it(plain: LLM) -> None:
+    constraint = Grammars(target()).constraint(StructuredOutputs(grammar=given_up()), frozenset(target().end_ids))
+    a, bracket, b = (plain.tokenizer.encode(each, add_special_tokens=False)[0] for each in "a(b")
+    constraint.append([a])
+    with pytest.raises(RequestError, match="gave up"):
+        constraint.allowed([bracket, b])
+    constraint.append([bracket, b])
+    with pytest.raises(RequestError, match="gave up"):
+        constraint.allowed([])
+    assert not constraint.possible([a])
+    assert constraint.forced(3) == []

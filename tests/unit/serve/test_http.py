@@ -57,6 +57,10 @@ def written(body: bytes, *headers: str, version: str = "1.1") -> bytes:
         (b'{"model": "zoo:base", "messages"', "the body is not JSON: Expecting ':' delimiter at character 32"),
         (b"", "the body: field required"),
         (b"[]", "the body: input should be a valid dictionary"),
+        (b'{"model": "a\xed\xa0\x80"}', "the body is not JSON: byte 12 is not UTF-8"),
+        (b'{"n": ' + b"[" * 20_000, "more than 128 levels"),
+        (b'{"metadata": ' + b"[" * 500 + b"]" * 500 + b"}", "more than 128 levels"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
     ],
 )
 def test_a_broken_body_is_named(server: Served, body: bytes, says: str) -> None:
@@ -64,6 +68,34 @@ def test_a_broken_body_is_named(server: Served, body: bytes, says: str) -> None:
     assert status == 400
     assert says in answer["error"]["message"]
     assert answer["error"]["param"] is None
+
+
+@pytest.mark.parametrize(
+    ("field", "param", "says"),
+    [
+        (b'"metadata": {"a": [0, NaN]}', "metadata.a.1", "is nan: JSON has finite numbers only"),
+        (b'"logit_bias": {"5": -Infinity}', "logit_bias.5", "is -inf: JSON has finite numbers only"),
+        (b'"user": 1e400', "user", "is inf"),
+        (b'"user": "\\ud800"', "user", "not valid Unicode"),
+        (b'"metadata": {"\\udfff": 1}', "metadata", "not valid Unicode"),
+        (b'"n": 1, "n": 2', "n", "'n' twice in one object"),
+        (b'"logit_bias": {"5": 1, "05": 2}', "logit_bias", "the key '05': token ids are meant"),
+        (b'"logit_bias": {"5": 1e308}', "logit_bias", "up to 1e30"),
+        (b'"repetition_penalty": 1e-320', "repetition_penalty", "greater than or equal to 0"),
+    ],
+)
+def test_what_json_does_not_have_is_named(server: Served, field: bytes, param: str, says: str) -> None:
+    status, answer, _ = post(server, json.dumps(said()).encode()[:-1] + b", " + field + b"}")
+    assert status == 400
+    assert says in answer["error"]["message"]
+    assert answer["error"]["param"] == param
+
+
+def test_what_nothing_can_be_is_the_requests_own_fault(server: Served) -> None:
+    endless = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": ""}}}
+    status, answer, _ = post(server, said(response_format=endless))
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert "llguidance gave up" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])

@@ -99,10 +99,39 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Delta]:
     return every
 
 
-def test_a_stream_alone_is_told_of_every_step(loop: EngineLoop, llm: LLM, told: list[Delta]) -> None:
+@pytest.fixture
+def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps last a second."""
+    seconds = [time.monotonic()]
+    step = llm.engine.step
+
+    def a_second_long() -> Any:
+        seconds[0] += 1.0
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", a_second_long)
+    monkeypatch.setattr("foretoken.serve.loop.monotonic", lambda: seconds[0])
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_stream_alone_is_told_of_every_step_that_lasts(loop: EngineLoop, llm: LLM, told: list[Delta]) -> None:
     ticket: Ticket = run(lambda: ended(loop, llm, ENDS))
     assert [len(each.token_ids) for each in told] == [each.tokens for each in ticket.requests[0].metrics.emitted]
     assert loop.totals.steps == len(told)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_stream_alone_is_told_of_short_steps_together(
+    loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 3.0)
+    monkeypatch.setattr("foretoken.serve.loop._LONGEST_PAUSE", 1000.0)
+    ticket: Ticket = run(lambda: ended(loop, llm, ENDS))
+    sizes = [each.tokens for each in ticket.requests[0].metrics.emitted]
+    pieces = [len(each.token_ids) for each in told]
+    assert pieces[0] == sizes[0]
+    assert sum(pieces) == sum(sizes)
+    assert len(pieces) <= len(sizes) // 3 + 3
 
 
 def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
@@ -121,19 +150,12 @@ def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
         )
 
 
+@pytest.mark.usefixtures("slow")
 def test_streams_are_told_again_after_a_pause(
     loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = [time.monotonic()]
-    step = llm.engine.step
-
-    def a_second_long() -> Any:
-        seconds[0] += 1.0
-        return step()
-
-    monkeypatch.setattr(llm.engine, "step", a_second_long)
-    monkeypatch.setattr("foretoken.serve.loop.monotonic", lambda: seconds[0])
-    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 3.0)
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 1.0)
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE_MORE", 2.0)
     monkeypatch.setattr("foretoken.serve.loop._LONGEST_PAUSE", 1000.0)
     ticket: Ticket = run(lambda: ended(loop, llm, replace(ENDS, n=2, temperature=1.0, seed=1)))
     first_end = next(place for place, each in enumerate(told) if each.finish_reason is not None)

@@ -1,0 +1,114 @@
+"""What a client sends, read as JSON and as nothing else.
+
+Python's reader takes what JSON does not have (NaN, infinite numbers, halves of surrogate pairs), and of a name that is
+given twice the later value. That would be found out while the answer is written, or change it unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from foretoken.serve.errors import ApiError
+
+_DEEPEST = 128  # parts within parts: far above what a schema needs, far below what a reader can follow
+_SUSPECT = re.compile(r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{300}|\\u[dD][89a-fA-F]")
+
+
+class StrictRoute(APIRoute):
+    """A path whose body is read by :func:`read_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See FastAPI."""
+        answer = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            asked = _Asked(request.scope, request.receive)
+            if request.method == "POST":
+                await asked.read()
+            return await answer(asked)
+
+        return handler
+
+
+class _Asked(Request):
+    """A request whose body has been read before FastAPI asks for it."""
+
+    async def read(self) -> None:
+        try:
+            body = await self.body()
+        except ClientDisconnect:
+            raise ApiError(400, "the body ends too early") from None
+        self._value = read_json(body) if body else None
+
+    async def json(self) -> Any:
+        return self._value
+
+
+def read_json(body: bytes) -> Any:
+    """The value of a body.
+
+    Raises:
+        ApiError: 400, says what is wrong and where.
+    """
+    try:
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: byte {error.start} is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ApiError(400, _TOO_DEEP) from None
+    except ValueError:  # an integer of thousands of digits
+        raise ApiError(400, "the body has a number of too many digits") from None
+    if _SUSPECT.search(text) or text.count("[") + text.count("{") > _DEEPEST:
+        _check(value)
+    return value
+
+
+_TOO_DEEP = f"the body has parts within parts to more than {_DEEPEST} levels"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ApiError(400, f"the body has '{twice:.60}' twice in one object: which one is meant?", param=twice)
+    return found
+
+
+def _check(body: Any) -> None:
+    """Refuse what no JSON text stands for, and name its place."""
+    waiting: list[tuple[str, int, Any]] = [("", 0, body)]
+    while waiting:
+        place, depth, value = waiting.pop()
+        if depth > _DEEPEST:
+            raise ApiError(400, _TOO_DEEP)
+        if isinstance(value, dict):
+            for name, each in value.items():
+                _check_text(name, place)
+                waiting.append((f"{place}.{name}" if place else name, depth + 1, each))
+        elif isinstance(value, list):
+            waiting += [
+                (f"{place}.{index}" if place else str(index), depth + 1, each) for index, each in enumerate(value)
+            ]
+        elif isinstance(value, str):
+            _check_text(value, place)
+        elif isinstance(value, float) and not math.isfinite(value):
+            message = f"{place or 'the body'} is {value}: JSON has finite numbers only"
+            raise ApiError(400, message, param=place or None)
+
+
+def _check_text(text: str, place: str) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        message = f"{place or 'the body'} has half of a pair of surrogates, which is not valid Unicode"
+        raise ApiError(400, message, param=place or None)
