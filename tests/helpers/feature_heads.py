@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.drafting.feature_heads import runner
 from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.drafting.feature_heads.unroll import unrolled
+from foretoken.drafting.feature_heads.unroll import every_column, unrolled
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -61,8 +61,9 @@ def assert_serves_what_it_learned(
     assert run.native == (way != "torch" and model.fused is not None)
     with torch.inference_mode():
         rows, table = head.head_of(frozen.model), head.embedding_of(frozen.model)
-        unroll = unrolled(head, states_1TF, torch.tensor([tokens]), table, steps)
-        expected = [rows_1TW[0] @ rows.T for rows_1TW in unroll]
+        text_1T = torch.tensor([tokens])
+        unroll = unrolled(head, states_1TF, text_1T, table, steps, every_column(text_1T))
+        expected = [rows_NW @ rows.T for rows_NW in unroll]
         g_TW = run.features(states_1TF[0])
         for column in columns:
             found = served(run, g_TW, tokens, column, steps)

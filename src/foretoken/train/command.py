@@ -171,6 +171,16 @@ class Judged(Common):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Continued(Common):
+    """Options of commands that can go on from what was trained before."""
+
+    start: Annotated[
+        Path | None,
+        Option("Begin with the weights of this one, of the same shape; its target may be another.", metavar="DIR"),
+    ] = None
+
+
 @dataclass(frozen=True)
 class Session:
     """What a run is given beside its options.

@@ -5,17 +5,19 @@ Letters: B sequences, T positions, N rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models import anatomy
 from foretoken.models.hidden_states import FINAL, Depth, state_of, watching
 from foretoken.models.span import Span, within
+from foretoken.train.processor import product_dtype, products
 
 HEAD_ROWS = 512  # positions of one sequence that the head is given
 
@@ -24,15 +26,26 @@ class FrozenTarget:
     """A target that is only read: its states at some depths, and its head on any states, with their gradient.
 
     Args:
-        model: a causal language model of transformers, on its device; becomes float32 and loses its gradients.
+        model: a causal language model of transformers, on its device; becomes float32 and loses its gradients. Weights
+            of its layers that are bfloat16 stay it where products are computed in it: the values are the same, and
+            they are not rounded again at every forward.
         depths: of the residual stream that are read, beside what the final norm gives; none beyond the last layer.
     Raises:
         UnsupportedArchitecture: its parts cannot be found.
     """
 
     def __init__(self, model: Any, depths: Sequence[int]) -> None:
+        device = next(model.parameters()).device
+        narrow = next(model.parameters()).dtype == product_dtype(device.type) != torch.float32
         self.model = model.float().eval().requires_grad_(False)
         self.parts = anatomy.find(model)
+        if narrow:
+            for module in self.parts.layers.modules():
+                if isinstance(module, nn.Linear):
+                    module.to(product_dtype(device.type))
+        self._products: Callable[[], AbstractContextManager[object]] = (
+            (lambda: products(device)) if narrow else nullcontext
+        )
         self.depths = tuple(sorted(set(depths)))
         text = model.config.get_text_config(decoder=True)
         self.vocabulary: int = text.vocab_size
@@ -56,7 +69,7 @@ class FrozenTarget:
             # a copy: the next layer may add to it in place
             kept[depth] = state_of(values, tuple(tokens_BT.shape), kind, depth).clone()
 
-        with watching(self.parts, (*self.depths, FINAL), keep):
+        with self._products(), watching(self.parts, (*self.depths, FINAL), keep):
             self.parts.body(input_ids=tokens_BT, use_cache=False)
         if len(kept) != len(self.depths) + 1:
             raise UnsupportedArchitecture(f"{kind}: its forward does not pass through its layers and final norm")
@@ -79,7 +92,7 @@ class FrozenTarget:
         ids_BT = torch.zeros(packed_BTD.shape[:2], dtype=torch.int64, device=packed_BTD.device)
         depth = len(self.parts.layers)
         try:
-            with within(self.parts, Span(depth, depth, final_norm=False)):
+            with self._products(), within(self.parts, Span(depth, depth, final_norm=False)):
                 logits_BTV: Tensor = self.model(input_ids=ids_BT, use_cache=False).logits
         finally:
             handle.remove()

@@ -1,10 +1,10 @@
-"""The next-token loss straight from hidden states, some rows at a time: the logits of a block are never all there.
+"""Losses straight from hidden states, some rows at a time: the logits of a block are never all there.
 
 For a small model with a large vocabulary the logits are by far the largest tensor of a step, and reading and writing
 them takes longer than the arithmetic on them. Here as many rows are computed at once as fit a cache, down to the
 gradients of hidden states and head; nothing of the size of the logits is kept for the backward pass.
 
-Letters: N rows, D width, V vocabulary.
+Letters: N rows, D width, V vocabulary, K scored tokens, M rows of laws.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foretoken.models import anatomy
 
 ROWS = 512
+ROUND = 64
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # logits are the head's product with the normed state, no more
 
 
@@ -46,6 +47,71 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         d_hidden, d_head = ctx.saved_tensors
         return d_hidden * grad, d_head * grad, None, None
+
+
+class _LawLoss(torch.autograd.Function):
+    """With m = sum of p and E = p W:  -sum p log q = m logsumexp(W h) - h . E, so no row of a law is read twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_KD: Tensor,
+        p_MK: Tensor,
+        of_N: Tensor,
+        weights_N: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        head, hidden = head_KD.to(dtype), hidden_ND.to(dtype)
+        p = F.pad(p_MK, (0, 0, 0, -len(p_MK) % ROUND)).to(dtype)  # products of few different shapes
+        mass_N = p_MK.sum(-1)[of_N] * weights_N
+        wanted_ND = (p @ head).float()[of_N].mul_(weights_N[:, None])
+        d_head = torch.zeros_like(head_KD) if ctx.needs_input_grad[1] else None
+        if d_head is not None:
+            taught_MD = hidden_ND.new_zeros(len(p), hidden_ND.shape[1], dtype=torch.float32)
+            taught_MD.index_add_(0, of_N, hidden_ND.float() * weights_N[:, None])
+            d_head -= p.T @ taught_MD.to(dtype)
+        d_hidden = torch.empty_like(wanted_ND)
+        total = -torch.linalg.vecdot(hidden_ND.float(), wanted_ND).sum()
+        for start in range(0, len(hidden), ROWS):
+            rows = slice(start, start + ROWS)
+            logits_RK = (hidden[rows] @ head.T).float()
+            found = F.log_softmax(logits_RK, dim=-1)
+            total += ((logits_RK[:, 0] - found[:, 0]) * mass_N[rows]).sum()
+            q = found.exp_().to(dtype)
+            d_hidden[rows] = (q @ head).float().mul_(mass_N[rows, None])
+            if d_head is not None:
+                d_head += q.T @ (hidden_ND[rows] * mass_N[rows, None]).to(dtype)
+        ctx.save_for_backward(d_hidden.sub_(wanted_ND).to(hidden_ND.dtype), d_head)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_head = ctx.saved_tensors
+        return d_hidden * grads[0], None if d_head is None else d_head * grads[0], None, None, None, None
+
+
+def _product_dtype(rows: Tensor) -> torch.dtype:
+    kind = rows.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+
+
+def law_loss(hidden_ND: Tensor, head_KD: Tensor, p_MK: Tensor, of_N: Tensor, weights_N: Tensor) -> Tensor:
+    """The sum over rows of ``-weight sum over tokens of p log q``, q the law that a head gives; in nats.
+
+    Args:
+        hidden_ND: what the head reads.
+        head_KD: float32; its gradient is computed if it wants one.
+        p_MK: float32, laws, of any mass; no gradient.
+        of_N: int64, whose law a row is to learn.
+        weights_N: float32.
+    Returns:
+        a float32 scalar with a gradient.
+    """
+    dtype = _product_dtype(hidden_ND)
+    with torch.autocast(hidden_ND.device.type, enabled=False):  # what is no product is computed in float32
+        loss: Tensor = _LawLoss.apply(hidden_ND, head_KD, p_MK, of_N, weights_N, dtype)
+    return loss
 
 
 def applies(model: nn.Module) -> bool:

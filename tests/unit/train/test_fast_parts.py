@@ -175,3 +175,17 @@ def test_tiny_numbers_become_zero_and_are_kept_again_afterwards():
     with processor.tiny_numbers_ignored():
         assert float(tiny * 1e-3) == 0.0
     assert math.isclose(float(tiny * 1e-3), 1e-41, rel_tol=0.01)
+
+
+def test_the_loss_against_laws_and_its_gradients(monkeypatch):
+    """Of rows that share laws, some of them with no weight, of laws whose mass is below one."""
+    monkeypatch.setattr(head_loss, "ROWS", 4)
+    torch.manual_seed(0)
+    hidden, head = torch.randn(11, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)
+    p, of, weights = torch.rand(5, 9) / 9, torch.randint(0, 5, (11,)), torch.rand(11) * (torch.arange(11) % 3 > 0)
+    found = head_loss.law_loss(hidden, head, p, of, weights)
+    expected = -((p[of] * (hidden @ head.T).log_softmax(-1)).sum(-1) * weights).sum()
+    torch.testing.assert_close(found, expected)
+    ours = torch.autograd.grad(3 * found, [hidden, head])
+    theirs = torch.autograd.grad(3 * expected, [hidden, head])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

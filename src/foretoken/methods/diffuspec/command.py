@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.train.command import Command, Option, Session
+from foretoken.train.command import Command, Continued, Option, Session
 from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(HeadOptions):
+class Config(HeadOptions, Continued):
     """Options of ``foretoken train diffuspec``; None: the recipe's."""
 
     layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1)] = 2

@@ -234,18 +234,23 @@ class BlockNetwork(StateHead):
 
 
 def unrolled(
-    network: BlockNetwork, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int
+    network: BlockNetwork,
+    states_BTF: Tensor,
+    tokens_BT: Tensor,
+    embedding_VW: Tensor,
+    steps: int,
+    wanted_BC: Tensor,
 ) -> Iterator[Tensor]:
     """What the network reads out from every column, as drafting/feature_heads/unroll.py has it for chains of pairs.
 
     Returns:
-        for s = 0, 1, ..: of columns 0..T-2-s, [B, T-1-s, W]: slot s + 1 of the block whose root is x_{c+1}.
+        for s = 0, 1, ..: of the columns that are asked about, [N, W]: slot s + 1 of the block whose root is x_{c+1}.
     """
     length = tokens_BT.shape[1]
     anchors_BA = torch.arange(1, length, device=tokens_BT.device).expand(len(tokens_BT), -1)
     rows = network.blocks(states_BTF, tokens_BT, anchors_BA, embedding_VW)
     for step in range(min(steps, network.config.slots, length - 1)):
-        yield rows[:, : length - 1 - step, step]
+        yield rows[:, :, step][wanted_BC]
 
 
 def config_for(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Command, Judged, Loop, Option, Session
+from foretoken.train.command import Command, Continued, Judged, Loop, Option, Session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Loop, Judged):
+class Config(Loop, Judged, Continued):
     """Options of ``foretoken train kangaroo``; ``own_words`` None: the recipe's share."""
 
     target: Annotated[str, Option("The model to adapt: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
@@ -44,6 +44,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
             config.out,
             own_words=share,
             features=config.features,
+            start=config.start,
             **config.loop(recipe.bounds, report, session),
         )
     chain = {"method": "kangaroo", "adapter": str(config.out), "threshold": 0.0}

@@ -35,9 +35,11 @@ from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig
 from foretoken.models import anatomy
+from foretoken.models.fingerprint import fingerprint
 from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is, load_config
 from foretoken.train import trainer
+from foretoken.train.begin_as import begin_as
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
@@ -264,6 +266,7 @@ def run(
     bounds: Bounds | None = None,
     own_words: float = OWN_WORDS,
     features: Path | None = None,
+    start: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
     report: trainer.Report = lambda progress: None,
@@ -281,6 +284,7 @@ def run(
         bounds: None: the recipe's.
         own_words: share of the text that the target writes; nothing is written if features are given.
         features: folder of a feature store to train from instead.
+        start: folder of an adapter of the same shape, whose weights this one begins with.
         arguments: the command line, for the record.
         checkpoint_every: seconds between two checkpoints.
         rate: factor on the learning rate.
@@ -302,6 +306,8 @@ def run(
     replies = Replies(loaded.tokenizer)
     torch.manual_seed(seed)
     adapter = build(loaded.model.config, target, name, loaded.fingerprint).to(target.device)
+    if start is not None:
+        begin_as(adapter, Adapter.load(start), start)
     stored = None
     if features is not None:
         stored = StoredBlocks(features, (exit_layer,), seed)
@@ -309,6 +315,8 @@ def run(
     work = out / "run"
     with disk_trouble(out):
         claim = {**claim_of(chosen, sources, seed), "target": loaded.fingerprint, "exit layer": exit_layer}
+        if start is not None:
+            claim["start"] = fingerprint(start)
         if stored is not None:
             claim["features"] = [shard.sha256 for shard in stored.store.index.shards]
         refuse_another(work, claim)
@@ -347,6 +355,7 @@ def run(
             "target": name,
             "target_fingerprint": loaded.fingerprint,
             "exit_layer": exit_layer,
+            "start": None if start is None else {"name": str(start), "fingerprint": fingerprint(start)},
             "parameters": sum(parameter.numel() for parameter in adapter.parameters()),
             "own_words": chosen.own_words,
             "replies_only": replies.known,

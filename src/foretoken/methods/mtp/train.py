@@ -25,7 +25,7 @@ from torch import Tensor
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.protocols import Plan
 from foretoken.drafting.feature_heads.state_head import TrainableHead
-from foretoken.drafting.feature_heads.unroll import Seen
+from foretoken.drafting.feature_heads.unroll import Seen, every_column
 from foretoken.methods.mtp import checkpoint
 from foretoken.methods.mtp.glm import write_relaid
 from foretoken.methods.mtp.layer import PredictionLayer
@@ -132,10 +132,19 @@ class LearningLayer(PredictionLayer, TrainableHead):
 
 
 class _Columns(Plan):
-    """Answers the layer's attention while sequences of one length are unrolled, packed end to end."""
+    """Answers the layer's attention while sequences are unrolled, packed end to end.
 
-    def __init__(self, sequences: int) -> None:
-        self._sequences, self._seen = sequences, None  # type: int, Seen | None
+    Attributes:
+        asked_BC: bool, the columns whose rows are computed first.
+    """
+
+    def __init__(self, asked_BC: Tensor) -> None:
+        self.asked_BC, self._seen = asked_BC, None  # type: Tensor, Seen | None
+
+    def ask(self, asked_BC: Tensor) -> None:
+        """From the next step on these columns' rows are computed."""
+        if self._seen is not None:
+            self._seen.ask(asked_BC)
 
     def attend(
         self,
@@ -149,29 +158,38 @@ class _Columns(Plan):
         softcap: float | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """[B T, H, Dv]; a row sees what serving would have shown it, see ``drafting/feature_heads/unroll.py``."""
+        """[N, H, Dv]; a row sees what serving would have shown it, see ``drafting/feature_heads/unroll.py``."""
         if window is not None or softcap is not None or sinks_H is not None:
             raise UnsupportedArchitecture("method 'mtp': a layer with windows, capped scores or sinks is not trained")
-        q, k, v = (each.unflatten(1, (self._sequences, -1)).transpose(0, 1) for each in (q_HTD, k_GTD, v_GTD))
         if self._seen is None:
-            self._seen = Seen(scaling, q.shape[1] // k.shape[1])
-        return self._seen.attend(q, k, v).transpose(1, 2).flatten(0, 1)
+            self._seen = Seen(scaling)
+            k, v = (each.unflatten(1, self.asked_BC.shape).transpose(0, 1) for each in (k_GTD, v_GTD))
+            return self._seen.first(q_HTD, k, v, self.asked_BC).transpose(0, 1)
+        return self._seen.later(q_HTD, k_GTD, v_GTD).transpose(0, 1)
 
 
 def unrolled(
-    head: PredictionLayer, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int
+    head: PredictionLayer,
+    states_BTF: Tensor,
+    tokens_BT: Tensor,
+    embedding_VW: Tensor,
+    steps: int,
+    wanted_BC: Tensor,
 ) -> Iterator[Tensor]:
-    """As ``unrolled`` of drafting/feature_heads/unroll.py, of a layer of the library's."""
-    sequences, length = len(tokens_BT), tokens_BT.shape[1] - 1
-    plan, g = _Columns(sequences), states_BTF[:, :length]
+    """As ``unrolled`` of drafting/feature_heads/unroll.py, of a layer of the library's; its first step has all rows."""
+    length = tokens_BT.shape[1] - 1
+    plan, g_NW = _Columns(every_column(tokens_BT)), states_BTF[:, :length].flatten(0, 1)
+    sequence_N, column_N = plan.asked_BC.nonzero(as_tuple=True)
     for step in range(min(steps, length)):
-        count = length - step  # columns whose token is known
-        positions_1T = torch.arange(step, step + count, device=tokens_BT.device).repeat(sequences)[None]
+        token_N = (column_N + step + 1).clamp_max(length)
         with following(plan):
-            tokens_N = tokens_BT[:, 1 + step : 1 + step + count].flatten()
-            h_NW = head(tokens_N, g[:, :count].flatten(0, 1), positions_1T)
-        g = head.feature(h_NW).unflatten(0, (sequences, count))
-        yield g
+            h_NW = head(tokens_BT[sequence_N, token_N], g_NW, (column_N + step)[None])
+        g_NW = head.feature(h_NW)
+        if not step:
+            sequence_N, column_N = wanted_BC.nonzero(as_tuple=True)
+            g_NW = g_NW[wanted_BC.flatten()]
+            plan.ask(wanted_BC)
+        yield g_NW
 
 
 class UnrolledLayer(Unrolled):

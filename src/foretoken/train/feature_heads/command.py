@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Judged, Loop, Option, Session
+from foretoken.train.command import Continued, Judged, Loop, Option, Session
 
 if TYPE_CHECKING:
     from foretoken.train.recipe import Recipe
@@ -43,7 +43,7 @@ class HeadOptions(Loop, Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnrolledOptions(HeadOptions):
+class UnrolledOptions(HeadOptions, Continued):
     """Options of a head of decoder layers, which training unrolls as deep as it is to draft (unroll.py)."""
 
     draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
@@ -70,7 +70,7 @@ def train_and_serve(
     Args:
         title: of the progress, as in "training an EAGLE head".
         recipe: of the run.
-        run: (sources, out, ``prompts``, ``features``, what a loop takes) -> the record.
+        run: (sources, out, ``prompts``, ``features``, what a loop takes, ``start`` if one is given) -> the record.
         chain: a ``speculative_config`` that drafts as many tokens a step as training unrolled.
         served: the checkpoint that drafts; None: the one that was trained for.
     Returns:
@@ -83,12 +83,14 @@ def train_and_serve(
 
     prompts = session.prompts(config.suite)
     text = config.sources(recipe.sources) if config.features is None else []
+    start = {"start": config.start} if isinstance(config, Continued) else {}
     with session.training(title) as report:
         run(
             text,
             config.out,
             prompts=prompts,
             features=config.features,
+            **start,
             **config.loop(recipe.bounds, report, session),
         )
     return add_to_record(config.out, {"acceptance": acceptance.measure(served or config.target, chain, prompts)})

@@ -3,7 +3,8 @@
     loss = sum over s of 0.8^s mean over columns of -sum over kept tokens v of p(v) log q_s(v)   /  sum of 0.8^s
 
 Paper: EAGLE-3, arXiv:2503.01840, section 3.2. Differs: p is neither renormalised over the kept tokens nor are columns
-left out whose favourite is not kept, so that a position weighs by the mass that can be accepted.
+left out whose favourite is not kept, so that a position weighs by the mass that can be accepted. Columns are those from
+which serving drafts: pairs whose next token is of a reply.
 
 Letters: B sequences, T positions, N rows, W width, K draft vocabulary, V vocabulary.
 """
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from foretoken.drafting.feature_heads.state_head import TrainableHead
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.train.feature_heads.lessons import Lessons
+from foretoken.train.head_loss import law_loss
 
 DECAY = 0.8  # of a step's weight
+ROUND = 64  # columns
 
 
 class HeadObjective(Protocol):
@@ -56,19 +59,41 @@ class Unrolled(HeadObjective):
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         assert isinstance(model, TrainableHead)
         lesson = self._lessons(tokens_BT)
-        head_KW = self._head_of()
-        p_NK = lesson.target_NV.softmax(-1)
-        if model.ids_K is not None:
-            p_NK = p_NK[:, model.ids_K.to(p_NK.device)]
+        p_NK = _kept(lesson.target_NV, model.ids_K)
         row_BT = torch.full(lesson.used_BT.shape, -1, dtype=torch.int64, device=p_NK.device)
         row_BT[lesson.used_BT] = torch.arange(len(p_NK), device=p_NK.device)
-        total, weights = p_NK.new_zeros(()), 0.0
-        steps = self.unroll(model, lesson.states_BTF, lesson.tokens_BT, self._embedding_VW, self._steps)
-        for step, rows in enumerate(steps):
-            of_BT = row_BT[:, 1 + step :]  # row i + 1 + s is the law of x_{i+2+s}
-            taken_BT = of_BT >= 0
-            log_q_NK = (rows[taken_BT] @ head_KW.T).log_softmax(-1)
-            count = max(1, len(log_q_NK))
-            total = total - DECAY**step * (p_NK[of_BT[taken_BT]] * log_q_NK).sum() / count
+        # serving drafts from pairs whose next token it has to find, and never from the middle of a question
+        wanted_BC = rounded_up(lesson.used_BT[:, 1:])
+        sequence_N, column_N = wanted_BC.nonzero(as_tuple=True)
+        asked_N = lesson.used_BT[sequence_N, column_N + 1]
+        steps = self.unroll(model, lesson.states_BTF, lesson.tokens_BT, self._embedding_VW, self._steps, wanted_BC)
+        rows, laws, shares, weights = [], [], [], 0.0
+        for step, rows_NW in enumerate(steps):
+            place_N = column_N + 1 + step  # of the law of x_{i+2+s}
+            of_N = row_BT[sequence_N, place_N.clamp_max(row_BT.shape[1] - 1)]
+            counts_N = asked_N & (of_N >= 0) & (place_N < row_BT.shape[1])
+            rows.append(rows_NW)
+            laws.append(torch.where(counts_N, of_N, 0))
+            shares.append(counts_N * (DECAY**step / counts_N.sum().clamp_min(1)))
             weights += DECAY**step
-        return total / max(weights, 1.0)
+        if not len(p_NK) or not rows:
+            return sum((each.sum() for each in rows), p_NK.new_zeros(())) * 0.0
+        return law_loss(torch.cat(rows), self._head_of(), p_NK, torch.cat(laws), torch.cat(shares)) / weights
+
+
+def rounded_up(wanted_BC: Tensor) -> Tensor:
+    """Some more columns, so that every sequence has one of few numbers of them: libraries prepare for every number.
+
+    Returns:
+        bool [B, C]; a multiple of ``ROUND`` columns of each sequence, all of them, or none.
+    """
+    count_B1 = wanted_BC.sum(1, keepdim=True)
+    missing_B1 = -count_B1 % ROUND
+    return wanted_BC | (~wanted_BC & ((~wanted_BC).cumsum(1) <= missing_B1))
+
+
+def _kept(target_NV: Tensor, ids_K: Tensor | None) -> Tensor:
+    """The target's chances of the tokens that are scored, [N, K]."""
+    if ids_K is None:
+        return target_NV.softmax(-1)
+    return (target_NV[:, ids_K.to(target_NV.device)] - target_NV.logsumexp(-1, keepdim=True)).exp_()

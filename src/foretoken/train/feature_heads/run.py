@@ -17,9 +17,13 @@ from torch import Tensor
 from foretoken.core.errors import ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
+from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.learned_part import LearnedPart
+from foretoken.models.fingerprint import fingerprint
 from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is
 from foretoken.train import trainer
+from foretoken.train.begin_as import begin_as
 from foretoken.train.feature_heads.course import Course, Stage
 from foretoken.train.feature_heads.lessons import AllPositions, FromFeatures, FromTokens, Lessons, depths_read, frequent
 from foretoken.train.feature_heads.walk import Walk, texts
@@ -51,6 +55,7 @@ def run(
     prompts: Sequence[str] = (),
     bounds: Bounds | None = None,
     features: Path | None = None,
+    start: Path | None = None,
     laid_out_from: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -68,6 +73,7 @@ def run(
         prompts: held-out prompts; what the target answers is walked (walk.py) while the head is trained.
         bounds: of all stages together; None: the recipe's.
         features: folder of a feature store to train from instead.
+        start: folder of a head of the same shape, whose weights this one begins with; it scores the same tokens.
         laid_out_from: the model whose function the target is in another layout: its features are the target's.
         arguments: the command line, for the record.
         checkpoint_every: seconds between two checkpoints.
@@ -90,6 +96,7 @@ def run(
             f"vocabulary mismatch: the tokenizer of {name} has {len(loaded.tokenizer)} entries, its model "
             f"{target.vocabulary}"
         )
+    begun = None if start is None else _learned(course.part, start)
     replies = Replies(loaded.tokenizer)
     stored = None
     if features is not None:
@@ -98,6 +105,8 @@ def run(
     work = out / "run"
     with disk_trouble(out):
         claim = {**claim_of(recipe, sources, seed), "target": loaded.fingerprint, "shape": dict(course.shape)}
+        if start is not None:
+            claim["start"] = fingerprint(start)
         if stored is not None:
             claim["features"] = [shard.sha256 for shard in stored.store.index.shards]
         refuse_another(work, claim)
@@ -114,10 +123,16 @@ def run(
         blocks = blocks_of(stages[0], work)
         tokens_of: Callable[[Tensor], Tensor] = torch.Tensor.flatten if stored is None else stored.tokens
         few = course.kept is not None and course.kept < target.vocabulary
-        ids = _kept(work, blocks, tokens_of, course.kept or 0, target.vocabulary) if few else None
+        ids = None
+        if few and begun is not None and begun.ids_K is not None and len(begun.ids_K) == course.kept:
+            ids = begun.ids_K.tolist()
+        elif few:
+            ids = _kept(work, blocks, tokens_of, course.kept or 0, target.vocabulary)
         torch.manual_seed(seed)
         config = course.config(loaded.model.config, name, loaded.fingerprint, None if ids is None else len(ids))
         head = course.build(config, target, None if ids is None else torch.tensor(ids)).to(target.device)
+        if begun is not None and start is not None:
+            begin_as(head, begun, start)
         embedding_VW = head.embedding_of(target.model)
         shared_KW = None if course.own_head else head.head_of(target.model)
 
@@ -181,6 +196,7 @@ def run(
             "target": name,
             "target_fingerprint": loaded.fingerprint,
             **course.shape,
+            "start": None if start is None else {"name": str(start), "fingerprint": fingerprint(start)},
             "depths": list(depths),
             "parameters": sum(parameter.numel() for parameter in head.parameters()),
             "draft_vocab_size": head.config.draft_vocab_size,
@@ -223,6 +239,18 @@ def _part_of(bounds: Bounds, share: float) -> Bounds:
         tokens=None if bounds.tokens is None else max(1, round(bounds.tokens * share)),
         minutes=None if bounds.minutes is None else bounds.minutes * share,
     )
+
+
+def _learned(part: type[TrainableHead], folder: Path) -> TrainableHead:
+    """A trained head, to go on from.
+
+    Raises:
+        ModelError: there is none, it is of another kind, or it is damaged.
+    """
+    assert issubclass(part, LearnedPart)  # of another kind of head nobody asks for it
+    found = part.load(folder)
+    assert isinstance(found, TrainableHead)
+    return found
 
 
 def _kept(work: Path, blocks: Blocks, tokens_of: Callable[[Tensor], Tensor], size: int, vocabulary: int) -> list[int]:

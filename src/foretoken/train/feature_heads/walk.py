@@ -105,11 +105,13 @@ class Walk:
         first = text.num_prompt - 1  # the pair of the prompt's last row and the first token
         count = len(text.tokens) - 1 - text.num_prompt
         found = torch.zeros(self._steps, count)
-        for step, rows_1TW in enumerate(self._unroll(head, states_1TF, tokens_1T, embedding_VW, self._steps)):
+        wanted_1C = torch.zeros(1, tokens_1T.shape[1] - 1, dtype=torch.bool, device=states_1TF.device)
+        wanted_1C[0, first:] = True
+        for step, rows_NW in enumerate(self._unroll(head, states_1TF, tokens_1T, embedding_VW, self._steps, wanted_1C)):
             columns = count - step  # from which the drafted token is known
             if columns <= 0:
                 break
-            logits_CK = rows_1TW[0, first : first + columns] @ head_KW.T
+            logits_CK = rows_NW[:columns] @ head_KW.T
             wanted_C = tokens_1T[0, text.num_prompt + 1 + step :]
             if head.ids_K is None:
                 place_C, known_C = wanted_C, torch.ones_like(wanted_C, dtype=torch.bool)

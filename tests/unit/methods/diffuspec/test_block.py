@@ -16,6 +16,7 @@ from foretoken.core.errors import MismatchError, ModelError
 from foretoken.core.protocols import Features, Outcome
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
+from foretoken.drafting.feature_heads.unroll import every_column
 from foretoken.methods.diffuspec import train as training
 from foretoken.methods.diffuspec.block import BlockLattices
 from foretoken.methods.diffuspec.network import BlockNetwork, unrolled
@@ -86,9 +87,10 @@ def test_serving_computes_what_training_does(model: LanguageModel, fields: dict[
     embedding_VW = network.embedding_of(model.model).float()
     with torch.no_grad():
         head_KW = network.head_of(model.model).float()
-        rows = list(unrolled(network, states_1TF, torch.tensor([tokens]), embedding_VW, SLOTS))
+        text_1T = torch.tensor([tokens])
+        rows = list(unrolled(network, states_1TF, text_1T, embedding_VW, SLOTS, every_column(text_1T)))
     for root in (1, 4, 7):
-        expected = torch.stack([rows[slot][0, root - 1] @ head_KW.T for slot in range(SLOTS)])
+        expected = torch.stack([rows[slot][root - 1] @ head_KW.T for slot in range(SLOTS)])
         for lattices in (native, general):
             context = make_request(tokens[: root + 1], vocab_size=VOCAB_SIZE)
             show(lattices, context, 0, root)

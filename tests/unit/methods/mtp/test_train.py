@@ -15,6 +15,7 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.drafting.feature_heads.unroll import every_column
 from foretoken.methods.mtp import train as mtp
 from foretoken.methods.mtp.drafter import _Runner
 from foretoken.methods.mtp.glm import relaid, write_relaid
@@ -92,7 +93,8 @@ def test_serving_computes_the_columns_of_training(name: str, tmp_path: Path) -> 
     model = load(str(source), device="cpu")
     run = _Runner(model, PredictionLayer(model.model, name, read_layer(model.config, str(source), name)), True)
     with torch.inference_mode():
-        expected = [rows[0] @ layer.head_VW.T for rows in unrolled(layer, states_2TF, twice, layer.embedding_VW, 4)]
+        unroll = unrolled(layer, states_2TF, twice, layer.embedding_VW, 4, every_column(twice))
+        expected = [rows_NW[: len(rows_NW) // 2] @ layer.head_VW.T for rows_NW in unroll]
         for column in (0, 5, 11):
             cache = KVCache(1, 1, 64)
             cache.reserve(cache.acquire(), 32)
@@ -198,7 +200,8 @@ def test_training_begins_where_the_feature_is_handed_on(folder: Path, tmp_path: 
     tokens_1T = torch.tensor([tokens_of(6, 60, 100)])
     states = frozen.states(tokens_1T)[FINAL]
     with torch.no_grad():
-        said = next(unrolled(layer, states, tokens_1T, layer.embedding_VW, 1))[0] @ layer.head_VW.T
+        asked_1C = every_column(tokens_1T)
+        said = next(unrolled(layer, states, tokens_1T, layer.embedding_VW, 1, asked_1C)) @ layer.head_VW.T
         law = frozen.logits(states[0, :-1])
     same = torch.nn.functional.cosine_similarity(said - said.mean(-1, True), law - law.mean(-1, True), dim=-1)
     assert float(same.mean()) > 0.6
@@ -228,7 +231,9 @@ def test_others_find_the_layer(folder: Path) -> None:
             torch.tensor([tokens[1:]]), states_1TW[:, :-1], None, positions, cache, full_input_ids=None
         )
         layer = PredictionLayer(main, "it", read_layer(main.config, str(out), "it"))
-        ours = next(unrolled(layer, states_1TW, torch.tensor([tokens]), layer.embedding_VW, 1))[0, -1] @ layer.head_VW.T
+        text_1T = torch.tensor([tokens])
+        last = next(unrolled(layer, states_1TW, text_1T, layer.embedding_VW, 1, every_column(text_1T)))[-1]
+        ours = last @ layer.head_VW.T
     torch.testing.assert_close(logits.flatten(), ours, rtol=1e-4, atol=1e-4)
     assert int(drafted.flatten()[-1]) == int(ours.argmax())
 
