@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
@@ -19,12 +20,25 @@ from foretoken.engine.request import Request
 from foretoken.engine.unseen import Unseen
 
 
+class Anatomy(Protocol):
+    """What must be known of the target (models/language_model.py has it)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+
 class Proposer:
     """One engine's drafter, asked for all requests together.
 
     Args:
         recipe: the drafter, and how long its drafts may be.
-        vocab_size: of the target.
+        target: whose tokens and layers drafts are of.
         max_length: of the target's cache, in rows.
         controller: decides who is drafted for, where the recipe is weighed, and the draft length, where it is adaptive;
             but for requests with a rule of their own.
@@ -38,7 +52,7 @@ class Proposer:
     def __init__(
         self,
         recipe: Recipe,
-        vocab_size: int,
+        target: Anatomy,
         max_length: int,
         controller: Controller,
         faults: Faults,
@@ -49,7 +63,7 @@ class Proposer:
         node_cost: float,
     ) -> None:
         self._recipe = recipe
-        self._vocab_size = vocab_size
+        self._target = target
         self._max_length = max_length
         self._controller = controller
         self._faults = faults
@@ -62,12 +76,14 @@ class Proposer:
         """Rows for drafts that are a request's own, whoever else runs."""
         return self._own_rows if request.own_past else 0
 
-    def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
+    def propose(
+        self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], *, queued: bool = False
+    ) -> list[Draft]:
         """The drafter's drafts; where there is none, what a constraint forces.
 
         Arguments and result are those of :meth:`_drafts`.
         """
-        drafts = self._drafts(decoding, spare_rows, failed)
+        drafts = self._drafts(decoding, spare_rows, failed, queued)
         spare = spare_rows - sum(map(len, drafts))
         for place, request in enumerate(decoding):
             constraint = request.laws.constraint
@@ -88,7 +104,7 @@ class Proposer:
         asked = recipe.evidence_for(request.params) is not None or recipe.drafter.needs.hidden_layers is not None
         return kind and not asked and not recipe.takes_turns and request.max_draft != 0 and not request.own_past
 
-    def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
+    def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], queued: bool) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
 
         What was drawn for the others is drawn again from where their streams stood before.
@@ -97,6 +113,7 @@ class Proposer:
             decoding: who is drafted for.
             spare_rows: rows that the step has room for beside the roots.
             failed: requests that end here are added.
+            queued: whether others wait for their places.
         Returns:
             one draft for each of ``decoding``.
         """
@@ -105,7 +122,7 @@ class Proposer:
         rules: dict[int, StopRule] = {}
         if self._recipe.weighed:
             if not self._controller.rests(len(decoding)):
-                rules = self._chosen(decoding)
+                rules = self._chosen(decoding, queued)
             if not rules and not any(request.own_past for request in decoding):
                 return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay
         budgets = self._budgets(decoding, spare_rows, rules)
@@ -187,11 +204,11 @@ class Proposer:
         """Nodes for each of those who share the rows that are nobody's own."""
         return min(self._recipe.num_nodes, max(0, spare_rows - self._own_rows * num_own) // max(1, sharing))
 
-    def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
+    def _chosen(self, decoding: Sequence[Request], queued: bool) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
         shared = [each for each in decoding if each.shown and not each.own_past and each.max_draft != 0]
-        chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
-        return {request.request_id: rule for request, rule in chosen if rule is not None}
+        rules = self._controller.choose(shared, len(decoding), queued=queued)
+        return {each.request_id: rule for each, rule in zip(shared, rules, strict=True) if rule is not None}
 
     def _budgets(self, decoding: Sequence[Request], spare_rows: int, rules: dict[int, StopRule]) -> list[Budget]:
         recipe = self._recipe
@@ -234,10 +251,10 @@ class Proposer:
                     raise RequestError(
                         f"drafter '{self._recipe.method}' proposed the token {token!r}: tokens must be integers"
                     )
-            if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._target.vocab_size:
                 raise RequestError(
                     f"drafter '{self._recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
-                    f"at most {budget.max_nodes} below {self._vocab_size} may be"
+                    f"at most {budget.max_nodes} below {self._target.vocab_size} may be"
                 )
             confidence = draft.confidence
             if confidence and not (len(confidence) == len(tokens) and all(0.0 <= each <= 1.0 for each in confidence)):
@@ -245,14 +262,46 @@ class Proposer:
                     f"drafter '{self._recipe.method}' gave the confidences {confidence} for {len(tokens)} tokens: "
                     "one probability for each, or none at all"
                 )
-            if draft.resume is not None and draft.resume.hidden_TD.shape[:-1] != (1 + len(tokens),):
-                raise RequestError(
-                    f"drafter '{self._recipe.method}' left hidden states of the shape "
-                    f"{list(draft.resume.hidden_TD.shape)} with {len(tokens)} tokens: a resume point has one row for "
-                    "the root and one for each token"
-                )
+            self._check_company(draft)
+            self._check_resume(draft)
             self._check_law(request, draft)
+        depths = {draft.resume.depth for draft in drafts if draft.resume is not None}
+        if len(depths) > 1:
+            raise RequestError(
+                f"drafter '{self._recipe.method}' left drafts that resume at different depths, {sorted(depths)}: one "
+                "forward goes on from one of them"
+            )
         return [_within(draft, request) for draft, request in zip(drafts, requests, strict=True)]
+
+    def _check_company(self, draft: Draft) -> None:
+        """Refuse what could not be counted of a draft, once its tokens have been emitted."""
+        sources, moved = draft.sources, draft.moved_bytes
+        named = type(sources) is tuple and all(type(each) is str for each in sources)
+        if not named or len(sources) not in (0, len(draft)):
+            raise RequestError(
+                f"drafter '{self._recipe.method}' named the sources {sources} of {len(draft)} tokens: one word for "
+                "each, or none at all"
+            )
+        if type(moved) is not int or moved < 0:
+            raise RequestError(f"drafter '{self._recipe.method}' moved {moved!r} bytes: an integer from 0 up")
+
+    def _check_resume(self, draft: Draft) -> None:
+        """Refuse hidden states that the target's layers cannot go on from."""
+        resume, target = draft.resume, self._target
+        if resume is None:
+            return
+        method, hidden_TD, depth = self._recipe.method, resume.hidden_TD, resume.depth
+        if hidden_TD.shape != (1 + len(draft), target.width):
+            raise RequestError(
+                f"drafter '{method}' left hidden states of the shape {list(hidden_TD.shape)} with {len(draft)} tokens: "
+                f"a resume point has one row for the root and one for each token, each {target.width} wide"
+            )
+        if not hidden_TD.is_floating_point():
+            raise RequestError(f"drafter '{method}' left hidden states of {hidden_TD.dtype}: they must be floating")
+        if type(depth) is not int or not 0 <= depth <= target.num_layers:
+            raise RequestError(
+                f"drafter '{method}' resumes at depth {depth!r}: it must be an integer from 0 to {target.num_layers}"
+            )
 
     def _check_law(self, request: Context, draft: Draft) -> None:
         """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
@@ -264,7 +313,7 @@ class Proposer:
                 f"drafter '{self._recipe.method}' proposed a draft of kind {kind.__name__}, but declares {declared}"
             )
         try:
-            check(draft.law, draft.tree, self._vocab_size)
+            check(draft.law, draft.tree, self._target.vocab_size)
         except ValueError as error:
             raise RequestError(
                 f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
