@@ -61,6 +61,10 @@ def main() -> int:
         check_writable(options.json, "--json")
     llm = LLM(options.target, dtype=options.dtype, threads=options.threads)
     rows = _measure(llm, options)
+    for name in options.methods:
+        held = {row["drafter_bytes"] for row in rows if row["method"] == name}
+        if len(held) > 1:
+            raise SystemExit(f"{name} holds {sorted(held)} bytes of its own: they follow the context")
     Console(width=160).print(_table(rows))
     others = quiet.report()
     if options.json:
@@ -79,6 +83,7 @@ def _methods(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "draft_model": {"method": "draft_model", "model": "zoo:draft"},
         "longspec": {"method": "longspec", **head},
         "longspec, tree": {"method": "longspec", "tree": True, **head},
+        "suffix, sparse verification": {"method": "suffix", "verification.attention": "per_head"},
     }
     count: Any = options.nodes if options.nodes == "auto" else int(options.nodes)
     chosen = {name: {**known[name], "num_speculative_tokens": count} for name in options.methods}

@@ -22,7 +22,7 @@ import torch
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
-from foretoken.core.protocols import Budget, Cache, Context, Drafter, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.ahead import ReadAhead, foreseen
@@ -32,6 +32,8 @@ from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.drafting.ring import Ring
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.longspec.runner import Level, Read, Runner
+from foretoken.models import far_keys
+from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 
 
@@ -108,6 +110,7 @@ class LongSpecDrafter(Drafter):
             draft_vocabulary.check_option(self.draft_vocab)
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
+        far_keys.find(target.model, target.name)  # a target without them has no use for a head
         head = find(LongSpec, config.head, target)
         self.config = config
         self.branches = config.tree
@@ -130,7 +133,7 @@ class LongSpecDrafter(Drafter):
         self._top = min(config.width, len(self._columns)) if config.tree else 1
         self._states: dict[int, int] = {}  # request -> slot of the ring
         self._ahead = ReadAhead[Read]()
-        self._target_cache: Cache | None = None
+        self._target_cache: KVCache | None = None
 
     def attach(self, cache: Any) -> None:
         """Take the engine's cache of the target.

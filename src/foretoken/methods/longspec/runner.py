@@ -212,8 +212,12 @@ class Runner:
         far_q_HRd = turned(far_q_HRd, *angles).to(e_RW.dtype)
         seen = []
         for level, each in zip(levels, places, strict=True):
-            far = (part[:groups, : level.root] for part in cache.committed(self._config.layer, level.target_slot))
-            seen.append(_attend(far_q_HRd[:, each], *far, None))
+            if not level.root:  # and perhaps no cache yet
+                seen.append(e_RW.new_zeros(len(level.tokens), self._config.heads * self._config.head_dim))
+                continue
+            keys_GPd, values_GPd = cache.committed(self._config.layer, level.target_slot)
+            far = keys_GPd[:groups, : level.root], values_GPd[:groups, : level.root]
+            seen.append(_attend(far_q_HRd[:, each], *far))
         read_RW = self._net.close(self._net.look_far(h_RW, torch.cat(seen)))
         if self._own_head is not None:
             return Output.of(F.linear(read_RW, self._own_head).float(), top=top)
@@ -256,12 +260,10 @@ class Runner:
         return tables.cos_Nh[positions_R], tables.sin_Nh[positions_R]
 
 
-def _attend(q_HRd: Tensor, k_GLd: Tensor, v_GLd: Tensor, seen_RL: Tensor | None) -> Tensor:
-    """[R, H d]. The query heads of a group stand as rows: its keys are read once. Nothing to see gives zeros."""
+def _attend(q_HRd: Tensor, k_GLd: Tensor, v_GLd: Tensor, seen_RL: Tensor | None = None) -> Tensor:
+    """[R, H d]. The query heads of a group stand as rows: its keys are read once."""
     heads, rows, width = q_HRd.shape
-    groups, length, _ = k_GLd.shape
-    if not length:
-        return q_HRd.new_zeros(rows, heads * width)
+    groups = len(k_GLd)
     folded = q_HRd.reshape(1, groups, -1, width)
     mask = None if seen_RL is None else seen_RL.repeat(heads // groups, 1)
     found = F.scaled_dot_product_attention(folded, k_GLd[None], v_GLd[None], attn_mask=mask)

@@ -325,9 +325,9 @@ def check_far(fars: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -
     """
     if len(fars) != num_segments or of.coded:
         raise ValueError(f"{len(fars)} of {num_segments} segments say what they see of a cache, coded: {of.coded}")
-    for slot, count in fars:
+    for slot, length in fars:
         _within("far.slot", slot, 0, of.num_slots - 1)
-        _within("far.count", count, 0, of.lengths[slot])
+        _within("far.length", length, 0, of.lengths[slot])
 
 
 def check_trees(

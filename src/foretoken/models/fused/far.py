@@ -33,11 +33,11 @@ class Far(NamedTuple):
 
     Attributes:
         slot: of its cache.
-        count: the first so many of the slot's committed rows.
+        length: the first so many of the slot's committed rows.
     """
 
     slot: int
-    count: int
+    length: int
 
 
 class FarDecoder(FusedDecoder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from foretoken.methods.longspec.drafter import LongSpecDrafter
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.longspec.train import KeyedTarget, read
 from foretoken.models import far_keys
+from foretoken.models.batch import PackedBatch
+from foretoken.models.fused.far import Far
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
+from foretoken.models.native import NativePlan
+from foretoken.models.span import Span
 from foretoken.train.replies import Replies
 from helpers.golden import Session, tokens_of
 from helpers.requests import make_request
@@ -223,6 +228,8 @@ def test_targets_that_do_not_fit_are_refused(family: str, message: str, tmp_path
     target = load(save_model(family, tmp_path), device="cpu")
     with pytest.raises(UnsupportedArchitecture, match=message):
         LongSpec.random(target)
+    with pytest.raises(UnsupportedArchitecture, match=message):  # before a head is missed
+        LongSpecDrafter(LongSpecDrafter.Config(), target)
 
 
 def test_the_last_layer_of_full_attention_is_read(tmp_path: Path) -> None:
@@ -295,3 +302,36 @@ def test_nothing_is_drafted_where_the_head_was_never_trained(model: LanguageMode
     place = Path(LongSpec.untrained(model, tmp_path, window=WINDOW, levels=LEVELS, max_length=PROMPT + 2))
     assert len(Drafting(model, place).draft()) == 2
     assert len(Drafting(model, place, length=PROMPT + 2).draft()) == 0
+
+
+def test_what_is_read_of_the_target_s_cache_is_checked(model: LanguageModel, head: Path) -> None:
+    if model.fused is None:
+        pytest.skip("native code is beside a fused target")
+    drafting = Drafting(model, head)
+    native, ring = drafting.drafter._runner._native, drafting.drafter.ring
+    assert native is not None
+    batch, cache = PackedBatch(), drafting.session.cache
+    batch.add_chunk(ring.acquire(), 0, [5], wanted=1)
+    for fars, message in (
+        ([Far(drafting.request.slot, PROMPT)], f"far.length={PROMPT}: 0 to {PROMPT - 1}"),
+        ([Far(99, 1)], "far.slot=99"),
+        ([Far(-1, 1)], "far.slot=-1"),
+        ([], "0 of 1 segments"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.passes(batch, ring.cache, fars, cache, top=1)
+    with pytest.raises(ValueError, match=r"run by FarDecoder\.passes"):
+        native.forward(batch, NativePlan(ring.cache), Span(0, 2), top=1)
+    other = LongSpec.load(head)
+    other.config = replace(other.config, layer=9)
+    with pytest.raises(ValueError, match="layer=9: 0 to 2"):
+        drafting.drafter._runner._described(other, model.fused)
+
+
+def test_a_prompt_of_one_token_sees_no_keys(model: LanguageModel, head: Path) -> None:
+    """Nothing to see gives zeros, natively as it is written out."""
+    native, written_out = (Drafting(model, head, length=1) for _ in range(2))
+    written_out.drafter._runner._native = None
+    drafts = native.draft(), written_out.draft()
+    assert drafts[0].tree.tokens == drafts[1].tree.tokens
+    torch.testing.assert_close(torch.stack(native.logits), torch.stack(written_out.logits), rtol=1e-4, atol=1e-5)
