@@ -188,6 +188,8 @@ class Decider:
         for each in (*verdict.distortions, *verdict.divergences):
             if not isinstance(each, float | int) or not each >= 0.0:
                 raise RequestError(f"{self._rule_of(job)} gave the distortion {each!r}: it must be a number from 0 up")
+        if math.inf in verdict.distortions:  # a divergence may be infinite, a variation lies below 1
+            raise RequestError(f"{self._rule_of(job)} gave the distortion inf: it must be finite")
 
     def _rule_of(self, job: Job) -> str:
         return f"verifier '{self._recipe.verifier_for(job.draft, job.request.params).name}'"

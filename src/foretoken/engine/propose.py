@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
@@ -19,12 +20,25 @@ from foretoken.engine.request import Request
 from foretoken.engine.unseen import Unseen
 
 
+class Anatomy(Protocol):
+    """What must be known of the target (models/language_model.py has it)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+
 class Proposer:
     """One engine's drafter, asked for all requests together.
 
     Args:
         recipe: the drafter, and how long its drafts may be.
-        vocab_size: of the target.
+        target: whose tokens and layers drafts are of.
         max_length: of the target's cache, in rows.
         controller: decides who is drafted for, where the recipe is weighed, and the draft length, where it is adaptive;
             but for requests with a rule of their own.
@@ -38,7 +52,7 @@ class Proposer:
     def __init__(
         self,
         recipe: Recipe,
-        vocab_size: int,
+        target: Anatomy,
         max_length: int,
         controller: Controller,
         faults: Faults,
@@ -49,7 +63,7 @@ class Proposer:
         node_cost: float,
     ) -> None:
         self._recipe = recipe
-        self._vocab_size = vocab_size
+        self._target = target
         self._max_length = max_length
         self._controller = controller
         self._faults = faults
@@ -234,10 +248,10 @@ class Proposer:
                     raise RequestError(
                         f"drafter '{self._recipe.method}' proposed the token {token!r}: tokens must be integers"
                     )
-            if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._target.vocab_size:
                 raise RequestError(
                     f"drafter '{self._recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
-                    f"at most {budget.max_nodes} below {self._vocab_size} may be"
+                    f"at most {budget.max_nodes} below {self._target.vocab_size} may be"
                 )
             confidence = draft.confidence
             if confidence and not (len(confidence) == len(tokens) and all(0.0 <= each <= 1.0 for each in confidence)):
@@ -245,14 +259,46 @@ class Proposer:
                     f"drafter '{self._recipe.method}' gave the confidences {confidence} for {len(tokens)} tokens: "
                     "one probability for each, or none at all"
                 )
-            if draft.resume is not None and draft.resume.hidden_TD.shape[:-1] != (1 + len(tokens),):
-                raise RequestError(
-                    f"drafter '{self._recipe.method}' left hidden states of the shape "
-                    f"{list(draft.resume.hidden_TD.shape)} with {len(tokens)} tokens: a resume point has one row for "
-                    "the root and one for each token"
-                )
+            self._check_company(draft)
+            self._check_resume(draft)
             self._check_law(request, draft)
+        depths = {draft.resume.depth for draft in drafts if draft.resume is not None}
+        if len(depths) > 1:
+            raise RequestError(
+                f"drafter '{self._recipe.method}' left drafts that resume at different depths, {sorted(depths)}: one "
+                "forward goes on from one of them"
+            )
         return [_within(draft, request) for draft, request in zip(drafts, requests, strict=True)]
+
+    def _check_company(self, draft: Draft) -> None:
+        """Refuse what could not be counted of a draft, once its tokens have been emitted."""
+        sources, moved = draft.sources, draft.moved_bytes
+        named = type(sources) is tuple and all(type(each) is str for each in sources)
+        if not named or len(sources) not in (0, len(draft)):
+            raise RequestError(
+                f"drafter '{self._recipe.method}' named the sources {sources} of {len(draft)} tokens: one word for "
+                "each, or none at all"
+            )
+        if type(moved) is not int or moved < 0:
+            raise RequestError(f"drafter '{self._recipe.method}' moved {moved!r} bytes: an integer from 0 up")
+
+    def _check_resume(self, draft: Draft) -> None:
+        """Refuse hidden states that the target's layers cannot go on from."""
+        resume, target = draft.resume, self._target
+        if resume is None:
+            return
+        method, hidden_TD, depth = self._recipe.method, resume.hidden_TD, resume.depth
+        if hidden_TD.shape != (1 + len(draft), target.width):
+            raise RequestError(
+                f"drafter '{method}' left hidden states of the shape {list(hidden_TD.shape)} with {len(draft)} tokens: "
+                f"a resume point has one row for the root and one for each token, each {target.width} wide"
+            )
+        if not hidden_TD.is_floating_point():
+            raise RequestError(f"drafter '{method}' left hidden states of {hidden_TD.dtype}: they must be floating")
+        if type(depth) is not int or not 0 <= depth <= target.num_layers:
+            raise RequestError(
+                f"drafter '{method}' resumes at depth {depth!r}: it must be an integer from 0 to {target.num_layers}"
+            )
 
     def _check_law(self, request: Context, draft: Draft) -> None:
         """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
@@ -264,7 +310,7 @@ class Proposer:
                 f"drafter '{self._recipe.method}' proposed a draft of kind {kind.__name__}, but declares {declared}"
             )
         try:
-            check(draft.law, draft.tree, self._vocab_size)
+            check(draft.law, draft.tree, self._target.vocab_size)
         except ValueError as error:
             raise RequestError(
                 f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"

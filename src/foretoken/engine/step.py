@@ -106,7 +106,7 @@ class Engine:
         self._unseen = Unseen(recipe.drafter, self._faults)
         self._proposer = Proposer(
             recipe,
-            target.vocab_size,
+            target,
             self.cache.max_length,
             self.controller,
             self._faults,

@@ -159,6 +159,7 @@ class LanguageModel:
         self.config = model.config
         text = model.config.get_text_config(decoder=True)
         self.num_layers: int = text.num_hidden_layers
+        self.width: int = text.hidden_size
         self.vocab_size: int = text.vocab_size
         first = next(model.parameters())
         self.device: torch.device = first.device

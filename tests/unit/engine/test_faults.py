@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -133,6 +134,11 @@ def with_confidence(*values: float):
     return lambda draft: Draft(draft.tree, draft.law, tuple(values))
 
 
+def resuming(depth: object, *, width: int = 384, dtype: torch.dtype = torch.float32):
+    """Hidden states of a root and its nodes; the target has 8 layers and a width of 384."""
+    return lambda draft: replace(draft, resume=ResumePoint(depth, torch.zeros(1 + len(draft), width, dtype=dtype)))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -148,8 +154,18 @@ def with_confidence(*values: float):
             lambda draft: Draft(draft.tree, resume=ResumePoint(2, torch.zeros(len(draft), 8))),
             "a resume point has one row for",
         ),
+        (resuming(2, width=385), "385] with"),
+        (resuming(2, dtype=torch.int64), "hidden states of torch.int64"),
+        (resuming(9), "resumes at depth 9: it must be an integer from 0 to 8"),
+        (resuming(-1), "resumes at depth -1"),
+        (resuming(2.0), "resumes at depth 2.0"),
+        (lambda draft: replace(draft, sources=("a",)), "named the sources ('a',)"),
+        (lambda draft: replace(draft, sources=([],) * len(draft)), "named the sources ([], "),
+        (lambda draft: replace(draft, sources=None), "named the sources None"),
+        (lambda draft: replace(draft, moved_bytes=None), "moved None bytes"),
+        (lambda draft: replace(draft, moved_bytes=-1), "moved -1 bytes"),
     ],
-    ids=["short", "long", "nan", "above one", "no number", "float tokens", "booleans", "none at all", "resume point"],
+    ids=lambda each: each if isinstance(each, str) else "draft",
 )
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_a_draft_that_is_not_in_order_ends_its_request_only(wrong, message, adaptive):
@@ -204,6 +220,7 @@ class WrongRule(NaiveVerifier):
         (lambda draft, verdict: None, "gave no verdict"),
         (lambda draft, verdict: (0, 5), "gave no verdict"),
         (lambda draft, verdict: Verdict((), 5, distortions=(float("nan"),)), "distortion"),
+        (lambda draft, verdict: Verdict((), 5, distortions=(float("inf"),)), "distortion"),
         (lambda draft, verdict: Verdict((), 5, divergences=("far",)), "distortion"),
     ],
     ids=lambda each: each if isinstance(each, str) else "verdict",
@@ -213,6 +230,22 @@ def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, ba
     llm = with_drafter(stubs.Oracle(truth()), num_nodes=4, verifier=WrongRule(wrong, batched=batched))
     outputs = llm.generate(PROMPTS, [plan(seed=seed) for seed in range(len(PROMPTS))])
     only_the_culprit_ended(outputs, message)
+    assert_idle(llm)
+
+
+def test_drafts_that_resume_at_different_depths_end_nobody():
+    """One forward goes on from one depth: who was asked for another is decoded plainly. (Its own states are zeros.)"""
+
+    class Apart(stubs.Oracle):
+        def draft(self, context, budget):
+            good = super().draft(context, budget)
+            depth = 8 if is_culprit(context) else 0
+            return resuming(depth)(good) if len(good) else good
+
+    llm = with_drafter(Apart(truth()), num_nodes=4)
+    for index, (output, prompt) in enumerate(zip(llm.generate(PROMPTS, plan()), PROMPTS, strict=True)):
+        assert output.error is None
+        assert index == CULPRIT or output.token_ids == greedy(prompt, LENGTH)
     assert_idle(llm)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -40,7 +41,8 @@ def proposer_of(
 ) -> Proposer:
     unseen = Unseen(recipe.drafter, faults)
     controller = controller or Controller()
-    return Proposer(recipe, 100, max_length, controller, faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
+    target = SimpleNamespace(vocab_size=100, num_layers=4, width=8)
+    return Proposer(recipe, target, max_length, controller, faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
 
 
 def budgets(
@@ -115,7 +117,7 @@ class Failing(Stub):
         if context.request_id == self.culprit:
             raise ValueError("no draft for this one")
         depth = self.depths[context.tokens[0]] if self.depths else None
-        resume = None if depth is None else ResumePoint(depth, torch.zeros(2, 1))
+        resume = None if depth is None else ResumePoint(depth, torch.zeros(2, 8))
         return Draft(TokenTree([context.tokens[0]]), PointMass(), resume=resume)
 
 
