@@ -18,7 +18,7 @@ def asked_when(llm: LLM, asks: Callable[[int], bool]) -> list[int]:
     """Have the engine ask for a request where ``asks`` says so, by the tokens that it has emitted; counts the steps."""
     steps: list[int] = []
 
-    def choose(requests, num_requests):
+    def choose(requests, num_requests, *, queued):
         steps.append(num_requests)
         return [Always() if asks(each.num_output) else None for each in requests]
 

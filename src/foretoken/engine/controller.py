@@ -11,6 +11,9 @@ while P > r * c. Everything in the rule is measured:
 * r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
   Plain decoding's rate is achievable, so r is never less.
 
+A token is worth more to the requests that will run longest than to the others (engine/worth.py has the weights w), so
+in a batch a node is worth w * P, and r counts such tokens, too.
+
 Some costs show in no slope: a drafter has to read the text, and may spend time before it can tell that it has nothing
 to propose. So who is drafted for at all is decided first, by what that was worth so far (engine/worth.py).
 
@@ -75,14 +78,17 @@ class Controller:
         """Whether nothing will be drafted for a request that begins now, among so many."""
         return self._worth.hopeless(request, num_requests)
 
-    def choose(self, requests: Sequence[Candidate], num_requests: int) -> list[StopRule | None]:
+    def choose(
+        self, requests: Sequence[Candidate], num_requests: int, *, queued: bool = False
+    ) -> list[StopRule | None]:
         """Called once before drafting, unless it rests: the rules that requests draft by; None: nothing is drafted.
 
         Args:
             num_requests: that decode in this step, the others included.
+            queued: whether others wait for their places.
         """
         regime = self._regime(num_requests)
-        asked = self._worth.choose(requests, num_requests, regime.costs)
+        asked = self._worth.choose(requests, num_requests, regime.costs, queued=queued)
         self._probing = False
         if not self._worth.num_asked:
             self._rest = _Rest(num_requests, self._worth.rest)
@@ -96,23 +102,40 @@ class Controller:
         if self._empty_steps >= _PROBE_EVERY:
             probe = drafting.at(_PROBE_NODES) + _PROBE_NODES * row
             self._probing |= self._worth.affords(probe / regime.costs.token(num_requests))
-        rules: list[StopRule | None] = [_Rule(self) if asks else None for asks in asked]
+        weights = [each.standing.weight for each in requests]
+        rules: list[StopRule | None] = [
+            _Rule(self, weight) if asks else None for asks, weight in zip(asked, weights, strict=True)
+        ]
         if self._probing:  # one of them, each time another
             places = [place for place, asks in enumerate(asked) if asks]
-            rules[places[self._num_probes % len(places)]] = _Rule(self, _PROBE_NODES)
+            place = places[self._num_probes % len(places)]
+            rules[place] = _Rule(self, weights[place], _PROBE_NODES)
             self._num_probes += 1
         return rules
 
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        """True if one more node of that confidence, under a parent reached with that probability, pays."""
-        return reach * self.confidence.stands(confidence) > (self._next_gain if num_nodes else self._first_gain)
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int, weight: float = 1.0) -> bool:
+        """True if one more node of that confidence, under a parent reached with that probability, pays.
 
-    def outlook(self, least: int) -> Outlook:
+        Args:
+            weight: what a token is worth to the request.
+        """
+        least = self._next_gain if num_nodes else self._first_gain
+        return weight * reach * self.confidence.stands(confidence) > least
+
+    def outlook(self, weight: float, least: int) -> Outlook:
         """How :meth:`worthwhile` is going to decide, but for the first ``least`` nodes."""
-        return Outlook(self.confidence.by_tenth(), self._first_gain, self._next_gain, least)
+        return Outlook(self.confidence.by_tenth(), self._first_gain / weight, self._next_gain / weight, least)
 
     def measure(
-        self, *, num_requests: int, nodes: int, accepted: int, draft: float, total: float, prompts: bool = False
+        self,
+        *,
+        num_requests: int,
+        nodes: int,
+        accepted: int,
+        draft: float,
+        total: float,
+        gained: float | None = None,
+        prompts: bool = False,
     ) -> None:
         """Take in one step.
 
@@ -120,9 +143,11 @@ class Controller:
             num_requests: that decoded.
             nodes, accepted: draft nodes that were put to the test, and those that stood.
             draft, total: seconds of drafting, and of the whole step.
+            gained: what those that stood are worth, each by its request's weight; None: one each.
             prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
         regime, worth = self._regime(num_requests), self._worth
+        gained = accepted if gained is None else gained
         costs = regime.costs
         if costs.known:
             plain = costs.token(num_requests)
@@ -145,12 +170,12 @@ class Controller:
             self._empty_steps = 0
         if not prompts:
             costs.measure(num_requests, nodes, total - draft)
-            regime.add(num_requests + accepted, total)
+            regime.add(num_requests + gained, total)
         worth.measure(
             num_requests,
             costs,
             nodes=nodes,
-            accepted=accepted,
+            accepted=gained,
             draft=draft,
             total=total,
             typical=not (self._probing and nodes),  # to decline is typical of who declines
@@ -190,20 +215,22 @@ class _Rule(StopRule):
     """The stop rule of one draft (:class:`foretoken.core.stop_rule.StopRule`).
 
     Args:
+        weight: what a token is worth to the request.
         least: nodes that are drafted whatever they promise.
     """
 
-    __slots__ = ("_controller", "_least")
+    __slots__ = ("_controller", "_least", "_weight")
 
-    def __init__(self, controller: Controller, least: int = 0) -> None:
+    def __init__(self, controller: Controller, weight: float, least: int = 0) -> None:
         self._controller = controller
+        self._weight = weight
         self._least = least
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        return num_nodes < self._least or self._controller.worthwhile(reach, confidence, num_nodes)
+        return num_nodes < self._least or self._controller.worthwhile(reach, confidence, num_nodes, self._weight)
 
     def outlook(self) -> Outlook:
-        return self._controller.outlook(self._least)
+        return self._controller.outlook(self._weight, self._least)
 
 
 class _Regime:
@@ -213,7 +240,7 @@ class _Regime:
         self.costs = StepCosts()
         self._steps = self._tokens = self._seconds = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: float, seconds: float) -> None:
         """Take in one step."""
         if self._steps:
             seconds = min(seconds, LATE * self._seconds / self._steps)

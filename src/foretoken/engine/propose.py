@@ -76,12 +76,14 @@ class Proposer:
         """Rows for drafts that are a request's own, whoever else runs."""
         return self._own_rows if request.own_past else 0
 
-    def propose(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
+    def propose(
+        self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], *, queued: bool = False
+    ) -> list[Draft]:
         """The drafter's drafts; where there is none, what a constraint forces.
 
         Arguments and result are those of :meth:`_drafts`.
         """
-        drafts = self._drafts(decoding, spare_rows, failed)
+        drafts = self._drafts(decoding, spare_rows, failed, queued)
         spare = spare_rows - sum(map(len, drafts))
         for place, request in enumerate(decoding):
             constraint = request.laws.constraint
@@ -102,7 +104,7 @@ class Proposer:
         asked = recipe.evidence_for(request.params) is not None or recipe.drafter.needs.hidden_layers is not None
         return kind and not asked and not recipe.takes_turns and request.max_draft != 0 and not request.own_past
 
-    def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request]) -> list[Draft]:
+    def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], queued: bool) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
 
         What was drawn for the others is drawn again from where their streams stood before.
@@ -111,6 +113,7 @@ class Proposer:
             decoding: who is drafted for.
             spare_rows: rows that the step has room for beside the roots.
             failed: requests that end here are added.
+            queued: whether others wait for their places.
         Returns:
             one draft for each of ``decoding``.
         """
@@ -119,7 +122,7 @@ class Proposer:
         rules: dict[int, StopRule] = {}
         if self._recipe.weighed:
             if not self._controller.rests(len(decoding)):
-                rules = self._chosen(decoding)
+                rules = self._chosen(decoding, queued)
             if not rules and not any(request.own_past for request in decoding):
                 return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay
         budgets = self._budgets(decoding, spare_rows, rules)
@@ -201,11 +204,11 @@ class Proposer:
         """Nodes for each of those who share the rows that are nobody's own."""
         return min(self._recipe.num_nodes, max(0, spare_rows - self._own_rows * num_own) // max(1, sharing))
 
-    def _chosen(self, decoding: Sequence[Request]) -> dict[int, StopRule]:
+    def _chosen(self, decoding: Sequence[Request], queued: bool) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
         shared = [each for each in decoding if each.shown and not each.own_past and each.max_draft != 0]
-        chosen = zip(shared, self._controller.choose(shared, len(decoding)), strict=True)
-        return {request.request_id: rule for request, rule in chosen if rule is not None}
+        rules = self._controller.choose(shared, len(decoding), queued=queued)
+        return {each.request_id: rule for each, rule in zip(shared, rules, strict=True) if rule is not None}
 
     def _budgets(self, decoding: Sequence[Request], spare_rows: int, rules: dict[int, StopRule]) -> list[Budget]:
         recipe = self._recipe

@@ -62,6 +62,7 @@ class Round:
         ahead: whether the drafter was asked while the forward ran; then the step's time says nothing of drafting.
         touched: requests that got tokens or ended, once it is committed.
         num_nodes, num_accepted: draft nodes that were put to the test, and drafted tokens that were emitted.
+        gained: what the latter are worth, each by its request's weight (engine/worth.py).
     """
 
     batch: PackedBatch
@@ -72,6 +73,7 @@ class Round:
     touched: list[Request] = field(default_factory=list)
     num_nodes: int = 0
     num_accepted: int = 0
+    gained: float = 0.0
 
     @property
     def changed(self) -> list[Request]:

@@ -25,12 +25,14 @@ class Work:
         prefill: (request, number of prompt rows to process now).
         spare_rows: rows left in the budget for drafts.
         failed: requests that ended with an error before the forward.
+        queued: whether others wait for their places.
     """
 
     decoding: list[Request]
     prefill: list[tuple[Request, int]]
     spare_rows: int
     failed: list[Request] = field(default_factory=list)
+    queued: bool = False
 
 
 class Scheduler:
@@ -107,7 +109,7 @@ class Scheduler:
             prefill.append((request, count))
             spare -= count
             read += count
-        return Work(decoding, prefill, spare + kept)
+        return Work(decoding, prefill, spare + kept, queued=bool(self.waiting))
 
     def remove(self, request: Request) -> None:
         """Take a finished request out and free its slot."""

@@ -161,7 +161,7 @@ class Engine:
 
     def propose(self, work: Work) -> list[Draft]:
         """One draft for each request that decodes, in order, checked against its budget; empty where there is none."""
-        return self._proposer.propose(work.decoding, work.spare_rows, work.failed)
+        return self._proposer.propose(work.decoding, work.spare_rows, work.failed, queued=work.queued)
 
     def room(self, work: Work) -> list[int]:
         """Rows behind the root that each request that decodes may have in this step, in order."""
@@ -293,6 +293,7 @@ class Engine:
             if len(draft) or job.guess is not None:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
+                current.gained += job.request.standing.weight * (taken - 1)
                 depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
                 job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
@@ -329,6 +330,7 @@ class Engine:
                 num_requests=len(decoding),
                 nodes=current.num_nodes,
                 accepted=current.num_accepted,
+                gained=current.gained,
                 draft=draft,
                 total=total,
                 prompts=len(decoding) < len(current.jobs),

@@ -15,6 +15,13 @@ A trial of something known begins when the purse holds what it will cost; the fi
 is owed. So in the long run the loss against plain decoding stays within that share, however dear the drafter and
 however long the prompts. Steps of a like number of requests have a purse of their own: what drafting gains where few
 run together would else be spent on trials where many do.
+
+A token is not worth the same to everybody. A step takes what it takes however few requests run, and in addition a row
+for each. Where nobody waits for a place, a token saves the row of the step that its request leaves earlier; the rest of
+a step is saved only if those get tokens that will run longest. So tokens are weighed: with n requests, a share s of a
+step that grows with the rows, and k requests that will run longest,
+
+    weight  s + (1 - s) * n / k for those k, s for the others; 1 for all where somebody waits
 """
 
 from __future__ import annotations
@@ -35,6 +42,8 @@ _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it 
 _KEEPS = 0.98
 _RESTED = 1.0 / 4  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
 _LONGEST_REST = 31
+_TIED = 2.0  # tokens: requests run equally long that will end so closely together
+_LEAST_SHARE = 1.0 / 64  # of a step, that a request's own row takes
 
 
 @dataclass(slots=True)
@@ -45,11 +54,13 @@ class Standing:
         num_read: tokens that the drafter had read when it was last asked.
         asked_at: the step of the engine in which that was.
         trial: further steps in which it is asked, to find out.
+        weight: what a drafted token that stands is worth, in tokens of plain decoding.
     """
 
     num_read: int = 0
     asked_at: int = -1
     trial: int = 0
+    weight: float = 1.0
 
 
 class Candidate(Protocol):
@@ -82,12 +93,15 @@ class Worth:
         self.rest = 0  # steps to come in which nobody would be asked either, if about as many requests decode
         self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
 
-    def choose(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts) -> list[bool]:
-        """Whether each of the requests is drafted for in this step.
+    def choose(
+        self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, *, queued: bool = False
+    ) -> list[bool]:
+        """Whether each of the requests is drafted for in this step; sets what a token is worth to each.
 
         Args:
             num_requests: that decode in this step, the others included.
             costs: of steps of so many requests.
+            queued: whether others wait for their places.
         """
         self._step += 1
         self._num_requests = num_requests
@@ -107,6 +121,7 @@ class Worth:
         costs_of = [per_token * (len(each.tokens) - each.standing.num_read) for each in requests]
         if not pays:
             self._begin_trials(requests, costs_of, purse, gain.value if known else None)
+        self._weigh(requests, num_requests, costs, queued)
         asked = []
         for request, cost in zip(requests, costs_of, strict=True):
             asks = request.standing.trial > 0 or (pays and gain.value * self._to_come(request) > cost)
@@ -134,7 +149,7 @@ class Worth:
         costs: StepCosts,
         *,
         nodes: int,
-        accepted: int,
+        accepted: float,
         draft: float,
         total: float,
         typical: bool,
@@ -142,7 +157,8 @@ class Worth:
         """Account for one step.
 
         Args:
-            nodes, accepted: drafted tokens, and those that stood.
+            nodes: drafted tokens.
+            accepted: what those that stood were worth.
             draft, total: seconds of drafting, and of the step.
             typical: whether its drafts were what they will be; a probe's are not.
         """
@@ -180,6 +196,17 @@ class Worth:
     def _to_come(self, request: Candidate) -> float:
         """Steps that a request is expected to run for: as long as an answer is on average, however long it has been."""
         return min(request.room, self._answer.value) if self._answer.weight else request.room
+
+    def _weigh(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, queued: bool) -> None:
+        """What a token is worth to each request; the same to all until it is known what a row takes."""
+        share = 1.0
+        if costs.row_known and not queued:
+            share = min(1.0, max(_LEAST_SHARE, costs.row(num_requests) / costs.token(num_requests)))
+        to_come = [self._to_come(each) for each in requests]
+        longest = max(to_come) - _TIED
+        lasting = (1.0 - share) * num_requests / sum(each >= longest for each in to_come)
+        for request, steps in zip(requests, to_come, strict=True):
+            request.standing.weight = share + (lasting if steps >= longest else 0.0)
 
     def _begin_trials(
         self, requests: Sequence[Candidate], costs_of: Sequence[float], purse: float, gain: float | None

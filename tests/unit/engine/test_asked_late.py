@@ -96,13 +96,35 @@ def test_the_rows_for_drafts_go_to_those_who_are_asked():
     llm = with_config(RECIPES["ngram"], max_num_seqs=4, max_rows_per_step=8)
     first = prompt_ids(PROMPTS[2])
 
-    def choose(requests, num_requests):
+    def choose(requests, num_requests, *, queued):
         return [Always() if each.tokens[: each.num_prompt] == first else None for each in requests]
 
     llm.engine.controller.choose = choose
     outputs = llm.generate([PROMPTS[0], PROMPTS[2], PROMPTS[1], PROMPTS[3]], params())
     assert len(outputs[1].metrics.drafted_at) == 4
     assert [sum(output.metrics.drafted_at) > 0 for output in outputs] == [False, True, False, False]
+
+
+def test_what_stands_is_counted_by_what_it_is_worth_and_who_waits_is_told():
+    """Three requests for two places: the third waits until one of the first two has ended."""
+    llm = with_config(RECIPES["ngram"], max_num_seqs=2)
+    measured, told = [], []
+
+    def choose(requests, num_requests, *, queued):
+        told.append(queued)
+        for each in requests:
+            each.standing.weight = 3.0
+        return [Always() for _ in requests]
+
+    controller = llm.engine.controller
+    controller.choose = choose
+    controller.measure = lambda **times: measured.append(times)
+    llm.generate([PROMPTS[2]] * 3, params())
+    accepted = sum(times["accepted"] for times in measured)
+    assert accepted > 0
+    assert sum(times["gained"] for times in measured) == 3.0 * accepted
+    assert told == sorted(told, reverse=True)
+    assert set(told) == {True, False}
 
 
 def test_seeded_requests_whose_tokens_depend_on_the_draft_are_asked_whatever_was_measured():

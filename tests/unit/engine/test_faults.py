@@ -172,7 +172,7 @@ def test_a_draft_that_is_not_in_order_ends_its_request_only(wrong, message, adap
     llm = with_drafter(Wrong(wrong), num_nodes=4, adaptive=adaptive)
     if adaptive:  # nobody would be asked in so short a text before plain steps were timed
         controller = llm.engine.controller
-        controller.choose = lambda requests, num_requests: [controller] * len(requests)
+        controller.choose = lambda requests, num_requests, queued: [controller] * len(requests)
     only_the_culprit_ended(llm.generate(PROMPTS, plan()), message)
     assert_idle(llm)
 

@@ -27,6 +27,7 @@ class Answer:
     num_prompt: int
     standing: Standing = field(default_factory=Standing)
     num_read: int = 0
+    stands: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Drafts:
         reading: of a token of the text.
         node: of a drafted token.
         stands: probability of a node given its parent, one drawn per draft.
+        steady: it is drawn once per answer instead.
         length: of a draft, for a drafter with a rule of its own; None: as the controller says.
     """
 
@@ -54,6 +56,7 @@ class Drafts:
     node: float
     stands: tuple[float, ...]
     length: int | None = None
+    steady: bool = False
 
 
 DEAR_ROWS, CHEAP_ROWS = Machine(0.5, 4.5), Machine(4.8, 0.2)
@@ -61,6 +64,7 @@ MODEL = Drafts(0.1, 0.7, 0.8, (0.35, 0.5, 0.6, 0.75, 0.95))
 BAD_MODEL = Drafts(0.1, 0.7, 0.8, (0.1, 0.2))
 LOOKUP = Drafts(0.02, 0.002, 0.005, (0.05,) * 8 + (0.5, 0.9))
 DULL_LOOKUP = Drafts(0.02, 0.002, 0.005, DULL)
+UNEVEN = Drafts(0.05, 0.02, 0.05, (0.1, 0.2, 0.3, 0.6, 0.9), steady=True)
 EARLY_EXIT = Drafts(0.1, 0.5, 1.5, (0.5, 0.6, 0.7), length=3)
 
 
@@ -74,15 +78,25 @@ class Batches:
         self.controller = Controller(drafts.reading / (machine.base + machine.row))
         self.num_read = self.num_rested = self.num_steps = 0
 
-    def serve(self, size: int, count: int = 1, *, prompt: int = 60, answer: int = 100, late: float = 0.0) -> float:
-        """Plain decoding's time over ours, prompts included; ``late``: share of steps that take ten times as long."""
+    def serve(
+        self, size: int, count: int = 1, *, prompt: int = 60, answer: int = 100, even: bool = False, late: float = 0.0
+    ) -> float:
+        """Plain decoding's time over ours, prompts included.
+
+        Args:
+            even: all answers of a batch are equally long.
+            late: share of steps that take ten times as long.
+        """
         machine, rng = self.machine, self.rng
         ours = plain = 0.0
         for _ in range(count):
             lengths = [
-                (rng.randint(prompt // 2, prompt * 3 // 2), rng.randint(answer // 3, answer)) for _ in range(size)
+                (rng.randint(prompt // 2, prompt * 3 // 2), answer if even else rng.randint(answer // 3, answer))
+                for _ in range(size)
             ]
-            running = [Answer([0] * begin, room, begin) for begin, room in lengths]
+            running = [
+                Answer([0] * begin, room, begin, stands=rng.choice(self.drafts.stands)) for begin, room in lengths
+            ]
             reading = machine.row * sum(begin for begin, _ in lengths)
             ours += reading
             plain += reading
@@ -105,13 +119,14 @@ class Batches:
         rules = [None] * len(running) if resting else self.controller.choose(running, len(running))
         draft = drafts.asking * any(rules)
         nodes = accepted = 0
+        gained = 0.0
         for each, rule in zip(running, rules, strict=True):
             length = stood = 0
             if rule is not None:
                 draft += drafts.reading * (len(each.tokens) - each.num_read)
                 self.num_read += len(each.tokens) - each.num_read
                 each.num_read = len(each.tokens)
-                stands = rng.choice(drafts.stands)
+                stands = each.stands if drafts.steady else rng.choice(drafts.stands)
                 most = min(MOST if drafts.length is None else drafts.length, each.room - 1)
                 while length < most and (drafts.length or rule.worthwhile(stands**length, stands, length)):
                     length += 1
@@ -124,6 +139,7 @@ class Batches:
             draft += drafts.node * length
             nodes += length
             accepted += stood
+            gained += stood * each.standing.weight
             each.tokens += [0] * (stood + 1)
             each.room -= stood + 1
         verify = self.machine.base + self.machine.row * (len(running) + nodes)
@@ -131,7 +147,12 @@ class Batches:
         seen = total * 10 if rng.random() < late else total
         if not resting:
             self.controller.measure(
-                num_requests=len(running), nodes=nodes, accepted=accepted, draft=draft * seen / total, total=seen
+                num_requests=len(running),
+                nodes=nodes,
+                accepted=accepted,
+                gained=gained,
+                draft=draft * seen / total,
+                total=seen,
             )
         return total
 
@@ -144,6 +165,13 @@ class Batches:
 def test_it_is_never_much_slower_than_plain_decoding(machine, drafts, size):
     """From the first request on, whatever has to be found out: two percent, in the mean over seeds."""
     found = [Batches(machine, drafts, seed).serve(size, 48 // size + 2) for seed in range(3)]
+    assert sum(found) / len(found) > 0.98
+
+
+@pytest.mark.parametrize("base", [2.0, 3.0, 6.4])
+def test_a_batch_that_drains_gains_nothing_from_those_who_end_early(base):
+    """Equally long answers, of which some are easy to draft: the batch takes as long as the hardest of them."""
+    found = [Batches(Machine(base, 0.16), UNEVEN, seed).serve(8, 6, answer=64, even=True) for seed in range(3)]
     assert sum(found) / len(found) > 0.98
 
 
@@ -453,6 +481,46 @@ def test_gains_are_those_of_a_like_number_of_requests():
         assert (book.worth._gain(requests).weight > 0) == known
     assert book.worth._gain(2) is book.worth._gain(3)
     assert book.worth._gain(3) is not book.worth._gain(4)
+
+
+def rows_at(share: float, num_requests: int) -> StepCosts:
+    """A second a step, of which a row takes so large a share."""
+    costs = StepCosts()
+    for _ in range(3):
+        costs.measure(num_requests, 0, 1.0)
+    for _ in range(400):
+        costs.measure(num_requests, 8, 1.0 + 8 * share / num_requests)
+    return costs
+
+
+def weights(rooms: list[int], costs: StepCosts, *, answer: int = 1000, queued: bool = False) -> list[float]:
+    requests, worth = [unread(0, room) for room in rooms], Worth(Reading(0.0))
+    worth.ended(answer)
+    worth.choose(requests, len(requests), costs, queued=queued)
+    return [each.standing.weight for each in requests]
+
+
+def test_a_token_is_worth_more_to_those_who_will_run_longest():
+    """Half of a step of four grows with the rows; two of them end within two tokens of each other."""
+    costs = rows_at(0.5, 4)
+    assert weights([30, 50, 48, 47], costs) == pytest.approx([0.5, 1.5, 1.5, 0.5], rel=1e-2)
+    assert weights([30, 51, 48, 47], costs) == pytest.approx([0.5, 2.5, 0.5, 0.5], rel=1e-2)
+    assert weights([9], rows_at(0.5, 1)) == pytest.approx([1.0])
+
+
+def test_a_token_is_worth_the_same_to_all_where_nobody_is_known_to_run_longest():
+    costs = rows_at(0.5, 4)
+    assert weights([30, 50, 48, 47], costs, queued=True) == [1.0] * 4  # a place that is given up is taken at once
+    assert weights([30, 50, 48, 47], costs, answer=20) == pytest.approx([1.0] * 4)  # they end before their room does
+    unknown = StepCosts()
+    for _ in range(3):
+        unknown.measure(4, 0, 1.0)
+    assert weights([30, 50, 48, 47], unknown) == [1.0] * 4
+
+
+def test_a_row_that_costs_nothing_and_one_that_costs_a_step_are_bounded():
+    assert weights([30, 50], rows_at(0.0, 2)) == pytest.approx([1 / 64, 2 - 1 / 64], rel=1e-2)
+    assert weights([30, 50], rows_at(2.0, 2)) == pytest.approx([1.0, 1.0])
 
 
 def test_the_gain_of_a_step_is_a_request_s():
