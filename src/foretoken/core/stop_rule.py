@@ -10,7 +10,8 @@ from typing import Protocol
 class Outlook:
     """How a stop rule is going to decide, for who reads several nodes of a chain in one go; it binds nobody.
 
-    A node pays if ``reach * stands[of its tenth of confidence]`` exceeds what a node must promise.
+    A node is foreseen to pay if ``reach * stands[of its tenth of confidence]`` exceeds what a node must promise. (The
+    engine's rules correct the reach, too, which is left out here.)
 
     Attributes:
         stands: of each tenth of confidence, the probability that such a node stands.
@@ -38,7 +39,7 @@ class StopRule(Protocol):
         """True if drafting and verifying one more node is expected to raise tokens per second.
 
         Args:
-            reach: estimated probability that the node's parent stands.
+            reach: the product of the drafter's confidences in the nodes above it, 1 at the root.
             confidence: the drafter's estimate that the node stands given its parent does.
             num_nodes: nodes already in this draft.
         """

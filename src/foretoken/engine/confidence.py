@@ -7,7 +7,7 @@ from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 
 _BINS = 10
-_PRIOR = 4.0  # a bin starts as so many observations that agree with the drafter
+_PRIOR = 8.0  # a bin starts as so many observations that agree with the drafter
 _MEMORY = 200.0  # a bin forgets beyond so many observations
 
 
@@ -44,6 +44,34 @@ class Confidence:
                     self.stood[index] *= 0.5
                 self.seen[index] += 1.0
                 self.stood[index] += node in accepted
+
+
+class Reaches:
+    """Corrects how likely whole paths of one draft stand: a path's error is the product of its nodes' errors.
+
+    A drafter says of a node's parent how likely it stands by its own confidences, multiplied along the path. What that
+    product is called here tells which path it was, and what was found for it is remembered for the nodes below.
+
+    Args:
+        confidence: corrects each node.
+    """
+
+    __slots__ = ("_confidence", "_of")
+
+    def __init__(self, confidence: Confidence) -> None:
+        self._confidence = confidence
+        self._of = {1.0: 1.0}
+
+    def stands(self, reach: float, confidence: float) -> float:
+        """Probability that a node stands, and all above it; of an unknown path its ``reach`` is believed.
+
+        Args:
+            reach: the product of the drafter's own confidences in the nodes above it.
+            confidence: the drafter's, in the node itself.
+        """
+        found = self._of.get(reach, reach) * self._confidence.stands(confidence)
+        self._of[reach * confidence] = found
+        return found
 
 
 def _bin(confidence: float) -> int:

@@ -5,7 +5,7 @@ that the node (and all above it) stands, and E[S] by the cost c of drafting and 
 expectations that pays exactly when P / c exceeds the best achievable rate r (Dinkelbach's rule), so a draft grows
 while P > r * c. Everything in the rule is measured:
 
-* P: the drafter's own confidence, corrected by how often nodes of that confidence really stood;
+* P: the drafter's own confidences along the path, each corrected by how often nodes of that confidence really stood;
 * c: what one more row of the verification takes, plus the slope of the drafting time over nodes (engine/step_costs.py);
   what drafting costs before its first node is asked of the first node, shared over a draft of the usual length;
 * r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from foretoken.core.draft import Draft
 from foretoken.core.stop_rule import Outlook, StopRule
 from foretoken.core.verdict import Verdict
-from foretoken.engine.confidence import Confidence
+from foretoken.engine.confidence import Confidence, Reaches
 from foretoken.engine.forgetful import LATE
 from foretoken.engine.step_costs import Reading, StepCosts
 from foretoken.engine.worth import Candidate, Worth
@@ -113,17 +113,12 @@ class Controller:
             self._num_probes += 1
         return rules
 
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int, weight: float = 1.0) -> bool:
-        """True if one more node of that confidence, under a parent reached with that probability, pays.
-
-        Args:
-            weight: what a token is worth to the request.
-        """
-        least = self._next_gain if num_nodes else self._first_gain
-        return weight * reach * self.confidence.stands(confidence) > least
+    def pays(self, stands: float, num_nodes: int) -> bool:
+        """True if one more node pays whose drafting and verification gains so many tokens, in the mean."""
+        return stands > (self._next_gain if num_nodes else self._first_gain)
 
     def outlook(self, weight: float, least: int) -> Outlook:
-        """How :meth:`worthwhile` is going to decide, but for the first ``least`` nodes."""
+        """How a draft's rule is going to decide, but for its first ``least`` nodes."""
         return Outlook(self.confidence.by_tenth(), self._first_gain / weight, self._next_gain / weight, least)
 
     def measure(
@@ -219,15 +214,17 @@ class _Rule(StopRule):
         least: nodes that are drafted whatever they promise.
     """
 
-    __slots__ = ("_controller", "_least", "_weight")
+    __slots__ = ("_controller", "_least", "_reaches", "_weight")
 
     def __init__(self, controller: Controller, weight: float, least: int = 0) -> None:
         self._controller = controller
+        self._reaches = Reaches(controller.confidence)
         self._weight = weight
         self._least = least
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        return num_nodes < self._least or self._controller.worthwhile(reach, confidence, num_nodes, self._weight)
+        gained = self._weight * self._reaches.stands(reach, confidence)
+        return num_nodes < self._least or self._controller.pays(gained, num_nodes)
 
     def outlook(self) -> Outlook:
         return self._controller.outlook(self._weight, self._least)

@@ -4,7 +4,8 @@ Where drafted tokens are drawn, how many of them there are shifts every later dr
 times, or what other requests taught, would so give other tokens for the same seed in another batch or process. The
 rule is the controller's (engine/controller.py), P > r * c, from other sources:
 
-* P: the drafter's confidence, corrected by how often nodes of that confidence stood in this request;
+* P: the drafter's confidences along the path, each corrected by how often nodes of that confidence stood in this
+  request;
 * c: a node's cost in plain steps, by arithmetic: the draft model's operations per token over the target's, and a fixed
   share for its row of the verification;
 * r: this request's emitted tokens over the costs of its steps.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from foretoken.core.draft import Draft
 from foretoken.core.stop_rule import Outlook, StopRule
 from foretoken.core.verdict import Verdict
-from foretoken.engine.confidence import Confidence
+from foretoken.engine.confidence import Confidence, Reaches
 
 ROW_COST = 0.05  # of one more row of the verification, in plain steps; not measured, so that it is the same everywhere
 _DECAY = 0.95  # of the rate, per step
@@ -32,14 +33,16 @@ class OwnPastRule(StopRule):
     def __init__(self, node_cost: float) -> None:
         self._node_cost = node_cost
         self._confidence = Confidence()
+        self._reaches = Reaches(self._confidence)
         self._tokens = self._cost = 1.0
         self._empty_steps = 0
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
         """True if one more node of that confidence, under a parent reached with that probability, pays."""
+        stands = self._reaches.stands(reach, confidence)
         if self._empty_steps >= _PROBE_EVERY and num_nodes < 2:
             return True
-        return reach * self._confidence.stands(confidence) > self._node_cost * self._tokens / self._cost
+        return stands > self._node_cost * self._tokens / self._cost
 
     def outlook(self) -> Outlook | None:
         least = self._node_cost * self._tokens / self._cost
@@ -48,6 +51,7 @@ class OwnPastRule(StopRule):
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Take in one decoding step, also one without a draft."""
         self._confidence.learn(draft, verdict)
+        self._reaches = Reaches(self._confidence)  # of the next draft
         self._tokens = self._tokens * _DECAY + len(verdict.path) + 1
         self._cost = self._cost * _DECAY + 1.0 + self._node_cost * len(draft)
         self._empty_steps = 0 if len(draft) else self._empty_steps + 1

@@ -10,7 +10,7 @@ import pytest
 from foretoken.core.draft import Draft
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.engine.confidence import Confidence
+from foretoken.engine.confidence import Confidence, Reaches
 from foretoken.engine.controller import Controller, _Regime
 from foretoken.engine.worth import Standing
 
@@ -26,6 +26,7 @@ class World:
         node: seconds of drafting per node.
         row: seconds of verification per row.
         stands: probability of a node given its parent, one drawn per step.
+        says: what the drafter believes it to be; None: what it is.
     """
 
     first: float
@@ -34,6 +35,7 @@ class World:
     stands: tuple[float, ...]
     asking: bool = False
     noise: float = 0.0
+    says: float | None = None
 
     def rate(self, threshold: float) -> float:
         """Exact tokens per second of drafting while the product of probabilities exceeds the threshold."""
@@ -80,9 +82,11 @@ class Run:
             (rule,) = [None] if resting else controller.choose([self.request], 1)
             stands = rng.choice(world.stands)
             asked = rule is not None
-            length = 0
-            while rule is not None and length < MOST and rule.worthwhile(stands**length, stands, length):
+            length, reach = 0, 1.0
+            says = stands if world.says is None else world.says
+            while rule is not None and length < MOST and rule.worthwhile(reach, says, length):
                 length += 1
+                reach *= says
             accepted = 0
             while accepted < length and rng.random() < stands:
                 accepted += 1
@@ -95,7 +99,7 @@ class Run:
             stretch = 1.0 if step else late
             if length:
                 tree = TokenTree(list(range(length)))
-                controller.learn(Draft(tree, confidence=(stands,) * length), Verdict(tuple(range(accepted)), 0))
+                controller.learn(Draft(tree, confidence=(says,) * length), Verdict(tuple(range(accepted)), 0))
             self.request.tokens += [0] * (accepted + 1)
             if not resting:
                 controller.measure(
@@ -121,6 +125,16 @@ def test_it_finds_the_best_fixed_length(first, row, node):
         shares.append(run.go(world, 1500)[0] / world.best())
     assert min(shares) > 0.9
     assert sum(shares) / len(shares) > 0.97
+
+
+@pytest.mark.parametrize("says", [0.1, 0.35, 0.97, 1.0])
+@pytest.mark.parametrize("stands", [0.6, 0.85])
+def test_a_drafter_that_is_too_modest_or_too_sure_drafts_as_long_as_pays(stands, says):
+    """Each of its nodes is misjudged, and a path of them by the product of what they are misjudged by."""
+    world = World(0.02, 0.15, 0.02, (stands,), noise=0.1, says=says)
+    run = Run()
+    run.go(world, 300)
+    assert run.go(world, 1500)[0] > 0.93 * world.best()
 
 
 @pytest.mark.parametrize("first", [0.0, 0.1, 0.3, 0.6])
@@ -285,7 +299,33 @@ def test_a_confidence_is_of_the_tenth_that_it_lies_in():
         [0.05, 0.15, 0.15, 0.55, 0.95]
     )
     confidence.learn(Draft(TokenTree([1]), confidence=(1.0,)), Verdict((), 2))
-    assert confidence.stands(0.9) == pytest.approx(4 * 0.95 / 5)
+    assert confidence.stands(0.9) == pytest.approx(8 * 0.95 / 9)
+
+
+def test_a_path_is_corrected_node_by_node():
+    """Nodes of 0.35 stand nine times of ten, nodes of 0.95 as they say."""
+    confidence = Confidence()
+    for stood in [True] * 9 + [False]:
+        for _ in range(8):
+            confidence.learn(Draft(TokenTree([1]), confidence=(0.35,)), Verdict((0,) if stood else (), 2))
+    modest = confidence.stands(0.35)
+    assert modest > 0.8
+    reaches = Reaches(confidence)
+    assert reaches.stands(1.0, 0.35) == modest
+    assert reaches.stands(1.0, 0.95) == pytest.approx(0.95)
+    assert reaches.stands(0.35, 0.35) == modest**2
+    assert reaches.stands(0.35, 0.95) == pytest.approx(modest * 0.95)
+    assert reaches.stands(0.35 * 0.35, 0.35) == pytest.approx(modest**3)
+    assert reaches.stands(0.95, 0.35) == pytest.approx(0.95 * modest)
+    assert reaches.stands(0.2, 0.95) == pytest.approx(0.2 * 0.95)  # a path that nobody has asked about
+    assert Reaches(confidence).stands(0.35, 0.35) == pytest.approx(0.35 * modest)  # nor in this draft
+
+
+def test_a_path_of_nodes_that_are_all_believed_certain_is_still_a_path():
+    confidence = Confidence()
+    reaches = Reaches(confidence)
+    sure = confidence.stands(1.0)
+    assert [reaches.stands(1.0, 1.0) for _ in range(3)] == pytest.approx([sure, sure**2, sure**3])
 
 
 def test_a_drafter_without_confidences_teaches_nothing_and_breaks_nothing():

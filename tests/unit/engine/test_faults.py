@@ -171,8 +171,7 @@ def resuming(depth: object, *, width: int = 384, dtype: torch.dtype = torch.floa
 def test_a_draft_that_is_not_in_order_ends_its_request_only(wrong, message, adaptive):
     llm = with_drafter(Wrong(wrong), num_nodes=4, adaptive=adaptive)
     if adaptive:  # nobody would be asked in so short a text before plain steps were timed
-        controller = llm.engine.controller
-        controller.choose = lambda requests, num_requests, queued: [controller] * len(requests)
+        asked_when(llm, lambda done: True)
     only_the_culprit_ended(llm.generate(PROMPTS, plan()), message)
     assert_idle(llm)
 

@@ -141,6 +141,16 @@ def test_the_rule_follows_what_stood_in_this_request():
     assert rule.worthwhile(1.0, 0.55, 0)
 
 
+def test_a_path_is_weighed_by_what_stood_of_its_nodes_and_every_draft_begins_anew():
+    rule = OwnPastRule(0.3)
+    teach(rule, 0.35, stands=True)  # 2 tokens for 1.3: a node has to stand with 0.46
+    assert not rule.worthwhile(0.35, 0.35, 1)  # under a parent that it was not asked about
+    assert rule.worthwhile(1.0, 0.35, 0)
+    assert rule.worthwhile(0.35, 0.35, 1)
+    teach(rule, 0.35, stands=True, steps=1)
+    assert not rule.worthwhile(0.35, 0.35, 1)
+
+
 def test_a_dearer_node_must_promise_more():
     assert OwnPastRule(0.1).worthwhile(1.0, 0.35, 0)
     assert not OwnPastRule(0.5).worthwhile(1.0, 0.35, 0)

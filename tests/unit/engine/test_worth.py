@@ -229,10 +229,11 @@ def test_most_of_the_text_is_never_read_where_drafting_does_not_pay():
 
 def test_late_steps_change_nothing_much():
     """One step in fifty takes ten times as long: the machine was busy with something else."""
-    calm, shaken = Batches(CHEAP_ROWS, MODEL), Batches(CHEAP_ROWS, MODEL)
-    calm.serve(1, 10)
-    shaken.serve(1, 10, late=0.02)
-    assert shaken.serve(1, 20, late=0.02) > 0.93 * calm.serve(1, 20)
+    found = []
+    for late in (0.0, 0.02):
+        runs = [Batches(CHEAP_ROWS, MODEL, seed) for seed in range(4)]
+        found.append(sum(run.serve(1, 30, late=late) for run in runs) / len(runs))
+    assert found[1] > 0.9 * found[0]
 
 
 def test_nobody_is_asked_before_it_is_known_what_plain_steps_take():

@@ -87,4 +87,5 @@ class AheadRule(StopRule):
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
         """True for the first node; then while the target computes, if the node is likely enough to stand."""
-        return not num_nodes or (not self.stopped() and self.past.worthwhile(reach, confidence, num_nodes))
+        pays = self.past.worthwhile(reach, confidence, num_nodes)
+        return not num_nodes or (pays and not self.stopped())
