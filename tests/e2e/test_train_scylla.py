@@ -55,6 +55,13 @@ def test_a_head_is_trained_measured_and_drafts(capsys):
     assert found == json.loads(Path("head/widths.json").read_text())
     assert [batch for batch, _ in found["widths"]] == [1, 2]
     assert "2 requests: " in err
+    Path("head").rename("target/scylla")  # where it is found without an option, and where the table goes
+    Path("target/scylla/widths.json").unlink()
+    assert main(calibrate.replace("--head head ", "").split()) == 0
+    widths = [nodes for _, nodes in json.loads(Path("target/scylla/widths.json").read_text())["widths"]]
+    assert widths == sorted(widths, reverse=True)
+    capsys.readouterr()
+    Path("target/scylla").rename("head")
     generate = "generate Hi --model target --method scylla --set head=head --max-tokens 4 --threads 1 --dtype float32"
     assert main(generate.split()) == 0
 
@@ -67,6 +74,11 @@ def test_a_head_is_trained_measured_and_drafts(capsys):
         ("train scylla --target target --corpus mine.jsonl --out new --pretrain 2", 2, "--pretrain 2"),
         ("train scylla --target target --corpus mine.jsonl --out new --features store", 2, "holds its text already"),
         ("train scylla --target nobody --corpus mine.jsonl --out new", 1, "nobody"),
+        (
+            "calibrate scylla --model target",
+            2,
+            "no Scylla head in target/scylla: make one with 'foretoken train scylla",
+        ),
         ("calibrate scylla --model target --head new", 2, "--head new: there is no such folder"),
         ("calibrate scylla --model target --head target --out no/where.json", 2, "there is no folder no"),
         ("calibrate scylla --model target --head target --nodes 0,2", 2, "--nodes 0,2: numbers from 1 to 256"),

@@ -36,8 +36,16 @@ _MOST_BATCH, _MOST_NODES = 256, 256
 def scylla(
     context: typer.Context,
     model: Model,
-    head: Annotated[Path, typer.Option("--head", metavar="DIR", help="The head, of foretoken train scylla.")],
-    out: Annotated[Path | None, out_option("File to write.", show_default="widths.json in --head")] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            "--head",
+            metavar="DIR",
+            help="The head, of foretoken train scylla.",
+            show_default="scylla beside the model's weights",
+        ),
+    ] = None,
+    out: Annotated[Path | None, out_option("File to write.", show_default="widths.json beside the head")] = None,
     batches: Annotated[str, typer.Option("--batch-size", metavar="N,…", help="Prompts that run together.")] = "1,2,4,8",
     nodes: Annotated[str, typer.Option("--nodes", metavar="N,…", help="Nodes of a draft.")] = "1,2,4,8,16,32",
     max_depth: Annotated[int, typer.Option("--max-depth", help="Longest path of a draft.")] = 6,
@@ -72,10 +80,11 @@ def scylla(
     check_model_name(model)
     sizes = _increasing(batches, "--batch-size", _MOST_BATCH)
     widths = _increasing(nodes, "--nodes", _MOST_NODES)
-    if out is None and not head.is_dir():
-        raise InputError(f"--head {head}: there is no such folder")
     from foretoken.methods.scylla.width import FILE, KIND
 
+    head = _found(model) if head is None else head
+    if out is None and not head.is_dir():
+        raise InputError(f"--head {head}: there is no such folder")
     place = check_writable(out or head / FILE, "--out")
     prompts = limit_per_category(read_suite(suite), limit)
 
@@ -142,6 +151,22 @@ def scylla(
     for line in _in_words(record):
         note(line)
     note(f"wrote {place}")
+
+
+def _found(model: str) -> Path:
+    """The head beside a model's weights.
+
+    Raises:
+        InputError: there is none.
+    """
+    from foretoken.methods.scylla.network import Scylla
+    from foretoken.models.fingerprint import folder_of
+    from foretoken.models.load import source_of
+
+    place = folder_of(source_of(model)) / Scylla.algorithm
+    if not Scylla.lies_in(place):
+        raise InputError(f"no {Scylla.title} in {place}: make one with '{Scylla.how(model, '')}' and give --head DIR")
+    return place
 
 
 def _increasing(text: str, option: str, most: int) -> list[int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from foretoken.models.hidden_states import FINAL
 from foretoken.train import attention, head_loss, processor
+from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.muon import Muon, orthogonalised
 from foretoken.train.objectives import NextToken
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -189,3 +192,20 @@ def test_the_loss_against_laws_and_its_gradients(monkeypatch):
     ours = torch.autograd.grad(3 * found, [hidden, head])
     theirs = torch.autograd.grad(3 * expected, [hidden, head])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_frozen_target_keeps_narrow_weights_where_products_are_narrow(dtype, monkeypatch):
+    """Those of a bfloat16 checkpoint only; what is read of it is what all of it in float32 gives, within rounding."""
+    monkeypatch.setattr(processor, "bfloat16_speed", lambda: 4.0)
+    model, tokens = build().to(dtype), torch.randint(0, 64, (3, 12))
+    plain = deepcopy(model).float()
+    target = FrozenTarget(model, (1,))
+    assert target.parts.layers[0].mlp.up_proj.weight.dtype == dtype
+    assert target.parts.embedding.weight.dtype == torch.float32
+    with torch.no_grad():
+        expected = plain(input_ids=tokens, output_hidden_states=True)
+    states = target.states(tokens)
+    torch.testing.assert_close(states[1], expected.hidden_states[1], rtol=2e-2, atol=2e-2)
+    logits = target.logits(states[FINAL].flatten(0, 1))
+    assert float((logits.view_as(expected.logits) - expected.logits).norm() / expected.logits.norm()) < 2e-2

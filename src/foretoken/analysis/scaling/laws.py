@@ -155,16 +155,28 @@ def contradictions(stored: Mapping[str, Any]) -> list[str]:
         for name in ("base", "unit")
         if not _close(stored.get(name), getattr(law, name))
     ]
-    again = fit_log(law, stored["xs"], stored["ys"])
-    for name in ("a", "b", "r2"):
-        ours = getattr(again, name)
-        if not (ours is None and stored.get(name) is None) and not _close(stored.get(name), ours):
-            found.append(f"{name}={stored.get(name)!r}, but the points give {ours:g}")
+    again = fit_log(law, stored["xs"], stored["ys"]).fields()
+    found += [
+        f"{name}={stored.get(name)!r}, but the points give {value!r}"
+        for name, value in again.items()
+        if name not in ("law", "base", "unit") and not _same(stored.get(name), value)
+    ]
     return found
 
 
 def _close(one: Any, other: float) -> bool:
     return isinstance(one, int | float) and math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=1e-9)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of a fit are the same, numbers within rounding; JSON has lists where a fit has tuples."""
+    if isinstance(other, Mapping):
+        return isinstance(one, Mapping) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in other)
+    if isinstance(other, tuple):
+        return isinstance(one, list | tuple) and len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(other, bool) or not isinstance(other, int | float):
+        return one is other or one == other
+    return not isinstance(one, bool) and _close(one, other)
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

@@ -157,14 +157,15 @@ class KeyedTarget(FrozenTarget):
     def lesson(self, tokens_BT: Tensor, positions_BT: Tensor) -> Lesson:
         """One forward of the target at the given positions."""
         kept = DynamicCache(config=self.model.config)
-        state_BTW = self.parts.body(
-            input_ids=tokens_BT,
-            position_ids=positions_BT,
-            # the library takes a skip for the beginning of another text, unless it is told that all is one
-            attention_mask=torch.ones_like(tokens_BT),
-            past_key_values=kept,
-            use_cache=True,
-        ).last_hidden_state
+        with self._products():
+            state_BTW = self.parts.body(
+                input_ids=tokens_BT,
+                position_ids=positions_BT,
+                # the library takes a skip for the beginning of another text, unless it is told that all is one
+                attention_mask=torch.ones_like(tokens_BT),
+                past_key_values=kept,
+                use_cache=True,
+            ).last_hidden_state
         layer = kept.layers[self.far.layer]
         used_BT = self._replies.used(tokens_BT)
         return Lesson(self.parts.embedding(tokens_BT), layer.keys, layer.values, used_BT, state_BTW)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 
 import pytest
 
@@ -74,10 +75,24 @@ def test_a_stored_fit_can_be_recomputed_and_a_wrong_base_is_seen():
     assert contradictions({**stored, "base": 10.0}) == ["base=10.0, but this law has 2.71828"]
     assert contradictions({**stored, "unit": 1.0}) == ["unit=1.0, but this law has 1e+09"]
     (message,) = contradictions({**stored, "a": stored["a"] * math.log(10)})
-    assert message.startswith("a=")
-    assert "the points give 0.3" in message
+    said = re.fullmatch(r"a=(\S+), but the points give (\S+)", message)
+    assert said
+    assert [float(each) for each in said.groups()] == pytest.approx([0.3 * math.log(10), 0.3])
     moved = [*stored["ys"][:-1], stored["ys"][-1] + 0.1]
-    assert len(contradictions({**stored, "ys": moved})) == 3
+    assert {each.partition("=")[0] for each in contradictions({**stored, "ys": moved})} > {"a", "b", "r2", "held_out"}
+    for name, planted in (
+        ("residuals", [0.1, *stored["residuals"][1:]]),
+        ("residuals", stored["residuals"][1:]),
+        ("without_one", {**stored["without_one"], "a": [0.2, 0.4]}),
+        ("held_out", {**stored["held_out"], "predicted": 9.0}),
+        ("curvature", 0.5),
+        ("saturates", True),
+        ("knee", 1e8),
+        ("form", "A = a T + b"),
+        ("unit_name", "tokens"),
+        ("xs", stored["xs"][::-1]),
+    ):
+        assert any(each.startswith(f"{name}=") for each in contradictions({**stored, name: planted})), name
     assert contradictions({**stored, "law": "else"}) == ["law='else'"]
     # read in base 10, the same coefficients say something else: -> never without the base
     wrong = stored["a"] * math.log10(1e6 / 1e9) + stored["b"]
