@@ -73,7 +73,7 @@ def test_texts_are_read_beside_tasks_and_alone(tmp_path):
     assert " nats a token (95 %: " in alone.stdout
     missing = run("--text", "nowhere.txt", cwd=tmp_path)
     assert missing.returncode == 2
-    assert missing.stderr.splitlines() == ["error: --text nowhere.txt: there is no such file"]
+    assert missing.stderr.splitlines() == ["error: --text nowhere.txt: no such file"]
 
 
 def test_an_interruption_keeps_the_tasks_that_were_done(tmp_path, capsys, monkeypatch):
@@ -124,7 +124,7 @@ def folder(tmp_path, monkeypatch):
         ("--task gsm8k --data nowhere", "no such folder"),
         ("--task json --data nowhere", "--data nowhere: what --task json asks is generated"),
         ("--task json --text-tokens 50", "--text-tokens is for --text FILE"),
-        ("--text .", "--text .: this is a folder"),
+        ("--text .", "--text .: this is a folder, name a file"),
         ("--text other.jsonl --limit 3", "--limit is for tasks"),
         ("--text other.jsonl --save-outputs out.jsonl", "--save-outputs is for tasks"),
         ("--text other.jsonl --against none.jsonl", "--against is for tasks"),

@@ -82,10 +82,9 @@ def judgement(
     progress("labels by behaviour")
     writer = LLM(draft, speculative_config={"method": "none"}, dtype=str(plain.target.dtype).removeprefix("torch."))
     refused = _refused(plain, writer.target, tasks, count)
-    chains = writer.generate(
-        [{"prompt_token_ids": [*each.context, each.token]} for each in refused],
-        SamplingParams(max_tokens=max(1, nodes - 1), ignore_eos=True),
-    )
+    prompts_of = [{"prompt_token_ids": [*each.context, each.token]} for each in refused]
+    length = SamplingParams(max_tokens=max(1, nodes - 1), ignore_eos=True)
+    chains = writer.generate(prompts_of, length) if refused else []  # none: no question was answered rightly
     drafts = [[each.token, *chain.token_ids][:nodes] for each, chain in zip(refused, chains, strict=True)]
     rows = []
     for name, (prompt, prefix) in prompts.items():

@@ -26,8 +26,8 @@ from foretoken.cli.options import (
     out_option,
 )
 from foretoken.cli.training import counting as counting_up
-from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.files import check_writable
+from foretoken.core.errors import ConfigError
+from foretoken.core.files import check_readable, check_writable
 
 if TYPE_CHECKING:
     from foretoken.methods.sparse.calibration import Calibration
@@ -281,8 +281,7 @@ def _counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: i
 
 def _check_corpus(corpus: Sequence[Path]) -> None:
     for path in corpus:
-        if not path.is_file():
-            raise InputError(f"--corpus {path}: {'this is a folder, name a file' if path.is_dir() else 'no such file'}")
+        check_readable(path, "--corpus")
 
 
 def _in_words(found: Calibration) -> list[str]:

@@ -14,6 +14,7 @@ from foretoken.cli.console import emit, emit_json, note, quiet_transformers, std
 from foretoken.cli.options import Verbose, check_model_name, json_option, out_option
 from foretoken.cli.training import SECONDS_BETWEEN_LINES
 from foretoken.core.errors import InputError, ModelError
+from foretoken.core.files import check_readable
 
 if TYPE_CHECKING:
     from foretoken.drafting.datastore.build import Report
@@ -134,8 +135,7 @@ def info(
 
 def _check_files(files: Sequence[Path]) -> None:
     for path in files:
-        if not path.is_file():
-            raise InputError(f"{path}: {'this is a folder, name files' if path.is_dir() else 'no such file'}")
+        check_readable(path)
 
 
 def _tokenizer(model: str, verbose: bool) -> Any:

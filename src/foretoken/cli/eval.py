@@ -38,7 +38,7 @@ from foretoken.cli.options import (
 )
 from foretoken.cli.settings import DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.files import check_writable, write_whole
+from foretoken.core.files import check_readable, check_writable, write_whole
 from foretoken.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def eval_command(
     if text_tokens is not None and not text:
         raise ConfigError("--text-tokens is for --text FILE, and none is named")
     for path in text or ():
-        if not path.is_file():
-            raise InputError(f"--text {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}")
+        check_readable(path, "--text")
     config = speculative_config(
         method or ("draft_model" if draft_model else "none"),
         parse_settings(sets or []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -23,7 +24,7 @@ def read_text(llm: Any, model: str, path: Path, limit: int, as_json: bool, argum
     from foretoken.core.provenance import provenance
     from foretoken.tasks.reading import WINDOW, read
 
-    ids = list(islice(_tokens(llm, path), limit))
+    ids = list(islice(_tokens(llm, path), min(limit, sys.maxsize)))
     if len(ids) < 2:
         raise InputError(f"--text {path}: holds {len(ids)} tokens; at least 2 are needed")
     found = read(llm.target, ids, min(WINDOW, llm.target.max_length))

@@ -17,7 +17,8 @@ import typer
 
 from foretoken.cli.console import emit_json, note, quiet_transformers, stderr_console
 from foretoken.cli.options import Device, Threads, Verbose, check_placement, data_option, json_option, out_option
-from foretoken.core.errors import ConfigError, InputError, nearest
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.files import check_readable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,8 +155,7 @@ def _sources(corpus: list[str] | None, data: Path | None) -> list[Source]:
         return find("base").sources(data_root(data))
     own = [sources.parse(entry) for entry in corpus]
     for path in (path for source in own for path in source.files):
-        if not path.is_file():
-            raise InputError(f"--corpus {path}: no such file")
+        check_readable(path, "--corpus")
     names = [source.name for source in own]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"--corpus: two files are called '{min(twice)}'; rename one, or join them")

@@ -1,13 +1,38 @@
-"""Files of results and of the cache: known to be writable beforehand, and written whole or not at all."""
+"""Files: known to be readable and writable beforehand, and results written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+
+
+def check_readable(path: str | Path, option: str = "") -> None:
+    """Refuse what cannot be read as a file, before anything is loaded for it.
+
+    Args:
+        option: that named it; "": an argument.
+
+    Raises:
+        InputError: there is none, it is a folder, or not for this user.
+    """
+    name = f"{option} {path!s:.200}".lstrip()
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{name}: no such file") from None
+    except OSError as error:  # a name that is too long, links in a circle
+        raise InputError(f"{name}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # a zero byte
+        raise InputError(f"{name}: cannot be read ({error})") from None
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{name}: this is a folder, name a file")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{name}: cannot be read (permission denied)")
 
 
 def check_writable(path: str | Path, option: str) -> Path:

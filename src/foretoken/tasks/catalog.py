@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -101,7 +102,7 @@ class Task:
         self.check(limit, setting)
         distinct: dict[str, Example] = {}
         source = self.source(replace(setting, context=setting.context or self.context))
-        for example in islice(source, _MOST_DRAWS * limit):
+        for example in islice(source, min(_MOST_DRAWS * limit, sys.maxsize)):
             distinct.setdefault(example.prompt, example)
             if len(distinct) == limit:
                 break

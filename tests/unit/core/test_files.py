@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.core.files import cache_folder, check_writable, folder_made_once, own_cache_folder, write_whole
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+from foretoken.core.files import (
+    cache_folder,
+    check_readable,
+    check_writable,
+    folder_made_once,
+    own_cache_folder,
+    write_whole,
+)
 
 
 def test_files_are_whole_and_checked_before(tmp_path):
@@ -25,6 +32,22 @@ def test_files_are_whole_and_checked_before(tmp_path):
         check_writable(tmp_path / "no" / "out.json", "--json")
     with pytest.raises(ConfigError, match="this is a folder"):
         check_writable(tmp_path, "--json")
+
+
+def test_what_cannot_be_read_is_known_before(tmp_path):
+    (tmp_path / "file").write_text("a")
+    os.symlink("circle", tmp_path / "circle")
+    check_readable(tmp_path / "file", "--corpus")
+    for name, says in (
+        ("none", "--corpus .*none: no such file"),
+        ("file/none", "no such file"),
+        ("", "this is a folder, name a file"),
+        ("circle", r"cannot be read \(Too many levels"),
+        ("x" * 300, r"cannot be read \(File name too long"),
+        ("a\0b", r"cannot be read \(embedded null"),
+    ):
+        with pytest.raises(InputError, match=says):
+            check_readable(tmp_path / name, "--corpus")
 
 
 def test_a_file_is_as_open_as_others_and_holds_bytes_or_text(tmp_path):

@@ -29,8 +29,8 @@ from foretoken.tasks.evaluate import prompt_ids
 from foretoken.testing import Random, Scripted, Texts
 
 TASKS = ("profiles", "code", "arithmetic", "json")
-QUESTIONS = 40  # of each task
-MINED = 300  # questions
+QUESTIONS = 40  # of each task, without --limit
+MINED = 300  # questions, without --limit
 MINED_SEED = 1  # the bundled head was trained on the questions of seed 0
 CHAIN = "draft_model+tree=chain+num_speculative_tokens=10"
 GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {  # from strict to loose
@@ -77,7 +77,7 @@ def words(tokenizer: Any) -> list[int]:
 def study(run: Run) -> list[Section]:
     """Accuracy, labels and adversaries."""
     plain = run.engines["none"]
-    questions = accuracy.Questions(TASKS, QUESTIONS)
+    questions = accuracy.Questions(TASKS, run.limit or QUESTIONS)
     reference = questions.ask(plain)
     rows = [
         row
@@ -104,7 +104,8 @@ def study(run: Run) -> list[Section]:
         accuracy.section("answers with drafts of an adversary", adverse, "adversaries"),
     ]
     model = next((method.config["model"] for method in run.methods if "model" in method.config), None)
-    return sections if model is None else [*sections, _labels(plain, model)]
+    count = len(TASKS) * run.limit if run.limit else MINED
+    return sections if model is None else [*sections, _labels(plain, model, count)]
 
 
 def _strictest_and_loosest(methods: Sequence[Method]) -> list[Method]:
@@ -116,10 +117,10 @@ def _strictest_and_loosest(methods: Sequence[Method]) -> list[Method]:
     return [method for each in found.values() for method in each[:1] + each[1:][-1:]]
 
 
-def _labels(plain: Any, draft: str) -> Section:
+def _labels(plain: Any, draft: str, count: int) -> Section:
     """What the head beside the target's weights says of newly mined labels at each threshold, by task."""
     head = learned_part.find(JudgeHead, None, plain.target)
-    mined = mine(plain, load(draft), Mining(tasks=TASKS, count=MINED, seed=MINED_SEED))
+    mined = mine(plain, load(draft), Mining(tasks=TASKS, count=count, seed=MINED_SEED))
     labels = read_states(plain.target, mined.questions)
     labels = labels.of(labels.asked_N)
     score_N = head.judge(labels.hidden_ND)

@@ -42,7 +42,7 @@ from foretoken.models.feed_forward import routed_experts
 from foretoken.models.language_model import LanguageModel
 
 TASKS = ("json", "profiles")
-QUESTIONS = 60  # of each task
+QUESTIONS = 60  # of each task, without --limit
 TEXT = "wikitext2/test.txt.xz"
 TEXTS, TOKENS, ROWS = 12, 256, 8
 SHORT, LONG = 192, 3072  # tokens of the dense prompt; sparse attention has something to leave out behind the long one
@@ -55,7 +55,7 @@ _DRIFT = 4  # parts of the verified length
 def study(run: Run) -> list[Section]:
     """Accuracy of all recipes, and given text for every setting of verification among them."""
     plain = run.engines["none"]
-    questions = accuracy.Questions(TASKS, QUESTIONS)
+    questions = accuracy.Questions(TASKS, run.limit or QUESTIONS)
     reference = questions.ask(plain)
     rows = [
         row
