@@ -145,6 +145,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "use_parallel_residual": True, "qk_layernorm": True},
     ),
     "starcoder2": ("starcoder2", {"sliding_window": 21}),
+    "opt": ("opt", {"num_key_value_heads": 6, "head_dim": 16, "ffn_dim": 160, "word_embed_proj_dim": 96}),
     "nemotron": ("nemotron", {"mlp_bias": True}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere, heads normed": ("cohere", {"use_qk_norm": True}),

@@ -359,7 +359,9 @@ class FusedDecoder:
             native.q_all_norm, native.k_all_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
         else:
             native.q_norm, native.k_norm = (
-                self._gain(None if gain is None else gain.expand(each.outputs // self._head_dim, self._head_dim))
+                None
+                if gain is None or each is None
+                else self._gain(gain.expand(each.outputs // self._head_dim, self._head_dim))
                 for gain, each in ((block.q_norm_d, block.q), (block.k_norm_d, block.k))
             )
         return qkv, out

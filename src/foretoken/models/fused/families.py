@@ -66,7 +66,10 @@ class Family:
     Attributes:
         body: of the causal model, which holds everything but the head.
         embedding, final_norm: in the body.
-        attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks.
+        places: in the body, what is added to embeddings by position, and how many of its rows come before the first
+            position's; or None.
+        attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks. An MLP
+            without a name is in the layer itself.
         router: of what stands in the MLP's place where that has ``experts``.
         shared: an MLP beside the experts, of the layer or of what has the experts; or None.
         attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
@@ -84,6 +87,7 @@ class Family:
     body: str = "model"
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
+    places: tuple[str, int] | None = None
     attention: str = "self_attn"
     mixer: str = "mixer"
     mlp: str = "mlp"
@@ -148,6 +152,15 @@ FAMILIES = {
         body="gpt_neox", embedding="embed_in", final_norm="final_layer_norm", attention="attention", centred=True
     ),
     "phi": Family(final_norm="final_layernorm", mlp_norm="input_layernorm", centred=True, parallel=True),
+    "opt": Family(
+        body="model.decoder",
+        final_norm="final_layer_norm",
+        places=("embed_positions", 2),
+        mlp="",
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        centred=True,
+    ),
     "stablelm": Family(centred=True),
     "starcoder2": Family(centred=True, one_window=True),
     "nemotron": Family(centred=True, gain_offset=1.0),
@@ -195,7 +208,7 @@ class Layer(NamedTuple):
     @property
     def out(self) -> str:
         """Name of what attention projects its result with."""
-        return "dense" if hasattr(self.attention, "dense") else "o_proj"
+        return next((name for name in ("dense", "out_proj") if hasattr(self.attention, name)), "o_proj")
 
     @property
     def way(self) -> Way:
@@ -260,7 +273,7 @@ class Parts(NamedTuple):
     @property
     def rotary_kinds(self) -> dict[str | None, str]:
         """How positions are rotated, by type of layer, or by None where all do alike; empty where none are."""
-        if self.attention is None or self.body.rotary_emb is None:
+        if self.attention is None or getattr(self.body, "rotary_emb", None) is None:
             return {}
         kinds = self.body.rotary_emb.rope_type
         return dict(kinds) if isinstance(kinds, dict) else {None: kinds}
@@ -288,6 +301,15 @@ class Parts(NamedTuple):
         return at
 
     @property
+    def places(self) -> Tensor | None:
+        """What is added to embeddings, [positions, D]."""
+        if self.family.places is None:
+            return None
+        name, before = self.family.places
+        table: Tensor = getattr(self.body, name).weight
+        return table[before:]
+
+    @property
     def embedding_scale(self) -> float:
         """What an embedding is multiplied by, in the embedding or behind it."""
         own = getattr(self.embedding, "embed_scale", None)
@@ -299,12 +321,12 @@ class Parts(NamedTuple):
 def parts_of(model: Any) -> Parts:
     """The parts of a model whose type is one of ``FAMILIES``."""
     family = FAMILIES[model.config.model_type]
-    body = getattr(model, family.body)
+    body = model.get_submodule(family.body)
     norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
     parallel = bool(getattr(model.config, "use_parallel_residual", family.parallel))
     layers = []
     for layer in body.layers:
-        mlp = getattr(layer, family.mlp, None)
+        mlp = getattr(layer, family.mlp, None) if family.mlp else layer
         experts, router, opening = getattr(mlp, "experts", None), None, None
         if experts is not None:
             router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)

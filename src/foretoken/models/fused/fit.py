@@ -27,6 +27,8 @@ from foretoken.models.ssm.layout import Mixer
 # tables that do not depend on the sequence at hand; longrope's do so beyond the positions that are served
 _PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
 
+_PROJECTED = ("project_in", "project_out")  # of OPT's smallest but one
+
 
 def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     """Why the fused decoder cannot run this model; None if it can."""
@@ -47,6 +49,8 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
         return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
+    if parts.final_norm is None or any(getattr(parts.body, name, None) is not None for name in _PROJECTED):
+        return "it has no norm before its head, or projects embeddings"
     reason = _odd_heads(parts)
     if reason is not None:
         return reason
@@ -272,6 +276,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
         centred=parts.family.centred,
         final_shift_D=parts.shift(norm),
+        places_ND=None if parts.places is None else parts.places[:max_length],
     )
 
 
@@ -347,8 +352,10 @@ def _experts(layer: Layer) -> Experts:
 
 
 def _kv_heads(parts: Parts, config: Any) -> int:
-    all_alike = any(layer.attention is not None and layer.by_head for layer in parts.layers)
-    return int(config.num_attention_heads if all_alike else config.num_key_value_heads)
+    by_head = any(layer.attention is not None and layer.by_head for layer in parts.layers)
+    return int(
+        config.num_attention_heads if by_head else getattr(config, "num_key_value_heads", config.num_attention_heads)
+    )
 
 
 def _mlp_widths(parts: Parts) -> set[int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -40,6 +41,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 ROTARY_FACTORS = "rope_freqs.weight"  # read into the config
 # Llama 3's: which wavelengths are stretched is not in the file, but the factors that come of it are
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_MOST = 2**31 - 1  # of a size
 # what a file may say that would change the computation, and the value that changes nothing
 _NEUTRAL = {
     "expert_count": 0,
@@ -99,10 +101,10 @@ class Architecture:
                 f"{', '.join(_KINDS)} are"
             )
         self._kind = kind
-        if file.fields.get("split.count", 1) > 1:
+        pieces = self._field("split.count", int, general=True, absent=1)
+        if pieces > 1:
             raise ModelError(
-                f"model '{file.path}' is one of {file.fields['split.count']} pieces: put them together with "
-                "llama-gguf-split --merge"
+                f"model '{file.path}' is one of {pieces} pieces: put them together with llama-gguf-split --merge"
             )
         self._refuse_what_is_not_computed()
         self.config = self._config()
@@ -134,10 +136,10 @@ class Architecture:
     def _config(self) -> Any:
         file = self._file
         heads, width = self._sizes("attention.head_count"), self._sizes("embedding_length")
-        head_dim = file.fields.get(f"{self._name}.attention.key_length", width // heads)
-        if head_dim != file.fields.get(f"{self._name}.attention.value_length", head_dim) or head_dim % 2:
+        head_dim = self._sizes("attention.key_length", absent=max(1, width // heads))
+        if head_dim != self._sizes("attention.value_length", absent=head_dim) or head_dim % 2:
             raise UnsupportedArchitecture(f"model '{file.path}': its heads have keys and values of different widths")
-        if file.fields.get(f"{self._name}.rope.dimension_count", head_dim) != head_dim:
+        if self._sizes("rope.dimension_count", absent=head_dim) != head_dim:
             raise UnsupportedArchitecture(f"model '{file.path}': its rotary embedding covers a part of a head only")
         embedding = file.entries.get("token_embd.weight")
         if embedding is None:
@@ -145,13 +147,17 @@ class Architecture:
         kv_heads = file.fields.get(f"{self._name}.attention.head_count_kv", heads)
         if not isinstance(kv_heads, int):
             raise UnsupportedArchitecture(f"model '{file.path}': its layers have different numbers of heads")
+        layers, channels = self._sizes("block_count"), self._sizes("feed_forward_length")
+        elements = sum(entry.count for entry in file.entries.values())
+        if layers > len(file.entries) or width * max(channels, heads * head_dim) > elements:
+            raise ModelError(f"model '{file.path}': its sizes are those of a larger model than its tensors")
         try:
             return AutoConfig.for_model(
                 self._kind.model_type,
                 vocab_size=embedding.shape[0],
                 hidden_size=width,
-                intermediate_size=self._sizes("feed_forward_length"),
-                num_hidden_layers=self._sizes("block_count"),
+                intermediate_size=channels,
+                num_hidden_layers=layers,
                 num_attention_heads=heads,
                 num_key_value_heads=kv_heads,
                 head_dim=head_dim,
@@ -159,25 +165,29 @@ class Architecture:
                 rms_norm_eps=_shortest(self._field("attention.layer_norm_rms_epsilon", float)),
                 rope_parameters=self._rotary(head_dim),
                 tie_word_embeddings="output.weight" not in file.entries,
-                bos_token_id=file.fields.get("tokenizer.ggml.bos_token_id"),
+                bos_token_id=self._token("bos"),
                 eos_token_id=self._ends(),
-                pad_token_id=file.fields.get("tokenizer.ggml.padding_token_id"),
+                pad_token_id=self._token("padding"),
                 **self._kind.options(set(file.entries)),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, StrictDataclassError) as error:
             raise ModelError(
                 f"model '{file.path}': its fields make no config: {' '.join(str(error).split())}"
             ) from None
 
     def _ends(self) -> list[int] | None:
         """What ends an answer: the end of text, of a turn, and of a message."""
-        found = (self._file.fields.get(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom"))
+        found = (self._token(each) for each in ("eos", "eot", "eom"))
         return sorted({each for each in found if each is not None}) or None
+
+    def _token(self, name: str) -> int | None:
+        full = f"tokenizer.ggml.{name}_token_id"
+        return None if full not in self._file.fields else int(self._field(full, int, general=True))
 
     def _rotary(self, head_dim: int) -> dict[str, Any]:
         written = f"{self._name}.rope.freq_base" in self._file.fields
         theta = _shortest(self._field("rope.freq_base", float)) if written else 10000.0
-        kind = self._file.fields.get(f"{self._name}.rope.scaling.type", "none")
+        kind = self._field("rope.scaling.type", str, absent="none")
         if ROTARY_FACTORS in self._file.entries:
             return {"rope_theta": theta, **self._llama3(theta, head_dim)}
         if kind == "none":
@@ -217,16 +227,17 @@ class Architecture:
                     f"model '{self._file.path}': its field '{self._name}.{name}' is {found}, which is not computed"
                 )
 
-    def _sizes(self, name: str) -> int:
-        found = self._field(name, int)
-        if found < 1:
+    def _sizes(self, name: str, *, absent: int | None = None) -> int:
+        found: int = self._field(name, int, absent=absent)
+        if not 1 <= found <= _MOST:
             raise ModelError(f"model '{self._file.path}': its field '{self._name}.{name}' is {found}")
         return found
 
-    def _field(self, name: str, kind: type, *, general: bool = False) -> Any:
+    def _field(self, name: str, kind: type, *, general: bool = False, absent: Any = None) -> Any:
         full = name if general else f"{self._name}.{name}"
-        found = self._file.fields.get(full)
-        if not isinstance(found, kind) or (isinstance(found, float) and not 0.0 < found < math.inf):
+        found = self._file.fields.get(full, absent)
+        odd = not isinstance(found, kind) or (kind is int and isinstance(found, bool))
+        if odd or (isinstance(found, float) and not 0.0 < found < math.inf):
             what = "is missing" if found is None else f"is {found!r:.40}"
             raise ModelError(f"model '{self._file.path}': its field '{full}' {what}")
         return found

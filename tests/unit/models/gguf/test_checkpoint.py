@@ -232,6 +232,19 @@ FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
     ),
     "more layers": ({"llama.block_count": 3}, ModelError, "missing from the checkpoint ('model.layers.2."),
     "fewer layers": ({"llama.block_count": 1}, ModelError, "'model.layers.1.self_attn.q_proj.weight' has no place"),
+    "far too many layers": ({"llama.block_count": 2**31 - 1}, ModelError, "of a larger model than its tensors"),
+    "far too wide": ({"llama.feed_forward_length": 2**30}, ModelError, "of a larger model than its tensors"),
+    "text for a token": (
+        {"tokenizer.ggml.eos_token_id": "end"},
+        ModelError,
+        "its field 'tokenizer.ggml.eos_token_id' is 'end'",
+    ),
+    "a width of a head that is text": (
+        {"llama.attention.key_length": "16"},
+        ModelError,
+        "'llama.attention.key_length' is '16'",
+    ),
+    "pieces in words": ({"split.count": "two"}, ModelError, "its field 'split.count' is 'two'"),
     "another width": (
         {"llama.feed_forward_length": 128},
         ModelError,
