@@ -93,8 +93,8 @@ class BlockLattices(LatticeNetwork):
         self._unread.release(request_id)
 
     @torch.inference_mode()
-    def lattices(self, contexts: Sequence[Context]) -> list[Lattice | None]:
-        """One pass for all requests whose rows before the root are known."""
+    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
+        """One pass for all requests whose rows before the root are known; the head reads the slots that are asked for."""
         found: list[Lattice | None] = [None] * len(contexts)
         ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
         if not ready:
@@ -107,13 +107,19 @@ class BlockLattices(LatticeNetwork):
             batch.add_block(state.slot, rows, [root] * self.slots, first=1)
             assert state.last is not None
             lasts.append(state.last)
+        counts = [self.slots if asked is None else min(asked[place], self.slots) for place, _ in ready]
+        batch.wanted = [
+            segment.start + slot for segment, count in zip(batch.segments, counts, strict=True) for slot in range(count)
+        ]
         roots = torch.tensor([contexts[place].tokens[-1] for place, _ in ready], device=self._target.device)
         entered_AW = self._enter(
             torch.cat([self._embedding_VW[roots], torch.cat(lasts)], dim=-1).to(self._target.dtype)
         )
         output = self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
-        for number, (place, _) in enumerate(ready):
-            found[place] = Lattice(output, number * self.slots, self.slots)
+        first = 0
+        for (place, _), count in zip(ready, counts, strict=True):
+            found[place] = Lattice(output, first, count)
+            first += count
         return found
 
     def _ready(self, context: Context) -> Unread | None:
@@ -161,7 +167,7 @@ class BlockLattices(LatticeNetwork):
         return rotate(keys, cos_Td, sin_Td).to(dtype), values.to(dtype)
 
     def _pass(self, batch: PackedBatch, entering_TW: Tensor) -> Output:
-        """The layers and the head over all slots, all rows ranked."""
+        """The layers over all slots, the head over those that are wanted, which are ranked."""
         net, depth = self._net, self._net.num_layers
         if self._decoder is not None:
             ranked = self._decoder.forward(batch, NativePlan(self._cache), Span(0, depth, entering_TW), top=self._top)
@@ -174,7 +180,7 @@ class BlockLattices(LatticeNetwork):
             q, k, v = net.project(read, cos_Td, sin_Td, number)
             attended = plan.attend(number, q, k, v, scaling=net.config.head_dim**-0.5)
             h_TW = net.close(residual_TW, attended.flatten(1), number)
-        return Output.of(self._head.score(net.read_out(h_TW)), top=self._top, columns=self._columns)
+        return Output.of(self._head.score(net.read_out(h_TW[batch.wanted])), top=self._top, columns=self._columns)
 
     def _packed(self, linear: nn.Linear) -> nn.Module:
         fused = self._target.fused

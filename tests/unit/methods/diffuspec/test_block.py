@@ -128,6 +128,20 @@ def test_alone_or_packed_in_any_order_the_lattices_are_the_same_bit_for_bit(mode
         assert logits_of(lattices, contexts)[0].equal(together[length])
 
 
+def test_slots_that_nobody_looks_at_are_not_scored(model: LanguageModel) -> None:
+    """And what is scored has the bits that it has among all slots."""
+    lattices = BlockLattices(network_of(model), model, top=3)
+    contexts = [ready(lattices, length, length) for length in (9, 4, 6)]
+    whole = logits_of(lattices, contexts)
+    counts = [1, SLOTS + 3, 2]
+    found = lattices.lattices(contexts, counts)
+    for lattice, count, expected in zip(found, counts, whole, strict=True):
+        assert lattice is not None
+        assert lattice.slots == min(count, SLOTS)
+        assert lattice.logits_kC.float().equal(expected[: lattice.slots])
+        assert list(lattice.ranked(0)[0]) == expected[0].topk(3).indices.tolist()
+
+
 def test_what_was_rejected_changes_nothing_and_asking_twice_neither(model: LanguageModel) -> None:
     """A step with a draft of which one node stands leaves what plain steps over the same text leave."""
     network = network_of(model)
