@@ -80,7 +80,6 @@ def test_serving_computes_what_training_does(model: LanguageModel, fields: dict[
     native = BlockLattices(network, model, top=3)
     general = BlockLattices(network, model, top=3)
     general._decoder = None
-    general._context, general._enter = general._net.context, general._net.enter
     assert native.native
     tokens = tokens_of(5, 12, VOCAB_SIZE)
     states_1TF = torch.cat(list(states_of(tokens).values()), dim=-1)[None]
