@@ -1,6 +1,6 @@
-"""What trees could gain at most over chains: from how the target's own tokens rank in the draft's laws, and what rows cost.
+"""What trees could gain at most over chains: how the target's tokens rank in the draft's laws, and what rows cost.
 
-    python benchmarks/tree_bound.py --model grown:hybrid-tasks:100m --draft-model zoo:draft --temperatures 0 1 --json tree_bound.json
+    python benchmarks/tree_bound.py --model grown:hybrid-tasks:100m --draft-model zoo:draft --json tree_bound.json
 
 The target answers held-out questions, and each model reads each answer once. Of every position: the rank r of the
 target's token in the draft's law and, above temperature 0, a = sum of min(p, q). Behind any position i then stand
@@ -63,7 +63,9 @@ def laws(model: LanguageModel, tokens: Sequence[int], begin: int) -> Tensor:
     return model.forward(batch, DensePlan(cache, batch)).logits_MV.float().softmax(-1)
 
 
-def positions(target: LanguageModel, draft: LanguageModel, args: argparse.Namespace, hot: float) -> dict[str, list[Any]]:
+def positions(
+    target: LanguageModel, draft: LanguageModel, args: argparse.Namespace, hot: float
+) -> dict[str, list[Any]]:
     """Of every task, of every answer: rank and overlap of each of its tokens."""
     llm = LLM.from_target(target)
     found: dict[str, list[Any]] = {}

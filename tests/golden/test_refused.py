@@ -124,7 +124,8 @@ REFUSED: dict[str, tuple[Family, str]] = {
     ),
     "jamba": (
         Family("jamba", {**SMALL, "num_experts": 2, "mamba_d_state": 4}),
-        f"layer 0, JambaMambaMixer: its states decay by vectors, not by one number a head (Mamba-1 and its kin); {REMEDY}",
+        f"layer 0, JambaMambaMixer: its states decay by vectors, not by one number a head (Mamba-1 and its kin); "
+        f"{REMEDY}",
     ),
     "kimi_linear": (
         Family(

@@ -88,7 +88,7 @@ class BlockLattices(LatticeNetwork):
 
     @torch.inference_mode()
     def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
-        """One pass for all requests whose rows before the root are known; the head reads the slots that are asked for."""
+        """One pass for all requests whose rows before the root are known; the head reads the slots asked for."""
         found: list[Lattice | None] = [None] * len(contexts)
         ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
         if not ready:

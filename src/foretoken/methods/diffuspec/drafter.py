@@ -294,9 +294,7 @@ class DiffuSpecDrafter(Drafter):
         """The best path or the best tree, as far as another node pays."""
         lattice, slots = self._judged(draft, lattice, slots)
         context, budget = draft.context, draft.budget
-        found = self._finder.nodes(
-            lattice, slots, _past(context), context.stop_ids, most=budget.max_nodes, tree=tree
-        )
+        found = self._finder.nodes(lattice, slots, _past(context), context.stop_ids, most=budget.max_nodes, tree=tree)
         for node in found:
             chance, count = math.exp(node.log), len(draft.tokens)
             if count >= budget.max_nodes or not _pays(budget, draft.reach_of(node.parent), chance, count):

@@ -1,4 +1,4 @@
-"""Finds a draft in a lattice: in one native call where there is a compiled decoder, else as search.py does; the same."""
+"""Finds a draft in a lattice: in one native call where there is a compiled decoder, else as search.py has it."""
 
 from __future__ import annotations
 

@@ -99,10 +99,18 @@ class LatticeDecoder(FusedDecoder):
         slots, width = filling.masks_kW.shape
         states = filling.context.weight_OK.shape[1]
         columns = 2 * layout.num_blocks * layout.kv_heads * layout.head_dim
-        if width != layout.width or filling.enter.weight_OK.shape[1] != width + states or filling.enter.outputs != width:
-            raise ValueError(f"a block of width {width} with {states} states does not fit layers of width {layout.width}")
+        if (
+            width != layout.width
+            or filling.enter.weight_OK.shape[1] != width + states
+            or filling.enter.outputs != width
+        ):
+            raise ValueError(
+                f"a block of width {width} with {states} states does not fit layers of width {layout.width}"
+            )
         if filling.context.outputs != columns or states % filling.depths or (states // filling.depths) % 16:
-            raise ValueError(f"a context of {filling.context.outputs} columns from {filling.depths} depths does not fit")
+            raise ValueError(
+                f"a context of {filling.context.outputs} columns from {filling.depths} depths does not fit"
+            )
         self._slots, self._states = slots, states
         embedding_VW = filling.embedding_VW.detach().to(self._dtype).contiguous()
         self._roots = len(embedding_VW)
@@ -119,7 +127,9 @@ class LatticeDecoder(FusedDecoder):
             slots=slots,
         )
 
-    def fill(self, cache: KVCache, states_TF: Tensor, blocks: Sequence[Block], *, top: int) -> tuple[Ranked, list[Tensor]]:
+    def fill(
+        self, cache: KVCache, states_TF: Tensor, blocks: Sequence[Block], *, top: int
+    ) -> tuple[Ranked, list[Tensor]]:
         """Read rows, commit them, and fill the blocks behind them.
 
         Args:
@@ -154,7 +164,11 @@ class LatticeDecoder(FusedDecoder):
         width, model = self._model.width, self._model
         columns = 2 * model.num_layers * model.kv_heads * model.head_dim
         fused_TF = torch.empty(read, self._states)
-        rows = len(blocks) * (1 + k) * width + read * columns + max(read * self._states, len(blocks) * (width + self._states))
+        rows = (
+            len(blocks) * (1 + k) * width
+            + read * columns
+            + max(read * self._states, len(blocks) * (width + self._states))
+        )
         room = torch.empty(rows)
         entered = room.data_ptr()
         entering = entered + 4 * len(blocks) * width

@@ -111,7 +111,7 @@ def found(
     """The best path, or the best nodes of a tree: tokens, parents (-1: the root) and what the lattice gives each.
 
     Args:
-        ids, shares: of the ranked tokens of each slot, slot by slot, best first; tokens of the trigram model's vocabulary.
+        ids, shares: of the ranked tokens of each slot, slot by slot, best first; in the trigram model's vocabulary.
         past: the last two tokens of the text.
         ends: tokens behind which nothing follows.
         nodes: at most.

@@ -5,11 +5,10 @@
                            └─ dt ──────────────────────────────────┘
 
 The families share this form (Mamba2, Bamba, Granite hybrid, Falcon-H1, Zamba2, Nemotron-H), and with q, k, v in the
-place of C, B, x the gated delta net of Qwen3-Next, Qwen3.5 and OLMo hybrid. They differ in how the projections are laid
-out, in factors, limits of dt, groups and the order of norm and gate. What is left to the module: projections, norm and gate
-are its own, whatever they are. What is ours: everything in which a row sees other rows. Names change and can lie, so
-what is read is
-tried: some random rows as a prompt and one more behind them must give what the module gives.
+place of C, B, x the gated delta net of Qwen3-Next, Qwen3.5 and OLMo hybrid. They differ in how the projections are
+laid out, in factors, limits of dt, groups and the order of norm and gate. What is left to the module: projections, norm
+and gate are its own, whatever they are. What is ours: everything in which a row sees other rows. Names change and can
+lie, so what is read is tried: some random rows as a prompt and one more behind them must give what the module gives.
 
 The library's forward of a single row does not limit dt in some versions, that of several rows does. The trial finds out
 which rows are limited, and ``Mixer.gates`` follows: rows of a prompt, later rows, or the row of a prompt of one token.

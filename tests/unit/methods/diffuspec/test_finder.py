@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -38,11 +40,11 @@ class Ranked:
             self.top_shares += [float(paths.array("f", [share])[0]) for share in shares]
 
 
-def both(finder: Finder, lattice: Lattice, slots: int, **how: object) -> tuple[list[Node], list[Node]]:
+def both(finder: Finder, lattice: Lattice, slots: int, **how: Any) -> tuple[list[Node], list[Node]]:
     given = ((3, 5), frozenset({7, 11, 30}))
     found = list(finder.nodes(lattice, slots, *given, **how))
     with mock.patch.object(finder, "_library", None):
-        written = [node for _, node in zip(range(how["most"]), finder.nodes(lattice, slots, *given, **how), strict=False)]
+        written = list(itertools.islice(finder.nodes(lattice, slots, *given, **how), how["most"]))
     return found, written
 
 
