@@ -1,6 +1,6 @@
 """What trees could gain at most over chains: how the target's tokens rank in the draft's laws, and what rows cost.
 
-    python benchmarks/tree_bound.py --model grown:hybrid-tasks:100m --draft-model zoo:draft --json tree_bound.json
+    python benchmarks/tree_bound.py --model grown:hybrid:100m --draft-model zoo:draft --json tree_bound.json
 
 The target answers held-out questions, and each model reads each answer once. Of every position: the rank r of the
 target's token in the draft's law and, above temperature 0, a = sum of min(p, q). Behind any position i then stand
@@ -112,7 +112,7 @@ def row_ms(model: LanguageModel, counts: Sequence[int], repeats: int) -> dict[in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="grown:hybrid-tasks:100m")
+    parser.add_argument("--model", default="grown:hybrid:100m")
     parser.add_argument("--draft-model", default="zoo:draft")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--limit", type=int, default=6, help="questions of each task")
