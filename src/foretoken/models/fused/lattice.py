@@ -174,7 +174,7 @@ class LatticeDecoder(FusedDecoder):
         entering = entered + 4 * len(blocks) * width
         product = entering + 4 * len(blocks) * k * width
         span = Span(0, model.num_layers, torch.empty(len(batch), width))
-        checks.check(self._sizes, batch, NativePlan(cache), span)
+        checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, self.head.packed, self.head.vocab_size, top)
         own = team.current()
         call = self._open(batch, cache, span, model, top=top, threads=own.threads)
