@@ -12,12 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.models.ssm import layout
+from foretoken.models.ssm.layout import REMEDY
 from helpers import golden
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, load_eager, randomise, save_model
+from helpers.tiny_models import FAMILIES, STATE_SPACE, VOCAB_SIZE, Family, load_eager, randomise, save_model
 
 LLAMA = dict(FAMILIES["llama"].options)
+LATENT = dict(FAMILIES["deepseek_v2"].options)
 SMALL = {**LLAMA, "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 4}
 OLD = {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 INTERFACE = "does not go through the library's attention interface"
@@ -110,11 +113,33 @@ REFUSED: dict[str, tuple[Family, str]] = {
         ),
         INTERFACE,
     ),
-    "lfm2": (Family("lfm2", {**SMALL, "layer_types": ["conv", "full_attention"] * 2}), "layer 0 is of type 'conv'"),
-    "recurrent_gemma": (Family("recurrent_gemma", {**SMALL, "lru_width": 64}), "layer 0 is of type"),
+    "lfm2": (
+        Family("lfm2", {**SMALL, "layer_types": ["conv", "full_attention"] * 2}),
+        f"layer 0 is of type 'conv'; {REMEDY}",
+    ),
+    "recurrent_gemma": (Family("recurrent_gemma", {**SMALL, "lru_width": 64}), "layer 0 is of type 'linear_attention'"),
+    "minimax": (
+        Family("minimax", {**SMALL, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
+        "layer 0 is of type 'linear_attention'",
+    ),
     "jamba": (
         Family("jamba", {**SMALL, "num_experts": 2, "mamba_d_state": 4}),
-        "layer 0, JambaMambaMixer: its states decay by vectors",
+        f"layer 0, JambaMambaMixer: its states decay by vectors, not by one number a head (Mamba-1 and its kin); "
+        f"{REMEDY}",
+    ),
+    "kimi_linear": (
+        Family(
+            "kimi_linear",
+            {
+                **LATENT,
+                "layer_types": ["linear_attention", "full_attention"],
+                "num_hidden_layers": 2,
+                "linear_head_dim": 16,
+                "linear_num_heads": 4,
+                "num_local_experts": 4,
+            },
+        ),
+        "layer 0, KimiLinearDeltaAttention: its states decay by what its KimiLinearForgetGate makes of each row",
     ),
 }
 
@@ -128,6 +153,15 @@ def test_family_is_refused(name: str, tmp_path: Path) -> None:
     message = str(caught.value)
     assert reason in message
     assert family.model_type.split("_")[0].replace("-", "") in message.lower().replace(str(tmp_path).lower(), "")
+
+
+def test_a_mixer_whose_parts_have_other_names_is_refused() -> None:
+    options = STATE_SPACE["olmo_hybrid"].options
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmo_hybrid", **options))
+    mixer = model.model.layers[0].linear_attn
+    mixer.gate_of_output = mixer._modules.pop("g_proj")
+    with pytest.raises(UnsupportedArchitecture, match="layer 0, OlmoHybridGatedDeltaNet: its projections have names"):
+        layout.mixers(model)
 
 
 @pytest.mark.parametrize(("window", "length"), [(64, 64), (64, 20), (128, None), (4096, None)], ids=str)

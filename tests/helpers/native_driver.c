@@ -1,6 +1,6 @@
 /* Drives the native decoder without Python, for sanitizers: chunks, a tree and its branch, windows, taps, selected
- * blocks, open gates, every way to norm, rotate and cap, experts, quantised weights, chains of passes over pairs, several
- * threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread.
+ * blocks, open gates, every way to norm, rotate and cap, experts, quantised weights, chains of passes over pairs, blocks of
+ * masks, searches through lattices, several threads, two teams at once, and a fork. Exits with 0 if every forward gives the same bits as single rows on one thread.
  *
  *     driver          everything
  *     driver nofork   without the fork
@@ -38,7 +38,7 @@ typedef struct {
     Layer layers[LAYERS];
     Experts experts;
     Angles angles[2];
-    void *owned[64];
+    void *owned[80];
     int num_owned;
 } Decoder;
 
@@ -401,6 +401,78 @@ static void chain(Decoder *d, Kind kind, const int32_t *tokens) {
     free(features), free(table);
 }
 
+enum { DEPTHS = 2, STATES = DEPTHS * WIDTH, BLOCK = 4, READ = 5 };
+
+/* A block behind rows that are read at once has the bits that it has behind the same rows, read in two calls. */
+static void fill_blocks(Decoder *d, Kind kind) {
+    const Kind plain = {.bf16 = kind.bf16};
+    const long columns = 2 * LAYERS * GROUPS * HEAD_DIM;
+    float *states = filled(READ * STATES, 0, 1, 0), logits[3 * BLOCK * VOCAB];
+    const Filler filler = {.context = matrix(d, plain, columns, STATES, 0.2f), .enter = matrix(d, plain, WIDTH, WIDTH + STATES, 0.2f),
+                           .embedding = d->model.embedding, .masks = own(d, filled(BLOCK * WIDTH, 0, 1, 0)),
+                           .key_gains = own(d, filled(LAYERS * HEAD_DIM, 0, 0.2f, 1)), .depths = DEPTHS, .target_width = WIDTH, .slots = BLOCK};
+    Team *team = foretoken_team_new();
+    Cache cache = new_cache();
+    const int64_t slots[READ] = {0}, positions[READ] = {0, 1, 2, 3, 4};
+    const int32_t root = 3, tokens[BLOCK] = {3, 3, 3, 3}, wanted[BLOCK] = {0, 1, 2, 3};
+    const uint8_t seen[BLOCK * BLOCK] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const long steps[3][2] = {{0, READ}, {0, 2}, {2, READ}};
+    for (int step = 0; step < 3; step++) {
+        const long from = steps[step][0], to = steps[step][1], rows = to - from;
+        int32_t at[BLOCK], best[BLOCK], ids[BLOCK];
+        float peaks[BLOCK], shares[BLOCK], *fused = malloc(rows * STATES * 4), *product = malloc(rows * columns * 4);
+        float entered[WIDTH], entering[BLOCK * WIDTH];
+        uint32_t *elements = malloc((rows * STATES > WIDTH + STATES ? rows * STATES : WIDTH + STATES) * 4);
+        for (int i = 0; i < BLOCK; i++) at[i] = (int32_t)(to + 1 + i);
+        const Segment segment = {.prefix = to, .rows = BLOCK, .committed = to, .seen = seen};
+        Call call = {.num_rows = BLOCK, .num_segments = 1, .num_wanted = BLOCK, .capacity = CAPACITY, .threads = 1 + step,
+                     .tokens = tokens, .positions = at, .wanted = wanted, .angles = d->angles, .segments = &segment,
+                     .keys = cache.keys, .values = cache.values, .tiled = cache.tiled, .known = cache.known,
+                     .logits = logits + step * BLOCK * VOCAB, .best = best, .peaks = peaks, .top = 1, .top_ids = ids,
+                     .top_shares = shares, .last = LAYERS};
+        const float *lasts[1] = {fused + (rows - 1) * STATES};
+        const Fill fill = {.call = &call, .rows = rows, .requests = 1, .states = states + from * STATES, .slot = slots,
+                           .position = positions + from, .roots = &root, .lasts = lasts, .fused = fused, .product = product,
+                           .entered = entered, .entering = entering, .elements = elements};
+        if (foretoken_fill(team, &d->model, &filler, &fill)) exit(3);
+        free(fused), free(product), free(elements);
+        if (!step) { /* anew */
+            free_cache(&cache);
+            cache = new_cache();
+        }
+    }
+    must_equal(logits, logits + 2 * BLOCK * VOCAB, BLOCK * VOCAB, "blocks");
+    free_cache(&cache);
+    foretoken_team_free(team);
+    free(states);
+}
+
+/* Paths and trees through lattices of few levels, of which many have equal scores; a tree's first node begins the path. */
+static void search_lattices(void) {
+    const int64_t contexts[3] = {0, 2, 5};
+    const int32_t starts[4] = {0, 2, 3, 5}, ends[1] = {4};
+    const uint16_t tokens[5] = {1, 3, 0, 2, 5};
+    const float single[8] = {.2f, .1f, .1f, .2f, .1f, .1f, .1f, .1f}, entries[5] = {.3f, .2f, .5f, .1f, .4f}, below[3] = {.5f, .5f, .5f};
+    const Order order = {3, 0, contexts, starts, tokens, entries, below};
+    const Grams grams = {8, single, order, order};
+    for (int width = 0; width < 4; width++)
+        for (long slots = 1; slots < 6; slots++)
+            for (long top = 1; top < 6; top++) {
+                const long nodes = width ? slots : 7;
+                int32_t *ids = malloc(slots * top * 4), *found = malloc(nodes * 4), *parents = malloc(nodes * 4);
+                float *shares = malloc(slots * top * 4);
+                double *logs = malloc(nodes * sizeof(double));
+                for (long i = 0; i < slots * top; i++) ids[i] = (int32_t)((i * 3 + slots) % 8), shares[i] = (i + width) % 3 * 0.1f;
+                Search search = {.slots = slots, .top = top, .ids = ids, .shares = shares, .ends = ends, .num_ends = 1, .most = 4,
+                                 .mass = 0.9, .balance = 0.5, .grams = top % 2 ? &grams : 0, .u = 0, .v = 2, .width = width,
+                                 .nodes = nodes, .tokens = found, .parents = parents, .logs = logs};
+                if (foretoken_search(&search) || search.count > nodes) exit(3);
+                for (long i = 0; i < search.count; i++)
+                    if (parents[i] >= i || found[i] < 0 || found[i] > 7) exit(6);
+                free(ids), free(found), free(parents), free(shares), free(logs);
+            }
+}
+
 int main(int count, char **arguments) {
     int32_t tokens[ROWS];
     float *expected = malloc(ROWS * VOCAB * 4);
@@ -409,6 +481,7 @@ int main(int count, char **arguments) {
                           {.bf16 = 1, .bits = 4, .group = 32, .half = 1, .uncommon = 1},
                           {.bits = 4, .group = 32, .minimum = 1}, {.uncommon = 1}, {.bf16 = 1, .uncommon = 1}, {.parallel = 1},
                           {.bf16 = 1, .bits = 8, .parallel = 1}};
+    search_lattices();
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         Decoder decoder;
         build(&decoder, kinds[k]);
@@ -428,6 +501,7 @@ int main(int count, char **arguments) {
         pthread_join(other, 0);
         tree(&decoder, tokens, expected);
         chain(&decoder, kinds[k], tokens);
+        fill_blocks(&decoder, kinds[k]);
         if (count < 2 || strcmp(arguments[1], "nofork")) {
             float again[VOCAB];
             forward(team, &decoder, &cache, 3, ROWS, 1, tokens, 0, 0, 0, 0, again);

@@ -323,6 +323,7 @@ STATE_SPACE: dict[str, Family] = {
         },
     ),
     "qwen3_5_text": Family("qwen3_5_text", _DELTA),
+    "olmo_hybrid": Family("olmo_hybrid", {**_DELTA, "linear_value_head_dim": 32}),
 }
 
 

@@ -40,12 +40,14 @@ _LAW_OF: dict[str, type[Law]] = {
     "chain": Sampled,
     "coupled": Coupled,
     "topk": PointMass,
+    "reranked": PointMass,
     "sampled": Sampled,
     "sampled_without_replacement": WithoutReplacement,
     "top_then_sampled": TopThenSampled,
     "hub": HubPair,
 }
 _CHAINS = ("chain", "coupled")
+_RANKED = ("topk", "reranked")
 # where a rule takes several kinds: those with the higher optimum first
 _PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub", "topk")
 _NUM_DRAFTS = 3  # children per node of a tree, unless told
@@ -55,9 +57,10 @@ class ModelDrafter(DraftRunner):
     """Runs the draft model forward and proposes its tokens.
 
     Paper:   Leviathan et al. 2023, arXiv:2211.17192 (chains); `topk` grows a tree by cumulative probability as
-             EAGLE-2, arXiv:2406.16858 §4, does with its own head; sampled trees as SpecInfer, arXiv:2305.09781.
-    Exact:   chains and sampled trees carry the q they were drawn from; at temperature 0 and for `topk` the proposals
-             are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
+             EAGLE-2, arXiv:2406.16858 §4.1, does with its own head, `reranked` one that is recorded wide and cut to its
+             best nodes (§4.2); sampled trees as SpecInfer, arXiv:2305.09781.
+    Exact:   chains and sampled trees carry the q they were drawn from; at temperature 0, for `topk` and `reranked` the
+             proposals are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
              `coupled` draws with the noise that `match` uses (the Gumbel coupling of arXiv:2408.07978).
     Differs: the chain's length may be decided while drafting (adaptive). For drawn tokens that decision never looks
              at the token it would drop, else the law of what is proposed would no longer be q.
@@ -79,6 +82,7 @@ class ModelDrafter(DraftRunner):
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
             tree: shape and law of the draft: 'chain'; 'coupled', a chain drawn with the noise of the 'match' verifier,
                 which then accepts more and keeps a seed's tokens; 'topk', a tree of the most probable continuations;
+                'reranked', of all that such a tree of any depth records, the best nodes;
                 or a tree of drawn children (a chain at temperature 0): 'sampled' independently,
                 'sampled_without_replacement', 'top_then_sampled' (greedy draft sampling) or 'hub' (SpecHub's pairs).
                 None: a chain, or the tree that the verifier and ``num_drafts`` ask for.
@@ -151,7 +155,7 @@ class ModelDrafter(DraftRunner):
         if self._count > target.vocab_size:
             raise ConfigError(f"num_drafts={self._count} is above the vocabulary of {target.vocab_size}: use fewer")
         super().__init__(
-            config.model, target, top=self._count if self._tree == "topk" else 1, draft_vocab=config.draft_vocab
+            config.model, target, top=self._count if self._tree in _RANKED else 1, draft_vocab=config.draft_vocab
         )
         self.branches = self._tree not in _CHAINS
         # context rows of a draft vocabulary are chosen by tokens that it was shown, also where these did not stand
@@ -164,6 +168,8 @@ class ModelDrafter(DraftRunner):
         for draft, its in zip(drafts, rows, strict=True):
             if self._tree == "topk":
                 self._expand_topk(draft, its)
+            elif self._tree == "reranked":
+                self._expand_reranked(draft, its)
             elif draft.context.params.greedy:
                 self._expand_greedy(draft, its)
             elif self._tree == "coupled":
@@ -249,9 +255,18 @@ class ModelDrafter(DraftRunner):
 
         draft.extend_tree(rows.output, rows.start, width=self._count, name=self.config.model, pays=pays)
 
+    def _expand_reranked(self, draft: RunnerBuilder, rows: Rows) -> None:
+        """Record a level; what of it can have descendants among the best nodes is read, while there is room."""
+        draft.record_level(rows.output, rows.start, width=self._count, name=self.config.model)
+        context, read = draft.context, len(draft.state.row_of) + len(draft.frontier)
+        if len(context.tokens) + read > self.model.max_length:
+            draft.frontier = []
+
     def _pays(self, draft: RunnerBuilder, reach: float, confidence: float) -> bool:
         stop_rule = draft.budget.stop_rule
         return stop_rule is None or stop_rule.worthwhile(reach, confidence, len(draft.tokens))
 
     def _finish(self, draft: RunnerBuilder) -> Draft:
+        if self._tree == "reranked":
+            draft.rerank_what_pays()
         return draft.finish(_LAW_OF[self._tree])

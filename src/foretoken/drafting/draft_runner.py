@@ -28,8 +28,8 @@ from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
-from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.drafting.draft_columns import DraftColumns
+from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
@@ -89,7 +89,7 @@ class State:
 
 
 @dataclass(slots=True)
-class RunnerBuilder(DraftBuilder):
+class RunnerBuilder(RerankedBuilder):
     """A draft while it grows, and where its request stands in the draft's cache."""
 
     state: State = field(kw_only=True)
@@ -302,6 +302,7 @@ class DraftRunner(Drafter, ABC):
             slot = draft.state.slot
             read = draft.state.row_of
             tokens = [draft.tokens[node] for node in draft.frontier]
+            self.cache.reserve(slot, len(read) + len(tokens))  # more may be read than is going to be proposed
             rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
             if draft.chain and len(tokens) == 1:
                 batch.add_chunk(slot, self.cache.lengths[slot], tokens, wanted=1, tail=len(read))

@@ -34,6 +34,7 @@ from foretoken.models.processor import bfloat16_speed
 from foretoken.models.quantised.rounding import precision_of
 from foretoken.models.span import Span, passed_by, within
 from foretoken.models.ssm import adopt
+from foretoken.models.ssm.layout import REMEDY
 from foretoken.models.ssm.state import cache_for
 from foretoken.models.work import num_parameters, sizes
 
@@ -367,7 +368,7 @@ def _check_layers(text: Any, name: str, kind: str, mixing: set[int]) -> set[int]
     for layer, what in enumerate(types):
         if what not in _KNOWN_LAYERS | _SILENT_LAYERS and layer not in mixing:
             raise UnsupportedArchitecture(
-                f"model '{name}' ({kind}) is not supported: layer {layer} is of type '{what}'"
+                f"model '{name}' ({kind}) is not supported: layer {layer} is of type '{what}'; {REMEDY}"
             )
     return {layer for layer, what in enumerate(types) if what in _SILENT_LAYERS}
 

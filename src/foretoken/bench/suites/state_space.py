@@ -51,6 +51,8 @@ SUITE = Suite(
         *(f"draft_model+num_speculative_tokens={nodes}" for nodes in _CHAINS),
         "draft_model+tree=topk+num_drafts=2",
         *(f"draft_model+tree=topk+num_drafts=2+num_speculative_tokens={2 * depth}" for depth in DEPTHS),
+        "draft_model+tree=reranked+num_drafts=2",
+        *(f"draft_model+tree=reranked+num_drafts=2+num_speculative_tokens={2 * depth}" for depth in DEPTHS),
     ),
     prompts=held_out,
     options={"max_tokens": 128, "dtype": "bfloat16"},

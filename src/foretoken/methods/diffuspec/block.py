@@ -15,7 +15,7 @@ from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.needs import HiddenLayers, Needs
@@ -28,12 +28,9 @@ from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
-from foretoken.models.fused.decoder import FusedDecoder
+from foretoken.models.fused.lattice import Block, Filling, LatticeDecoder
 from foretoken.models.fused.layout import Layout, Projection
-from foretoken.models.fused.packing import TiledLinear, tiled
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.native import NativePlan
-from foretoken.models.span import Span
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 
@@ -66,11 +63,8 @@ class BlockLattices(LatticeNetwork):
             ids_K = None if network.ids_K is None else network.ids_K.to(target.device)
             self._columns = None if ids_K is None else Columns(ids_K, target.vocab_size)
             self._head = OwnHead(weight_KW, ids_K, target.vocab_size)
-            self._context: nn.Module = self._net.context
-            self._enter: nn.Module = self._net.enter
-            self._decoder: FusedDecoder | None = None
-            if target.fused is not None and fits(network) and network.context.in_features % 32 == 0:
-                self._context, self._enter = self._packed(network.context), self._packed(network.enter)
+            self._decoder: LatticeDecoder | None = None
+            if target.fused is not None and fits(network) and config.target_width % 32 == 0:
                 self._decoder = self._native(network.float(), weight_KW)
 
     @property
@@ -93,28 +87,51 @@ class BlockLattices(LatticeNetwork):
         self._unread.release(request_id)
 
     @torch.inference_mode()
-    def lattices(self, contexts: Sequence[Context]) -> list[Lattice | None]:
-        """One pass for all requests whose rows before the root are known."""
+    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
+        """One pass for all requests whose rows before the root are known; the head reads the slots asked for."""
         found: list[Lattice | None] = [None] * len(contexts)
         ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
         if not ready:
             return found
-        self._read([state for _, state in ready])
+        counts = [self.slots if asked is None else min(asked[place], self.slots) for place, _ in ready]
+        roots = [contexts[place].tokens[-1] for place, _ in ready]
+        states = [state for _, state in ready]
+        output = self._filled(states, roots, counts) if self._decoder is None else self._at_once(states, roots, counts)
+        first = 0
+        for (place, _), count in zip(ready, counts, strict=True):
+            found[place] = Lattice(output, first, count)
+            first += count
+        return found
+
+    def _at_once(self, states: Sequence[Unread], roots: Sequence[int], counts: Sequence[int]) -> Output:
+        """Everything in one native call."""
+        assert self._decoder is not None
+        blocks = [
+            Block(state.slot, root, state.num_waiting, None if state.num_waiting else state.last, count)
+            for state, root, count in zip(states, roots, counts, strict=True)
+        ]
+        waiting = [state.take(state.num_waiting) for state in states if state.num_waiting]
+        states_TF = torch.cat(waiting).float() if waiting else torch.empty(0, self._net.context.in_features)
+        ranked, lasts = self._decoder.fill(self._cache, states_TF, blocks, top=self._top)
+        for state, last_1F in zip(states, lasts, strict=True):
+            state.last = last_1F
+        return Output.ranked(ranked, self._columns)
+
+    def _filled(self, states: Sequence[Unread], roots: Sequence[int], counts: Sequence[int]) -> Output:
+        """The same piece by piece."""
+        self._read(states)
         batch, lasts = PackedBatch(), []
-        for place, state in ready:
-            root, rows = contexts[place].tokens[-1], len(contexts[place].tokens) - 1
+        for state, root in zip(states, roots, strict=True):
             self._cache.reserve(state.slot, self.slots)
-            batch.add_block(state.slot, rows, [root] * self.slots, first=1)
+            batch.add_block(state.slot, self._cache.lengths[state.slot], [root] * self.slots, first=1)
             assert state.last is not None
             lasts.append(state.last)
-        roots = torch.tensor([contexts[place].tokens[-1] for place, _ in ready], device=self._target.device)
-        entered_AW = self._enter(
-            torch.cat([self._embedding_VW[roots], torch.cat(lasts)], dim=-1).to(self._target.dtype)
-        )
-        output = self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
-        for number, (place, _) in enumerate(ready):
-            found[place] = Lattice(output, number * self.slots, self.slots)
-        return found
+        batch.wanted = [
+            segment.start + slot for segment, count in zip(batch.segments, counts, strict=True) for slot in range(count)
+        ]
+        e_AW = self._embedding_VW[torch.tensor(roots, device=self._target.device)]
+        entered_AW = self._net.enter(torch.cat([e_AW, torch.cat(lasts)], dim=-1).to(self._target.dtype))
+        return self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
 
     def _ready(self, context: Context) -> Unread | None:
         """A request all of whose rows before the root are known; a draft that was never judged is forgotten."""
@@ -151,7 +168,7 @@ class BlockLattices(LatticeNetwork):
     def _heads(self, s_TF: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values of rows in every layer, [L, G, T, d] both, rotated."""
         config, dtype = self._net.config, self._target.dtype
-        product_TO = self._context(s_TF.to(dtype)).float()
+        product_TO = self._net.context(s_TF.to(dtype)).float()
         both = product_TO.view(len(positions), 2, config.layers, config.kv_heads, config.head_dim)
         keys, values = both.permute(1, 2, 3, 0, 4)
         if self._gains_L1d is not None:
@@ -161,11 +178,8 @@ class BlockLattices(LatticeNetwork):
         return rotate(keys, cos_Td, sin_Td).to(dtype), values.to(dtype)
 
     def _pass(self, batch: PackedBatch, entering_TW: Tensor) -> Output:
-        """The layers and the head over all slots, all rows ranked."""
+        """The layers over all slots, the head over those that are wanted, which are ranked."""
         net, depth = self._net, self._net.num_layers
-        if self._decoder is not None:
-            ranked = self._decoder.forward(batch, NativePlan(self._cache), Span(0, depth, entering_TW), top=self._top)
-            return Output.ranked(ranked, self._columns)
         plan = DensePlan(self._cache, batch)
         cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
         h_TW = entering_TW.to(self._target.dtype)
@@ -174,20 +188,14 @@ class BlockLattices(LatticeNetwork):
             q, k, v = net.project(read, cos_Td, sin_Td, number)
             attended = plan.attend(number, q, k, v, scaling=net.config.head_dim**-0.5)
             h_TW = net.close(residual_TW, attended.flatten(1), number)
-        return Output.of(self._head.score(net.read_out(h_TW)), top=self._top, columns=self._columns)
+        return Output.of(self._head.score(net.read_out(h_TW[batch.wanted])), top=self._top, columns=self._columns)
 
-    def _packed(self, linear: nn.Linear) -> nn.Module:
-        fused = self._target.fused
-        assert fused is not None
-        packed = tiled(linear.weight.detach().to(self._target.dtype)).contiguous()
-        return TiledLinear(packed, len(linear.weight), None, fused.library)
-
-    def _native(self, network: BlockNetwork, weight_KW: Tensor) -> FusedDecoder:
-        """The layers in the fused decoder: a row's bits depend on its own block and past only."""
+    def _native(self, network: BlockNetwork, weight_KW: Tensor) -> LatticeDecoder:
+        """All of it in native code: a row's bits depend on its own block and past only."""
         config, target = network.config, self._target
         assert target.fused is not None
         whole = network.ids_K is None
-        return FusedDecoder(
+        return LatticeDecoder(
             Layout(
                 dtype=target.dtype,
                 width=config.width,
@@ -206,6 +214,14 @@ class BlockLattices(LatticeNetwork):
                 max_length=target.max_length + self.slots + 1,
                 final_norm_D=network.norm.weight,
                 head=target.fused.head if whole else Projection(weight_KW),
+            ),
+            Filling(
+                embedding_VW=self._embedding_VW,
+                context=Projection(network.context.weight),
+                enter=Projection(network.enter.weight),
+                masks_kW=network.masks,
+                key_gains_Ld=None if self._gains_L1d is None else self._gains_L1d[:, 0],
+                depths=len(config.depths),
             ),
             target.fused.library,
         )

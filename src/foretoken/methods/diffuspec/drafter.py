@@ -23,11 +23,11 @@ from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
 from foretoken.drafting.learned_part import find
 from foretoken.methods.diffuspec.block import BlockLattices
+from foretoken.methods.diffuspec.finder import Finder
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
 from foretoken.methods.diffuspec.length import AdaptiveLength
 from foretoken.methods.diffuspec.masked import MaskedLattices
 from foretoken.methods.diffuspec.network import MOST_SLOTS, BlockNetwork
-from foretoken.methods.diffuspec.search import Candidates, Scoring, best_nodes, best_path, prune
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
@@ -178,7 +178,13 @@ class DiffuSpecDrafter(Drafter):
             evidence=(SlotLaws,) if self._searches else (), length=self._slots if config.length == "adl" else None
         )
         self._trigram = self._grams(beside, target)
-        self._scoring = Scoring(config.balance, None if self._trigram is None else self._trigram.logs)
+        self._finder = Finder(
+            mass=config.mass,
+            candidates=config.candidates,
+            beam=config.beam,
+            balance=config.balance,
+            trigram=self._trigram,
+        )
         self._lengths: dict[int, AdaptiveLength] = {}
         self._wrote: dict[int, int] = {}  # request -> tokens before the first end of its last lattice's best tokens
 
@@ -221,7 +227,9 @@ class DiffuSpecDrafter(Drafter):
             if budget.max_nodes > 0 and budget.max_depth > 0 and _pays(budget, 1.0, 1.0, 0)
         ]
         drafts = [NO_DRAFT] * len(contexts)
-        lattices = self._network.lattices([contexts[place] for place in asked])
+        # the paper's length looks at the best tokens of all slots
+        slots = [self._slots if self.config.length == "adl" else budgets[place].max_depth for place in asked]
+        lattices = self._network.lattices([contexts[place] for place in asked], slots)
         for place, lattice in zip(asked, lattices, strict=True):
             if lattice is not None:
                 drafts[place] = self._draft(DraftBuilder(contexts[place], budgets[place]), lattice)
@@ -245,9 +253,9 @@ class DiffuSpecDrafter(Drafter):
         slots = min(draft.budget.max_depth, lattice.slots, self._allowed(draft.context, lattice))
         greedy = draft.context.params.greedy
         if self.config.tree or (self.branches and greedy):
-            self._grow(draft, lattice, slots)
+            self._find(draft, lattice, slots, tree=True)
         elif greedy or self._searches:
-            self._search(draft, lattice, slots)
+            self._find(draft, lattice, slots, tree=False)
         else:
             self._draw(draft, lattice, slots)
         finished = draft.finish(Sampled)
@@ -268,43 +276,28 @@ class DiffuSpecDrafter(Drafter):
         self._wrote[context.request_id] = min(next(ends, self._slots), found.current)
         return found.current
 
-    def _pruned(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> list[Candidates]:
-        """What is left of each slot, under the law that a request has at its root."""
-        context, config = draft.context, self.config
+    def _judged(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> tuple[Lattice, int]:
+        """The lattice under the law that a request has at its root, and how many slots of it have probabilities."""
+        context = draft.context
         if not context.laws.trivial:
             raw_kC, columns = lattice.logits_kC[:slots], lattice.output.columns
             processed_kC = context.laws.process(raw_kC, EMPTY_TREE, [ROOT] * slots, columns)
             lattice = Lattice(Output.of(processed_kC, top=lattice.top, columns=columns), 0, slots)
-        found = []
         for slot in range(slots):
-            ids, shares = lattice.ranked(slot)
-            if shares[0] != shares[0]:  # none of the tokens that are scored may be emitted
+            share = lattice.ranked(slot)[1][0]
+            if share != share:  # none of the tokens that are scored may be emitted
                 check_numbers(lattice.logits_kC[slot : slot + 1], self._network.name)
-                break
-            found.append(prune(ids, shares, mass=config.mass, most=config.candidates, ends=context.stop_ids))
-        return found
+                return lattice, slot
+        return lattice, slots
 
-    def _search(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
-        """The best path, as far as another token pays."""
-        candidates = self._pruned(draft, lattice, slots)
-        ends, past = draft.context.stop_ids, _past(draft.context)
-        path = best_path(candidates, past, self._scoring, width=self.config.beam, ends=ends)
-        parent = ROOT
-        for token, log in zip(path.tokens, path.logs, strict=True):
-            chance = math.exp(log)
-            room = len(draft.tokens) < draft.budget.max_nodes
-            if not room or not _pays(draft.budget, draft.reach_of(parent), chance, len(draft.tokens)):
-                return
-            parent = draft.add(token, parent, chance, 0)
-
-    def _grow(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
-        """The best tree, as far as another node pays."""
-        candidates = self._pruned(draft, lattice, slots)
-        past = _past(draft.context)
-        for node in best_nodes(candidates, past, self._scoring, ends=draft.context.stop_ids):
-            chance = math.exp(node.log)
-            count = len(draft.tokens)
-            if count >= draft.budget.max_nodes or not _pays(draft.budget, draft.reach_of(node.parent), chance, count):
+    def _find(self, draft: DraftBuilder, lattice: Lattice, slots: int, *, tree: bool) -> None:
+        """The best path or the best tree, as far as another node pays."""
+        lattice, slots = self._judged(draft, lattice, slots)
+        context, budget = draft.context, draft.budget
+        found = self._finder.nodes(lattice, slots, _past(context), context.stop_ids, most=budget.max_nodes, tree=tree)
+        for node in found:
+            chance, count = math.exp(node.log), len(draft.tokens)
+            if count >= budget.max_nodes or not _pays(budget, draft.reach_of(node.parent), chance, count):
                 return
             draft.add(node.token, node.parent, chance, 0)
 

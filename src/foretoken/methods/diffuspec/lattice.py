@@ -53,6 +53,11 @@ class Lattice:
         begin = (self.first + slot) * self.top
         return self.output.top_ids[begin : begin + self.top], self.output.top_shares[begin : begin + self.top]
 
+    def ranked_all(self, slots: int) -> tuple[Sequence[int], Sequence[float]]:
+        """The same of the first slots, one behind the other."""
+        begin, end = self.first * self.top, (self.first + slots) * self.top
+        return self.output.top_ids[begin:end], self.output.top_shares[begin:end]
+
 
 class LatticeNetwork(Protocol):
     """Makes lattices. A request's lattice follows from its own tokens alone, whoever runs beside it.
@@ -68,8 +73,12 @@ class LatticeNetwork(Protocol):
     needs: Needs = Needs()
 
     @abstractmethod
-    def lattices(self, contexts: Sequence[Context]) -> list[Lattice | None]:
-        """One for each context, in one pass; None where there is none: the text is too long, or was not seen."""
+    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
+        """One for each context, in one pass; None where there is none: the text is too long, or was not seen.
+
+        Args:
+            asked: slots of each that are going to be looked at, from the first one on; None: all of them.
+        """
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """See :meth:`foretoken.core.protocols.Drafter.on_forward`."""

@@ -117,7 +117,7 @@ class MaskedLattices(LatticeNetwork):
         self._cache = found.model.new_cache(_SLOTS) if isinstance(found.model, LanguageModel) else None
 
     @torch.inference_mode()
-    def lattices(self, contexts: Sequence[Context]) -> list[Lattice | None]:
+    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
         """One forward for all requests where the model is a decoder, else one for each."""
         read = [list(context.tokens[-(self._context - self.slots) :]) for context in contexts]
         if not read:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,35 +24,10 @@ from torch import Tensor
 
 from foretoken.core.errors import ModelError
 from foretoken.core.files import write_whole
+from foretoken.models.fused.paths import Entries, NativeGrams
 
 FILE = "trigram.safetensors"
 _KEPT = 1 << 14  # contexts that were looked up before
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """The entries of one order, by context.
-
-    Attributes:
-        contexts: int64 [C], sorted: v, or u * V + v.
-        starts: int32 [C + 1]: where each one's entries begin.
-        tokens: [N], sorted within a context; uint16 where that is enough, else int32.
-        own: float32 [N]: the first summand of each entry.
-        below: float32 [C]: what is left for the order below.
-    """
-
-    contexts: np.ndarray
-    starts: np.ndarray
-    tokens: np.ndarray
-    own: np.ndarray
-    below: np.ndarray
-
-    def at(self, context: int) -> tuple[int, int, float]:
-        """Where a context's entries begin and end, and what is left; (0, 0, 1) for one that was never seen."""
-        place = int(np.searchsorted(self.contexts, context))
-        if place == len(self.contexts) or self.contexts[place] != context:
-            return 0, 0, 1.0
-        return int(self.starts[place]), int(self.starts[place + 1]), float(self.below[place])
 
 
 class Trigram:
@@ -64,7 +38,7 @@ class Trigram:
         pairs, triples: the orders above it.
     """
 
-    def __init__(self, single: np.ndarray, pairs: _Order, triples: _Order) -> None:
+    def __init__(self, single: np.ndarray, pairs: Entries, triples: Entries) -> None:
         self._single, self._pairs, self._triples = single, pairs, triples
         self._singles: list[float] = single.tolist()
         self._looked_up: dict[tuple[int, int], tuple[dict[int, float], float]] = {}
@@ -105,7 +79,7 @@ class Trigram:
         """p(. | u, v), float32 [V]."""
         found = self._single.copy()
         for order, context in ((self._pairs, v), (self._triples, u * self.vocab_size + v)):
-            start, stop, below = order.at(context)
+            start, stop, below = _at(order, context)
             found *= np.float32(below)
             found[order.tokens[start:stop]] += order.own[start:stop]
         return torch.from_numpy(found)
@@ -126,10 +100,14 @@ class Trigram:
             if len(self._looked_up) >= _KEPT:
                 self._looked_up.clear()
             table = self._pairs if order == 1 else self._triples
-            start, stop, below = table.at(context)
+            start, stop, below = _at(table, context)
             entries = zip(table.tokens[start:stop].tolist(), table.own[start:stop].tolist(), strict=True)
             found = self._looked_up[order, context] = dict(entries), below
         return found
+
+    def native(self) -> NativeGrams:
+        """The same for native code."""
+        return NativeGrams(self._single, self._pairs, self._triples)
 
     # ------------------------------------------------------------------ files
 
@@ -139,7 +117,7 @@ class Trigram:
 
         tensors = {"single": self._single}
         for name, order in (("pairs", self._pairs), ("triples", self._triples)):
-            tensors |= {f"{name}.{field}": getattr(order, field) for field in _Order.__slots__}
+            tensors |= {f"{name}.{field}": getattr(order, field) for field in Entries._fields}
         write_whole(folder / FILE, save(tensors))
 
     @classmethod
@@ -157,7 +135,7 @@ class Trigram:
         try:
             tensors = load_file(path)
             orders = [
-                _Order(**{field: tensors[f"{name}.{field}"] for field in _Order.__slots__})
+                Entries(**{field: tensors[f"{name}.{field}"] for field in Entries._fields})
                 for name in ("pairs", "triples")
             ]
             found = cls(tensors["single"], *orders)
@@ -172,12 +150,20 @@ class Trigram:
         return found
 
 
+def _at(order: Entries, context: int) -> tuple[int, int, float]:
+    """Where a context's entries begin and end, and what is left; (0, 0, 1) for one that was never seen."""
+    place = int(np.searchsorted(order.contexts, context))
+    if place == len(order.contexts) or order.contexts[place] != context:
+        return 0, 0, 1.0
+    return int(order.starts[place]), int(order.starts[place + 1]), float(order.below[place])
+
+
 def _discount(counts: np.ndarray) -> float:
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
     return once / (once + 2 * twice) if once else 0.5
 
 
-def _order(keys: np.ndarray, counts: np.ndarray, vocab_size: int, least: int) -> _Order:
+def _order(keys: np.ndarray, counts: np.ndarray, vocab_size: int, least: int) -> Entries:
     """One order from its sorted keys, context * V + token, and their counts."""
     discount = _discount(counts)
     contexts, first = np.unique(keys // vocab_size, return_index=True)
@@ -188,7 +174,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, vocab_size: int, least: int) ->
     below = 1.0 - np.bincount(of[kept], own[kept], minlength=len(contexts))
     some = np.bincount(of[kept], minlength=len(contexts))
     left = some > 0  # a context without entries is as good as one that was never seen
-    return _Order(
+    return Entries(
         contexts=contexts[left],
         starts=np.concatenate([[0], np.cumsum(some[left])]).astype(np.int32),
         tokens=(keys[kept] % vocab_size).astype(np.uint16 if vocab_size <= 1 << 16 else np.int32),

@@ -12,6 +12,7 @@
  *     experts.h    who goes through which expert        mixture.h     a mixture of experts
  *     rows.h       rows between products                forward.h     a span of layers
  *     chain.h      passes over pairs or tokens, drafts  tree.h        the same for trees
+ *     lattice.h    a block of masks in one pass         paths.h       paths through a lattice
  */
 
 #include <math.h>
@@ -283,3 +284,5 @@ int64_t foretoken_linear(Team *team, const Linear *y) {
 
 #include "chain.h"
 #include "tree.h"
+#include "lattice.h"
+#include "paths.h"

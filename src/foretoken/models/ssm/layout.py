@@ -5,11 +5,10 @@
                            └─ dt ──────────────────────────────────┘
 
 The families share this form (Mamba2, Bamba, Granite hybrid, Falcon-H1, Zamba2, Nemotron-H), and with q, k, v in the
-place of C, B, x the gated delta net of Qwen3-Next and Qwen3.5. They differ in how the projections are laid out, in
-factors, limits of dt, groups and the order of norm and gate. What is left to the module: projections, norm and gate
-are its own, whatever they are. What is ours: everything in which a row sees other rows. Names change and can lie, so
-what is read is
-tried: some random rows as a prompt and one more behind them must give what the module gives.
+place of C, B, x the gated delta net of Qwen3-Next, Qwen3.5 and OLMo hybrid. They differ in how the projections are
+laid out, in factors, limits of dt, groups and the order of norm and gate. What is left to the module: projections, norm
+and gate are its own, whatever they are. What is ours: everything in which a row sees other rows. Names change and can
+lie, so what is read is tried: some random rows as a prompt and one more behind them must give what the module gives.
 
 The library's forward of a single row does not limit dt in some versions, that of several rows does. The trial finds out
 which rows are limited, and ``Mixer.gates`` follows: rows of a prompt, later rows, or the row of a prompt of one token.
@@ -41,6 +40,11 @@ KINDS: tuple[Kind, ...] = ("prompt", "later", "only")
 _PROMPT = 6  # rows of the trial's prompt: the convolution's border lies inside
 _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}  # of the largest output, both sides round
 _L2_EPS = 1e-6
+
+REMEDY = (
+    "layers that are known have attention, a Mamba-2 mixer or a gated delta net: take a checkpoint of such layers, or "
+    "generate with transformers itself"
+)
 
 
 class Projected(NamedTuple):
@@ -75,6 +79,7 @@ class Mixer:
         project: rows [T, D] to what the recurrence reads.
         finish: y [T, H, P] float32 and z to [T, D].
         limited: rows whose dt the library limits.
+        most_factor: of a delta net, what b goes up to: 1, or 2 where a state may change its sign.
     """
 
     layer: int
@@ -93,6 +98,7 @@ class Mixer:
     project: Callable[[Tensor], Projected]
     finish: Callable[[Tensor, Tensor], Tensor]
     limited: frozenset[Kind] = frozenset(KINDS)
+    most_factor: float = 1.0
 
     @property
     def channels(self) -> int:
@@ -115,7 +121,8 @@ class Mixer:
         steps_TH = steps_TH.to(wide)
         dt_TH = F.softplus(steps_TH[:, : self.heads] + self.step_bias_H.to(wide))
         if self.delta:
-            return torch.stack([dt_TH * self.rate_H.to(wide), steps_TH[:, self.heads :].sigmoid()], dim=1)
+            factor_TH = self.most_factor * steps_TH[:, self.heads :].sigmoid()
+            return torch.stack([dt_TH * self.rate_H.to(wide), factor_TH], dim=1)
         if self.limits != (0.0, float("inf")):
             limited_TH = dt_TH.clamp(*self.limits)
             where_T = torch.tensor([kind in self.limited for kind in kinds_T], device=dt_TH.device)
@@ -178,9 +185,12 @@ def mixers(model: Any) -> list[Mixer]:
         return []
     found: list[Mixer] = []
     for number, layer in enumerate(layers):
-        for module in layer.modules():
+        for name, module in layer.named_modules():
             if not hasattr(module, "A_log"):
                 continue
+            around = layer.get_submodule(name.rpartition(".")[0])
+            if not hasattr(module, "conv1d") and around is not layer:
+                raise _odd(number, around, f"its states decay by what its {type(module).__name__} makes of each row")
             if found and found[-1].layer == number:
                 raise _odd(number, module, "its layer has more than one state-space mixer")
             found.append(_tried(_read(number, module), model))
@@ -243,22 +253,39 @@ def _mamba2(layer: int, module: Any) -> Mixer:
     )
 
 
+class _DeltaNames(NamedTuple):
+    """Where a delta net's parts are."""
+
+    project: tuple[str, ...]
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+_QWEN3_NEXT = _DeltaNames(("in_proj_qkvz", "in_proj_ba"))  # by groups of heads
+_QWEN3_5 = _DeltaNames(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
+_OLMO = _DeltaNames(("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm", "o_proj")
+
+
 def _delta_net(layer: int, module: Any) -> Mixer:
+    known = (_QWEN3_NEXT, _QWEN3_5, _OLMO)
+    names = next((each for each in known if all(hasattr(module, part) for part in (*each.project, *each[1:]))), None)
+    if names is None:
+        raise _odd(layer, module, "its projections have names that are not those of a known gated delta net")
     heads, width = module.num_v_heads, module.head_v_dim
 
     def project(x_TD: Tensor) -> Projected:
-        x_1TD = x_TD[None]
-        if hasattr(module, "in_proj_qkvz"):  # Qwen3-Next: by groups of heads
-            q, k, v, z, b, a = module.fix_query_key_value_ordering(module.in_proj_qkvz(x_1TD), module.in_proj_ba(x_1TD))
+        found = [getattr(module, part)(x_TD[None]) for part in names.project]
+        if names is _QWEN3_NEXT:
+            q, k, v, z, b, a = module.fix_query_key_value_ordering(*found)
             raw = torch.cat([each.flatten(2) for each in (q, k, v)], dim=-1)
-        else:  # Qwen3.5: one after the other
-            raw, z = module.in_proj_qkv(x_1TD), module.in_proj_z(x_1TD)
-            b, a = module.in_proj_b(x_1TD), module.in_proj_a(x_1TD)
+        else:
+            *raws, z, b, a = found
+            raw = torch.cat(raws, dim=-1)
         return Projected(z[0].reshape(len(x_TD) * heads, width), raw[0], torch.cat([a, b], dim=-1)[0])
 
     def finish(y_THP: Tensor, z: Tensor) -> Tensor:
-        y = module.norm(y_THP.reshape(-1, width).to(z.dtype), z)
-        out: Tensor = module.out_proj(y.view(1, len(y_THP), -1))[0]
+        y = getattr(module, names.norm)(y_THP.reshape(-1, width).to(z.dtype), z)
+        out: Tensor = getattr(module, names.out)(y.view(1, len(y_THP), -1))[0]
         return out
 
     return _record(
@@ -271,6 +298,7 @@ def _delta_net(layer: int, module: Any) -> Mixer:
         head_width=width,
         skip_H=None,
         limits=(0.0, float("inf")),
+        most_factor=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
         project=project,
         finish=finish,
     )
@@ -301,15 +329,15 @@ def _tried(mixer: Mixer, model: Any) -> Mixer:
             prompt = mixer.module(x_TD[None, :_PROMPT], cache_params=cache)[0]
             later = mixer.module(x_TD[None, _PROMPT:], cache_params=cache)[0]
             only = mixer.module(x_TD[None, _PROMPT:], cache_params=DynamicCache(config=model.config))[0]
+            expected = torch.cat([prompt, later, only]).float()
+            for some in range(len(KINDS) + 1):  # where nothing is limited, the first is as good as any
+                for limited in combinations(KINDS, len(KINDS) - some):
+                    found = replace(mixer, limited=frozenset(limited))
+                    apart = (_computed(found, x_TD) - expected).abs().max()
+                    if bool(apart <= _ALLOWED[x_TD.dtype] * expected.abs().max()):
+                        return found
         except Exception as error:  # whatever a family raises for rows that it did not expect
             raise _odd(mixer.layer, mixer.module, str(error)) from error
-        expected = torch.cat([prompt, later, only]).float()
-        for some in range(len(KINDS) + 1):  # where nothing is limited, the first is as good as any
-            for limited in combinations(KINDS, len(KINDS) - some):
-                found = replace(mixer, limited=frozenset(limited))
-                apart = (_computed(found, x_TD) - expected).abs().max()
-                if bool(apart <= _ALLOWED[x_TD.dtype] * expected.abs().max()):
-                    return found
     raise _odd(mixer.layer, mixer.module, "it computes something else than the recurrence that its parts stand for")
 
 
@@ -349,4 +377,4 @@ def _computed(mixer: Mixer, x_TD: Tensor) -> Tensor:
 
 
 def _odd(layer: int, module: nn.Module, why: str) -> UnsupportedArchitecture:
-    return UnsupportedArchitecture(f"layer {layer}, {type(module).__name__}: {' '.join(why.split())[:300]}")
+    return UnsupportedArchitecture(f"layer {layer}, {type(module).__name__}: {' '.join(why.split())[:300]}; {REMEDY}")

@@ -80,7 +80,6 @@ def test_serving_computes_what_training_does(model: LanguageModel, fields: dict[
     native = BlockLattices(network, model, top=3)
     general = BlockLattices(network, model, top=3)
     general._decoder = None
-    general._context, general._enter = general._net.context, general._net.enter
     assert native.native
     tokens = tokens_of(5, 12, VOCAB_SIZE)
     states_1TF = torch.cat(list(states_of(tokens).values()), dim=-1)[None]
@@ -126,6 +125,20 @@ def test_alone_or_packed_in_any_order_the_lattices_are_the_same_bit_for_bit(mode
     for length in lengths:
         lattices, contexts = fresh((length,))
         assert logits_of(lattices, contexts)[0].equal(together[length])
+
+
+def test_slots_that_nobody_looks_at_are_not_scored(model: LanguageModel) -> None:
+    """And what is scored has the bits that it has among all slots."""
+    lattices = BlockLattices(network_of(model), model, top=3)
+    contexts = [ready(lattices, length, length) for length in (9, 4, 6)]
+    whole = logits_of(lattices, contexts)
+    counts = [1, SLOTS + 3, 2]
+    found = lattices.lattices(contexts, counts)
+    for lattice, count, expected in zip(found, counts, whole, strict=True):
+        assert lattice is not None
+        assert lattice.slots == min(count, SLOTS)
+        assert lattice.logits_kC.float().equal(expected[: lattice.slots])
+        assert list(lattice.ranked(0)[0]) == expected[0].topk(3).indices.tolist()
 
 
 def test_what_was_rejected_changes_nothing_and_asking_twice_neither(model: LanguageModel) -> None:

@@ -63,7 +63,7 @@ class Written(LatticeNetwork):
         self.slots, self._output = len(logits_kV), Output.of(logits_kV, top=top)
         self.asked = 0
 
-    def lattices(self, contexts: Sequence[Context]) -> list[Lattice | None]:
+    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
         self.asked += len(contexts)
         return [Lattice(self._output, 0, self.slots) for _ in contexts]
 
@@ -252,7 +252,7 @@ class SearchedAsDrawn(DiffuSpecDrafter):
     """The paper's rule above temperature 0: the searched path is verified as if it had been drawn from the lattice."""
 
     def _draw(self, draft: Any, lattice: Lattice, slots: int) -> None:
-        self._search(draft, lattice, slots)
+        self._find(draft, lattice, slots, tree=False)
         draft.row_of = [draft.keep(lattice.logits_kC[slot].softmax(-1), None) for slot in range(len(draft.tokens))]
 
 

@@ -1,0 +1,61 @@
+"""Finds a draft in a lattice: in one native call where there is a compiled decoder, else as search.py has it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from foretoken.methods.diffuspec.lattice import Lattice
+from foretoken.methods.diffuspec.search import Node, Scoring, best_nodes, best_path, prune
+from foretoken.methods.diffuspec.trigram import Trigram
+from foretoken.models.fused import build, paths
+
+
+class Finder:
+    """Prunes lattices and searches them.
+
+    Args:
+        mass, candidates: of pruning.
+        beam: its width.
+        balance: weight of the lattice beside the trigram model.
+        trigram: None: the lattice decides alone.
+    """
+
+    def __init__(self, *, mass: float, candidates: int, beam: int, balance: float, trigram: Trigram | None) -> None:
+        self._mass, self._candidates, self._beam = mass, candidates, beam
+        self._scoring = Scoring(balance, None if trigram is None else trigram.logs)
+        self._library = build.library()
+        grams = None if trigram is None or self._library is None else trigram.native()
+        self._rules = paths.Rules(mass, candidates, beam, balance, grams)
+
+    def nodes(
+        self, lattice: Lattice, slots: int, past: tuple[int, int], ends: Collection[int], *, most: int, tree: bool
+    ) -> Iterable[Node]:
+        """The best path's nodes, or the best nodes of all paths, parents first.
+
+        Args:
+            slots: of the lattice, from the first one on; none of them without a probability.
+            past: the last two tokens of the text.
+            ends: tokens behind which nothing follows.
+            most: nodes at most.
+        """
+        if not slots or not most:
+            return ()
+        if self._library is None:
+            return self._written_out(lattice, slots, past, ends, tree=tree)
+        ids, shares = lattice.ranked_all(slots)
+        found = paths.found(
+            self._library, self._rules, ids, shares, slots=slots, past=past, ends=ends, nodes=most, tree=tree
+        )
+        return map(Node, *found)
+
+    def _written_out(
+        self, lattice: Lattice, slots: int, past: tuple[int, int], ends: Collection[int], *, tree: bool
+    ) -> Iterable[Node]:
+        left = [
+            prune(*lattice.ranked(slot), mass=self._mass, most=self._candidates, ends=ends) for slot in range(slots)
+        ]
+        if tree:
+            return best_nodes(left, past, self._scoring, ends=ends)
+        path = best_path(left, past, self._scoring, width=self._beam, ends=ends)
+        parents: Sequence[int] = range(-1, len(path.tokens) - 1)
+        return map(Node, path.tokens, parents, path.logs)
