@@ -18,7 +18,7 @@ INSTALLED = ROOT / "tests" / "helpers" / "installed_decoder.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(variants.compiler_command() is None, reason="no C compiler on this machine")
-@pytest.mark.skipif(variants.of_this_machine() is None, reason="wheels bring nothing for this kind of machine")
+@pytest.mark.skipif(not variants.of_this_machine(), reason="wheels bring nothing for this kind of machine")
 def test_a_wheel_brings_its_decoder(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path / "source"

@@ -1,4 +1,4 @@
-"""``FORETOKEN_FUSED``: whether native code computes where there is any, read in one place."""
+"""``FORETOKEN_FUSED`` and ``FORETOKEN_VARIANT``: whether native code computes, and which; read in one place."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def native_wanted() -> bool:
     if value not in ("0", "1"):
         raise ConfigError(f"{_NAME}={value}: 0 switches the fused decoder off, 1 leaves it on")
     return value == "1"
+
+
+def variant_wanted() -> str | None:
+    """The kind of processor (models/fused/variants.py) whose decoder is asked for; None: the best for this one."""
+    return os.environ.get("FORETOKEN_VARIANT") or None

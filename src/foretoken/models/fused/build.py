@@ -5,7 +5,8 @@ its self-test on this machine. Else decoder.c is compiled and kept in the user's
 the source, the compiler, its flags and the processor: it is rebuilt exactly when one of them changes. Building takes
 some seconds and happens at the first load of a model that can use it: one process builds, the others wait for it. A
 library of the cache is loaded only if nobody but its owner, who runs this, can have written it. ``FORETOKEN_FUSED=0``
-switches the fused decoder off.
+switches the fused decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` takes that kind's instead of the best for this
+processor, compiled if the wheel has not brought it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.files import own_cache_folder
 from foretoken.models.fused import selftest, variants
-from foretoken.models.switch import native_wanted
+from foretoken.models.switch import native_wanted, variant_wanted
 
 _ABI = 12
 _SCRATCH = "building-"
@@ -39,10 +41,16 @@ class _Unfit(Exception):
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning)."""
+    """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning).
+
+    Raises:
+        ConfigError: ``FORETOKEN_FUSED`` is neither 0 nor 1, or ``FORETOKEN_VARIANT`` names nothing that this processor
+            can run.
+    """
     if not native_wanted():
         return None
-    ready = _ready_made()
+    able = _variants()
+    ready = _ready_made(able)
     if ready is not None:
         return ready
     compiler = variants.compiler_command()
@@ -52,7 +60,7 @@ def library() -> ctypes.CDLL | None:
         )
         return None
     try:
-        return found_or_built(compiler)
+        return found_or_built(compiler, variants.NATIVE if variant_wanted() is None else able[0].options)
     except (OSError, subprocess.SubprocessError, _Unfit) as error:
         detail = getattr(error, "stderr", None) or str(error)
         log.warning("the fused CPU decoder cannot be used, the slower general path is: %s", detail.strip()[-500:])
@@ -70,13 +78,28 @@ def origin() -> str | None:
     return f"installed, {path.name.removeprefix('decoder-').rpartition('-')[0]}"
 
 
-def found_or_built(compiler: list[str]) -> ctypes.CDLL:
+def _variants() -> list[variants.Variant]:
+    """Those that may be used here, the best first."""
+    able, wanted = variants.of_this_machine(), variant_wanted()
+    if wanted is None:
+        return able
+    chosen = [each for each in able if each.name == wanted]
+    if not chosen:
+        names = ", ".join(each.name for each in able) or "none that is known"
+        raise ConfigError(f"FORETOKEN_VARIANT={wanted}: this processor can run {names}")
+    return chosen
+
+
+def found_or_built(compiler: list[str], options: Sequence[str] = variants.NATIVE) -> ctypes.CDLL:
     """The library of this source, compiler and machine; compiled now if it is not there, or damaged.
+
+    Args:
+        options: of the compiler.
 
     Raises:
         OSError, subprocess.SubprocessError: it cannot be compiled or loaded.
     """
-    name = f"decoder-{_key(compiler)}.so"
+    name = f"decoder-{_key(compiler, options)}.so"
     with _folder() as folder:
         target = folder / name
         with contextlib.suppress(OSError, _Unfit):
@@ -85,15 +108,15 @@ def found_or_built(compiler: list[str]) -> ctypes.CDLL:
             with contextlib.suppress(OSError, _Unfit):  # another process may have built it meanwhile
                 return _kept(target)
             log.warning("compiling the fused CPU decoder for this machine, once (some seconds, rarely minutes)")
-            return _built(compiler, target)
+            return _built(compiler, options, target)
 
 
-def _built(compiler: list[str], target: Path) -> ctypes.CDLL:
+def _built(compiler: list[str], options: Sequence[str], target: Path) -> ctypes.CDLL:
     for left in target.parent.glob(f"{_SCRATCH}*"):  # of a process that was ended while it held the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
         unfinished = Path(scratch) / "decoder.so"
-        variants.compile_library(compiler, variants.NATIVE, unfinished)
+        variants.compile_library(compiler, options, unfinished)
         unfinished.chmod(0o600)
         found = _own(unfinished)
         reason = selftest.failure(found)
@@ -165,13 +188,13 @@ def _loaded(path: Path) -> ctypes.CDLL:
     return found
 
 
-def _ready_made() -> ctypes.CDLL | None:
-    """The library that came with the wheel for this processor; None if there is none of these sources, or it is unfit.
+def _ready_made(able: Sequence[variants.Variant]) -> ctypes.CDLL | None:
+    """The best of these libraries that came with the wheel; None if there is none of these sources, or it is unfit.
 
     It is trusted as the code beside it is. That it works here is tried once; a mark in the cache folder says so.
     """
-    variant = variants.of_this_machine()
-    if variant is None or not variant.library.is_file():
+    variant = next((each for each in able if each.library.is_file()), None)  # an old compiler leaves the newest out
+    if variant is None:
         return None
     try:
         digest = variants.sealed_digest(variant.library)
@@ -192,9 +215,9 @@ def _ready_made() -> ctypes.CDLL | None:
     return found
 
 
-def _key(compiler: list[str]) -> str:
+def _key(compiler: list[str], options: Sequence[str] = variants.NATIVE) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=20).stdout
-    return variants.key([*compiler, version, variants.processor(), *variants.NATIVE])
+    return variants.key([*compiler, version, variants.processor(), *options])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@
  *     rows.h       rows between products                forward.h     a span of layers
  *     chain.h      passes over pairs or tokens, drafts  tree.h        the same for trees
  *     lattice.h    a block of masks in one pass         paths.h       paths through a lattice
+ *     matrix_unit.h  products of up to 32 rows at a time, where the processor has a unit for them
  */
 
 #include <math.h>
@@ -32,6 +33,7 @@
 #include "types.h"
 #include "vectors.h"
 #include "quantised.h"
+#include "matrix_unit.h"
 #include "coded.h"
 #include "team.h"
 #include "blocks.h"
@@ -218,17 +220,15 @@ static int room_for_forward(Team *team, Job *job, long threads) {
 
 static void run(const Job *job, int thread) {
     const Model *m = job->model;
-    if (m) {
-        if (m->bf16)
-            forward_bf16(job, job->scratch + thread);
-        else
-            forward_f32(job, job->scratch + thread);
-        return;
-    }
-    if (job->linear->bf16)
+    if (m && m->bf16)
+        forward_bf16(job, job->scratch + thread);
+    else if (m)
+        forward_f32(job, job->scratch + thread);
+    else if (job->linear->bf16)
         linear_bf16(job);
     else
         linear_f32(job);
+    leave_matrix_unit();
 }
 
 /* Returns 0, or 1 if there was no memory; then nothing has been computed. */

@@ -71,5 +71,12 @@ static const int32_t *NAME(open_units)(const Job *job, long units, long rows, Sc
 static void NAME(product_of)(const uint32_t *w, long w_stride, long first, long last_tile, const NAME(input) *x, long x_stride,
                              const int32_t *only, long units, long rows, float *out, long out_stride, const float *bias,
                              int add) {
+#if BF16 && MATRIX_UNIT
+    if (matrix_unit) {
+        const long all = w_stride / 16;
+        tile_product(w, w_stride, first, last_tile, x, x_stride, only, units, all, rows, out, out_stride, bias, add);
+        return;
+    }
+#endif
     NAME(product_over)(w, w_stride, first, last_tile, x, x_stride, only, units, rows, out, out_stride, bias, add);
 }

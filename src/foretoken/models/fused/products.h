@@ -258,7 +258,12 @@ static void NAME(code_rows)(const Matrix *w, const NAME(input) *x, long inputs, 
 static void NAME(multiply)(const Matrix *w, long first, long last_tile, const NAME(input) *x, const char *coded, long inputs,
                            long rows, float *out, long out_stride, const float *bias, int add) {
     if (w->bits)
-        coded_product(w, first, last_tile, coded, inputs, rows, out, out_stride, bias, add);
+        product_of_codes(w, first, last_tile, coded, inputs, rows, out, out_stride, bias, add);
+#if BF16 && MATRIX_UNIT
+    else if (matrix_unit)
+        tile_product(w->tiles, w->stride / 4, first, last_tile, x, inputs / UNIT, 0, 0, inputs / UNIT, rows, out, out_stride,
+                     bias, add);
+#endif
     else
         NAME(product)(w->tiles, w->stride / 4, first, last_tile, x, INPUTS(inputs), inputs / UNIT, rows, out, out_stride,
                       bias, add);

@@ -192,11 +192,14 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&teams.lock);
 }
 
-static void watch_forks(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
+static void prepare_process(void) {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    ask_for_matrix_unit();
+}
 
 /* A team without threads yet; they are started by the first job that asks for them. NULL: no memory. */
 Team *foretoken_team_new(void) {
-    pthread_once(&teams.once, watch_forks);
+    pthread_once(&teams.once, prepare_process);
     Team *team = calloc(1, sizeof(Team));
     if (!team) return 0;
     without_threads(team);

@@ -59,13 +59,16 @@ class Variant:
 
 _AVX2 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_BF16 = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")
+_AVX512_BF16 = (*_AVX512, "avx512_vnni", "avx512_bf16")
 VARIANTS = (  # of each architecture, the best first
-    Variant(
-        "avx512-bf16",
+    Variant(  # where the system refuses the matrix unit, it computes what the next one does
+        "amx",
         "x86_64",
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
-        (*_AVX512, "avx512_vnni", "avx512_bf16"),
+        (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        (*_AVX512_BF16, "amx_tile", "amx_bf16", "amx_int8"),
     ),
+    Variant("avx512-bf16", "x86_64", _BF16, _AVX512_BF16),
     Variant("avx512-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), (*_AVX512, "avx512_vnni")),
     Variant("avx2", "x86_64", ("-march=x86-64-v3",), _AVX2),
     Variant("x86_64", "x86_64", ("-march=x86-64",), ()),
@@ -79,12 +82,12 @@ def of_architecture(machine: str) -> list[Variant]:
     return [each for each in VARIANTS if each.machine == machine]
 
 
-def of_this_machine() -> Variant | None:
-    """The best that this processor can run; None where that cannot be known."""
+def of_this_machine() -> list[Variant]:
+    """Those that this processor can run, the best first; none where that cannot be known."""
     if sys.platform != "linux":
-        return None
+        return []
     able = set(processor().partition(":")[2].split())
-    return next((each for each in of_architecture(platform.machine()) if able.issuperset(each.needs)), None)
+    return [each for each in of_architecture(platform.machine()) if able.issuperset(each.needs)]
 
 
 def processor() -> str:

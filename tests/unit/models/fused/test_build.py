@@ -203,9 +203,7 @@ class Wheel:
     """A folder of libraries as a wheel brings them."""
 
     def __init__(self, folder: Path, compiled: Path) -> None:
-        variant = variants.of_this_machine()
-        assert variant is not None
-        self.library = folder / variant.library.name
+        self.library = folder / variants.of_this_machine()[0].library.name
         folder.mkdir()
         shutil.copy(compiled, self.library)
         variants.seal(self.library)
@@ -213,7 +211,7 @@ class Wheel:
 
 @pytest.fixture
 def wheel(tmp_path: Path, compiled: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Wheel:
-    if variants.of_this_machine() is None:
+    if not variants.of_this_machine():
         pytest.skip("what this processor can do is not known")
     monkeypatch.setattr(variants, "PREBUILT", tmp_path / "prebuilt")
     monkeypatch.setenv("CC", str(machine.compiler))
@@ -230,6 +228,37 @@ def test_what_a_wheel_brought_is_tried_once_and_nothing_is_compiled(
         assert build.library.__wrapped__() is not None
     assert (len(tried), machine.num_built) == (1, 0)
     assert "is the one that was installed for this kind of processor" in caplog.text
+
+
+def test_a_wheel_that_lacks_the_best_library_gives_the_next(
+    wheel: Wheel, machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An old compiler does not know the newest kind of processor."""
+    able = variants.of_this_machine()
+    if len(able) < 2:
+        pytest.skip("this processor is of the first kind there was")
+    wheel.library.rename(wheel.library.parent / able[1].library.name)
+    monkeypatch.setattr(selftest, "failure", lambda library: None)
+    with caplog.at_level(logging.INFO):
+        assert build.library.__wrapped__() is not None
+    assert machine.num_built == 0
+    assert f"installed for this kind of processor ({able[1].name})" in caplog.text
+
+
+def test_a_kind_is_asked_for_by_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, last = variants.of_this_machine() or pytest.skip("what this processor can do is not known")
+    monkeypatch.setenv("CC", str(machine.compiler))
+    monkeypatch.setattr(variants, "PREBUILT", machine.cache / "prebuilt")
+    monkeypatch.setattr(selftest, "failure", lambda library: None)
+    assert build.library.__wrapped__() is not None
+    monkeypatch.setenv("FORETOKEN_VARIANT", last.name)
+    assert build.library.__wrapped__() is not None
+    assert machine.num_built == 2
+    built = {each.name for each in machine.cache.glob("decoder-*.so")}
+    assert f"decoder-{build._key([str(machine.compiler)], last.options)}.so" in built
+    monkeypatch.setenv("FORETOKEN_VARIANT", "mmx")
+    with pytest.raises(ConfigError, match=f"FORETOKEN_VARIANT=mmx: this processor can run .*{last.name}$"):
+        build.library.__wrapped__()
 
 
 def test_a_wheels_library_of_other_sources_is_not_looked_at(
@@ -262,17 +291,23 @@ def test_a_processor_takes_the_best_variant_that_it_can_run(monkeypatch: pytest.
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("sys.platform", "linux")
     chosen = []
-    for able in ([], variants._AVX2, [*variants._AVX512], [*variants._AVX512, "avx512_vnni"]):
+    tiles = ("amx_tile", "amx_bf16", "amx_int8")
+    for able in (
+        [],
+        variants._AVX2,
+        [*variants._AVX512],
+        [*variants._AVX512, "avx512_vnni", *tiles],
+        variants._AVX512_BF16,
+        [*variants._AVX512_BF16, *tiles],
+    ):
         monkeypatch.setattr(variants, "processor", lambda able=able: f"flags\t: fpu {' '.join(able)} sse")
-        found = variants.of_this_machine()
-        assert found is not None
-        chosen.append(found.name)
-    assert chosen == ["x86_64", "avx2", "avx2", "avx512-vnni"]
+        chosen.append(variants.of_this_machine()[0].name)
+    assert chosen == ["x86_64", "avx2", "avx2", "avx512-vnni", "avx512-bf16", "amx"]
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr(variants, "processor", lambda: "Features\t: fp asimd asimddp")
-    assert getattr(variants.of_this_machine(), "name", None) == "neon-dotprod"
+    assert [each.name for each in variants.of_this_machine()] == ["neon-dotprod", "neon"]
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert variants.of_this_machine() is None
+    assert variants.of_this_machine() == []
 
 
 @pytest.mark.parametrize("value", ["off", "false", "2", " 0"])
@@ -287,6 +322,6 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(value, monkeypatch):
 def test_a_compiler_that_cannot_be_started_leaves_the_general_path(value, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("CC", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_ready_made", lambda: None)
+    monkeypatch.setattr(build, "_ready_made", lambda able: None)
     assert build.library.__wrapped__() is None
     assert "the slower general path is" in caplog.text

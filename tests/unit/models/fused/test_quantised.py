@@ -95,7 +95,7 @@ def test_a_product_has_the_bits_of_its_definition(
     weight = some(bits, group, signed=signed, minimum=minimum, short=short)
     packed = coded_tiles(weight)
     bias_O = torch.randn(80, generator=torch.Generator().manual_seed(1))
-    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 21):  # every number of rows that is computed in its own way, and more
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 21, 40):  # every number of rows that is computed in its own way, and more
         x_TK = rows(count)
         expected = product(rows_of(x_TK), weight)
         assert torch.equal(native(library, packed, x_TK), expected)
