@@ -73,7 +73,7 @@ def test_an_adapter_of_the_targets_own_words(capsys):
     assert record["provenance"]["command"].startswith("foretoken train kangaroo --target zoo:base")
     before, after = record["held_out"]["before"], record["held_out"]["after"]
     assert set(after) == {"cross_entropy", "acceptance", "top_1", "top_2", "top_3", "positions"}
-    assert f"T=1: {after['acceptance']:.3f} (untrained: {before['acceptance']:.3f})" in err
+    assert f"T=1: {after['acceptance']:.3f} (before: {before['acceptance']:.3f})" in err
     adapter = Adapter.load(Path("adapter"))
     assert adapter.config.target_fingerprint == fingerprint(zoo.path("base"))
     assert record["parameters"] == sum(parameter.numel() for parameter in adapter.parameters())

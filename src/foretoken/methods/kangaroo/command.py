@@ -72,7 +72,7 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
             ("top_1", "the target's favourite first"),
         ):
             lines.append(
-                f"{called}: {after[measure]:.3f} (untrained: {before[measure]:.3f}), {after['positions']} positions"
+                f"{called}: {after[measure]:.3f} (before: {before[measure]:.3f}), {after['positions']} positions"
             )
     return [*lines, f"try: foretoken generate PROMPT --model {target} --method kangaroo --set adapter={out}"]
 

@@ -74,7 +74,7 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
             ("top_1", "the target's favourite first"),
         ):
             by_gap = ", ".join(f"{each[measure]:.3f}" for each in after)
-            lines.append(f"{called}, by gap: {by_gap} (untrained: {before[0][measure]:.3f})")
+            lines.append(f"{called}, by gap: {by_gap} (before: {before[0][measure]:.3f})")
     return [*lines, f"try: foretoken generate PROMPT --model {record['target']} --method longspec --set head={out}"]
 
 

@@ -25,6 +25,6 @@ def served(record: dict[str, Any], out: Path, what: str) -> list[str]:
         positions = ", ".join(f"{share:.2f}" for share in each["acceptance_by_position"])
         lines.append(
             f"{mode}: {each['tokens_per_step']:.2f} tokens per step (training expected {walked['after']:.2f}; "
-            f"untrained {walked['before']:.2f}); accepted by position: {positions}"
+            f"before it {walked['before']:.2f}); accepted by position: {positions}"
         )
     return lines
