@@ -116,6 +116,8 @@ class Worth:
         if not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
             self.rest = min(_LONGEST_REST, int(_RESTED * missing / (_SHARE * num_requests)))
             return [False] * len(requests)
+        if not requests:  # all who decode have drafting switched off
+            return []
         plain = costs.token(num_requests)
         per_token = self._reading.token(plain) / plain
         costs_of = [per_token * (len(each.tokens) - each.standing.num_read) for each in requests]

@@ -524,6 +524,16 @@ def test_a_row_that_costs_nothing_and_one_that_costs_a_step_are_bounded():
     assert weights([30, 50], rows_at(2.0, 2)) == pytest.approx([1.0, 1.0])
 
 
+def test_a_step_in_which_nobody_may_be_drafted_for_asks_nobody():
+    for gained in (0.0, 1.0, -1.0):  # not known to pay, paying, and not paying
+        book = Book()
+        book.steps(100 if gained else 0, unread(10), gained=gained)
+        for _ in range(70):
+            assert book.worth.choose([], 1, book.costs) == []
+            assert book.worth.num_asked == 0
+            book.worth.measure(1, book.costs, nodes=0, accepted=0, draft=0.0, total=1.0, typical=True)
+
+
 def test_the_gain_of_a_step_is_a_request_s():
     costs = StepCosts()
     for _ in range(3):
