@@ -205,7 +205,7 @@ _TABLE = (
         paper="arXiv:2502.17421",
         promise="lossless",
         needs="a target with rotary positions and a layer of full attention",
-        weights="a head for the target (foretoken train longspec); bundled for zoo:long",
+        weights="a head for the target (foretoken train longspec); a head lies beside zoo:long",
         training="foretoken.methods.longspec.command:COMMAND",
     ),
     Entry(

@@ -165,11 +165,10 @@ def test_nan_weights_give_nan_logits() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hidden_act": "gelu"}, "activation"),
+        ({"hidden_act": "quick_gelu"}, "activation"),
         ({"head_dim": 24}, "head width"),
         ({"intermediate_size": 100}, "widths"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "rotary"),
-        ({"mlp_bias": True}, "bias"),
     ],
 )
 def test_other_anatomies_take_the_general_path(change: dict[str, Any], reason: str) -> None:

@@ -251,7 +251,7 @@ def test_thresholds_of_gates_are_refused_where_there_are_experts() -> None:
     ("changes", "message"),
     [
         ({"head": linear(50, 32)}, r"layout.head is \[50, 32\]: \[50, 64\]"),
-        ({"head": linear(50, 64, bias=50)}, "layout.head has a bias"),
+        ({"head": linear(50, 64, bias=49)}, r"layout.head has a bias \[49\]: \[50\]"),
         ({"embedding_VD": torch.zeros(50, 32)}, r"layout.embedding_VD is \[50, 32\] of torch.float32: \[50, 64\]"),
         ({"embedding_VD": torch.zeros(50, 64).double()}, "of torch.float64"),
         ({"final_norm_D": torch.ones(32)}, r"layout.final_norm_D is \[32\]: \[64\]"),
