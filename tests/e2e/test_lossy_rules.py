@@ -15,6 +15,7 @@ from helpers.zoo_llms import PROMPTS, greedy, with_config
 RULES = knobs_of_rules()
 
 BUDGET = 0.02
+PROMPT = PROMPTS[1]  # every rule strays on it: target and draft are often unsure, and sure now and then
 LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
 UNBOUNDED = ("reflective",)  # its divergence is infinite where exact verification of a drawn token is certain
 EXACT_AT_0 = ("diffuspec",)  # its bias is of draws only
@@ -53,7 +54,7 @@ def nothing_loads(monkeypatch):
 
 
 def generate(capsys, rule, *more):
-    typed = ["generate", PROMPTS[0], "--raw", "--max-tokens", "40", "--ignore-eos", "--seed", "1", "--json"]
+    typed = ["generate", PROMPT, "--raw", "--max-tokens", "40", "--ignore-eos", "--seed", "1", "--json"]
     assert main([*typed, *recipe(rule), *more]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -67,20 +68,20 @@ def test_the_budget_holds_and_binds(loaded, capsys, rule, temperature):
     assert {each["promise"] for each in (free, held, none)} == {"approximate"}
     assert 0.0 <= held["distortion"] <= BUDGET + 1e-9
     if temperature == "0" and rule in EXACT_AT_0:
-        assert (free["distortion"], free["token_ids"]) == (0.0, greedy(PROMPTS[0], 40))
+        assert (free["distortion"], free["token_ids"]) == (0.0, greedy(PROMPT, 40))
         return
     assert free["distortion"] > BUDGET
     assert (none["distortion"], none["kl"]) == (0.0, 0.0)
     assert free["kl"] is None if temperature == "0" or rule in UNBOUNDED else free["kl"] > 0.0
     if temperature == "0":
-        plain = greedy(PROMPTS[0], 40)
+        plain = greedy(PROMPT, 40)
         assert none["token_ids"] == plain
         assert free["token_ids"] != plain
 
 
 @every_rule
 def test_eval_says_approximate_and_how_far(loaded, capsys, rule):
-    task = ["--task", "json", "--limit", "1", "--max-tokens", "24"]
+    task = ["--task", "arithmetic", "--limit", "8", "--max-tokens", "24"]  # enough that every rule strays
     assert main(["eval", *task, *recipe(rule), "--temperature", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["promise"] == "approximate"

@@ -174,7 +174,7 @@ def test_the_unsure_token_is_kept_and_verified(watch: Start) -> None:
     llm = fresh(threshold=0.5, max_depth=6)
     teach(llm)
     seen = watch(llm, caches=False)
-    (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=32, ignore_eos=True, logprobs=1))
+    (output,) = llm.generate(PROMPTS[3], SamplingParams(max_tokens=32, ignore_eos=True, logprobs=1))
     assert output.logprobs is not None
     sure = [2.718281828**each.logprob > 0.5 for each in output.logprobs]
     done, expected = 1, []

@@ -119,7 +119,8 @@ def test_what_stands_is_counted_by_what_it_is_worth_and_who_waits_is_told():
     controller = llm.engine.controller
     controller.choose = choose
     controller.measure = lambda **times: measured.append(times)
-    llm.generate([PROMPTS[2]] * 3, params())
+    (same,) = prompt_ids("7")[-1:]  # said again and again, which can be guessed whatever the model would rather say
+    llm.generate([PROMPTS[2]] * 3, params(logit_bias={same: 100.0}))
     accepted = sum(times["accepted"] for times in measured)
     assert accepted > 0
     assert sum(times["gained"] for times in measured) == 3.0 * accepted

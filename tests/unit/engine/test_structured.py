@@ -135,7 +135,7 @@ def logprob_of(llm: LLM, tokens: list[int], token: int) -> float:
 
 @pytest.mark.parametrize("config", METHODS[2:5], ids=lambda config: f"{config['method']}{config.get('tree', '')}")
 def test_the_law_is_the_targets_under_the_constraint(plain: LLM, config: dict[str, Any]) -> None:
-    prompt, count = "The animal is: ", 600
+    prompt, count = "My pet is a ", 600  # its law is far from even
     law = enumerated(plain, prompt)
     llm = with_config(config, max_num_seqs=60)
     params = SamplingParams(temperature=1.0, structured_outputs={"choice": CHOICES}, n=count)

@@ -17,11 +17,13 @@ from foretoken.rag.passages import Passage
 from foretoken.rag.retrievers import Bm25Retriever, DenseRetriever
 from foretoken.rag.system import Rag
 from foretoken.rag.vectors import vectors_of
-from helpers.knowledge import QUESTIONS, passages
+from helpers.knowledge import passages
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import target
 
 NAMES = ("flat", "hnsw", "bm25")
+# what the model says to these is nearest to one passage and then another, by every retriever
+QUESTIONS = ("Is the winter cold in the forest?", "coffee, banana, cotton, cattle,")
 LENGTH = 16
 SHAPES = [
     {"stride": 1, "prefetch": 1},

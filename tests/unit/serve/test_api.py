@@ -125,10 +125,11 @@ def test_texts_are_continued_many_at_once(server: Served) -> None:
 
 
 def test_an_echoed_prompt_has_log_probabilities_and_offsets(server: Served) -> None:
-    _, body, _ = server.send(TEXT, continued(PROMPTS[1], echo=True, logprobs=1, max_tokens=5))
+    _, body, _ = server.send(TEXT, continued(PROMPTS[1], echo=True, logprobs=1, min_tokens=5, max_tokens=5))
     (choice,) = body["choices"]
     shown = choice["logprobs"]
     assert choice["text"].startswith(PROMPTS[1])
+    assert body["usage"]["completion_tokens"] == 5
     assert "".join(shown["tokens"]) == choice["text"]
     assert shown["token_logprobs"][0] is None
     assert all(value <= 0 for value in shown["token_logprobs"][1:])

@@ -54,7 +54,9 @@ def test_figures_are_those_of_the_answers():
     assert found.accuracy == sum(answer.correct for answer in found.answers) / 6
     assert found.interval[0] <= found.accuracy <= found.interval[1]
     assert sum(each["num_examples"] for each in found.categories.values()) == 6
-    assert found.truncated == sum(len(answer.token_ids) == 48 for answer in found.answers)
+    ends = {2, 5}  # an answer may end with its last token
+    cut = [answer for answer in found.answers if len(answer.token_ids) == 48 and answer.token_ids[-1] not in ends]
+    assert found.truncated == len(cut) > 0
     assert found.mean_tokens == sum(len(answer.token_ids) for answer in found.answers) / 6
     assert found.refused == found.failed == 0
     assert found.seconds > 0

@@ -144,11 +144,13 @@ def test_the_bundled_head_refuses_nonsense_and_not_everything() -> None:
     for prompt in (f"{name} has 12 marbles. He buys {n} more. How many has he?" for n, name in enumerate(NAMES, 20)):
         (output,) = base().chat([{"role": "user", "content": prompt}], SamplingParams(max_tokens=24, temperature=0.0))
         said = [token for token in output.token_ids if token > 6]
-        nonsense = torch.randint(7, 8192, (len(said),), generator=generator).tolist()
-        parents = [*range(-1, len(said) - 1)] * 2
-        labels = [("own", True)] * len(said) + [("nonsense", False)] * len(said)
+        nonsense = torch.randint(7, 8192, (8 * len(said),), generator=generator).tolist()
+        parents = [*range(-1, len(said) - 1)] * 9
+        labels = [("own", True)] * len(said) + [("nonsense", False)] * len(nonsense)
         questions.append(Marked(output.prompt_token_ids, TokenTree([*said, *nonsense], parents), labels))
     found = read_states(target(), questions)
     score_N = judge.judge(found.hidden_ND)
-    assert float((score_N[~found.fine_N] > judge.config.threshold).float().mean()) < 0.05
-    assert auc(score_N, found.fine_N) > 0.7  # type: ignore[operator]
+    nonsense, own = ((score_N[found.fine_N == fine] > judge.config.threshold).float().mean() for fine in (False, True))
+    assert nonsense < 0.08
+    assert own > 2 * nonsense
+    assert auc(score_N, found.fine_N) > 0.6  # type: ignore[operator]

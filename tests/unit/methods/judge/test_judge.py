@@ -37,6 +37,7 @@ from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, target, with_con
 
 NEVER, ALWAYS = -1e4, 1e4  # biases
 LENGTH = 32
+DISPUTED = (*PROMPTS[:4], "Write a story about a dragon who")  # target and draft disagree about the best token of each
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 5}
 
 
@@ -115,8 +116,8 @@ def test_budgets_hold_on_every_prefix_of_every_request(temperature: float) -> No
         return verdict
 
     rule.verify_within = noting
-    ids(llm.generate(PROMPTS, plan(temperature)))
-    assert len(spent) == len(PROMPTS)
+    ids(llm.generate(DISPUTED, plan(temperature)))
+    assert len(spent) == len(DISPUTED)
     for history in spent.values():
         totals = list(itertools.accumulate(history))
         assert all(total <= 0.05 * number + 1e-9 for number, total in enumerate(totals, 1))
