@@ -24,7 +24,8 @@ ENDS = SamplingParams(max_tokens=40, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return with_config({"method": "suffix"}, max_num_seqs=2)
+    # a fixed length: what is accepted then depends on the text, not on how busy the machine is
+    return with_config({"method": "suffix", "num_speculative_tokens": 6}, max_num_seqs=2)
 
 
 @pytest.fixture
@@ -186,12 +187,13 @@ def test_a_reader_that_leaves_ends_its_request_within_a_step(loop: EngineLoop, l
         ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
         async for _ in ticket.deltas():
             break
+        written = ticket.requests[0].num_output  # more than was told: the reader waits for a processor, too
         loop.cancel(ticket)
         while loop.num_running:
             await asyncio.sleep(0.001)
-        return ticket.requests[0].num_output
+        return ticket.requests[0].num_output - written
 
-    assert run(work) < 100
+    assert run(work) < 60
     assert loop.totals.ended == {"cancelled": 1}
 
 
