@@ -46,7 +46,7 @@ def test_reflective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflective, "_REPEATS", 1)
     found = reflective.study(run_of("zoo:base", {**CHAIN, "verifier": "reflective", "alpha": 0.3}))
     assert [section.name for section in found] == ["accuracy", "judgement", "copying", "cost"]
-    # whether one question has a refused token whose label is known is the model's affair: without one there is no failure
+    # whether one question has a refused token whose label is known is the model's affair
     assert all(section.rows for section in found if section.name != "judgement")
 
 
