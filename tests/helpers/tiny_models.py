@@ -104,10 +104,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": Family(
         "qwen3_moe", {**_GROUPED, "head_dim": 16, "num_experts": 4, **_EXPERTS, "moe_intermediate_size": 32}
     ),
-    "qwen2_moe": Family(
-        "qwen2_moe",
-        {**_GROUPED, "num_experts": 4, "shared_expert_intermediate_size": 32, **_EXPERTS, "moe_intermediate_size": 32},
-    ),
+    "qwen2_moe": Family("qwen2_moe", {**_GROUPED, "num_experts": 4, "shared_expert_intermediate_size": 32, **_EXPERTS}),
     "olmo2": Family("olmo2"),
     "olmo3": Family("olmo3", {**_GROUPED, "num_hidden_layers": 4, "sliding_window": WINDOW}, windowed=True),
     "olmoe": Family("olmoe", {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}),
