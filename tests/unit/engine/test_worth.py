@@ -233,7 +233,7 @@ def test_late_steps_change_nothing_much():
     for late in (0.0, 0.02):
         runs = [Batches(CHEAP_ROWS, MODEL, seed) for seed in range(4)]
         found.append(sum(run.serve(1, 30, late=late) for run in runs) / len(runs))
-    assert found[1] > 0.9 * found[0]
+    assert found[1] > 0.93 * found[0]
 
 
 def test_nobody_is_asked_before_it_is_known_what_plain_steps_take():

@@ -6,7 +6,6 @@
     step      the target commits what stands; the ring gets these tokens when it is next asked
 
 Nothing of a draft is kept, and nothing of a prompt is read but its last 512 tokens.
-
 """
 
 from __future__ import annotations
