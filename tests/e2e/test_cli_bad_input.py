@@ -119,6 +119,7 @@ BAD = [
     ("train features --target zoo:draft --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
     ("analyze scaling --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
     ("generate x --model zoo:hybri", "did you mean 'hybrid'"),
+    ("generate x --model zoo:moe-tasks", "it is called 'moe' now"),
     ("generate x --num-speculative-tokens 3", "is written --set num_speculative_tokens=N here"),
     ("generate x --max-new-tokens=3", "is written --max-tokens here"),
     ("bench --speculative-model zoo:draft", "is written --draft-model here"),

@@ -78,6 +78,9 @@ def find(name: str) -> Model:
         ConfigError: there is no such model; the message offers the nearest name.
     """
     short = name.removeprefix(PREFIX)
+    for now, before in _FOLDERS.items():
+        if short == before:
+            raise ConfigError(f"unknown zoo model '{short}': it is called '{now}' now")
     if short not in MODELS:
         raise ConfigError(f"unknown zoo model '{short}': {nearest(short, MODELS)}")
     for folder, bundled in ((_HERE / _FOLDERS.get(short, short), True), (home() / short, False)):
