@@ -154,6 +154,8 @@ class Controller:
         if worth.backlog:
             if costs.drafting.seen:
                 self._reading.measure(worth.backlog, draft - costs.drafting.at(nodes))
+            elif costs.known:  # the drafting is part of it; still, what arithmetic says may be far more
+                self._reading.measure(worth.backlog, min(draft, worth.backlog * self._reading.token(plain)))
         elif nodes:
             if self._probing:
                 costs.drafting.move(nodes, draft)
