@@ -12,9 +12,10 @@ some steps all the same, because the text may have changed. That costs, and the 
     purse   + a small share of all time, and what drafting has gained     - what it has lost
 
 A trial of something known begins when the purse holds what it will cost; the first one of its kind, as soon as nothing
-is owed, and beside others the purse holds what is read first: a batch is soon over. So in the long run the loss against plain decoding stays within that share, however dear the drafter and
-however long the prompts. Steps of a like number of requests have a purse of their own: what drafting gains where few
-run together would else be spent on trials where many do.
+is owed. Beside others the purse has to hold what that one reads: a batch is soon over. So in the long run the loss
+against plain decoding stays within that share, however dear the drafter and however long the prompts. Steps of a like
+number of requests have a purse of their own: what drafting gains where few run together would else be spent on trials
+where many do.
 
 A token is not worth the same to everybody. A step takes what it takes however few requests run, and in addition a row
 for each. Where nobody waits for a place, a token saves the row of the step that its request leaves earlier; the rest of
@@ -213,8 +214,10 @@ class Worth:
     def _begin_trials(
         self, requests: Sequence[Candidate], costs_of: Sequence[float], purse: float, gain: float | None, *, alone: bool
     ) -> None:
-        """Let requests try that cost little, as far as the purse goes; the first one of its kind goes on credit, but for
-        what it reads beside others."""
+        """Let requests try that cost little, as far as the purse goes.
+
+        The first one of its kind goes on credit, but for what it reads beside others.
+        """
         known = gain is not None
         if known and purse < 0.0:
             for request in requests:

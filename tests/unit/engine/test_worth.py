@@ -386,7 +386,7 @@ def test_a_gain_is_believed_after_sixteen_steps_or_so_many_tokens_lost():
 def test_what_was_lost_is_earned_by_one_128th_of_the_time_before_anything_is_tried_again():
     book, request = Book(), unread(10)
     book.steps(100, request, gained=-0.5)
-    again = book.steps(2000, request, gained=-0.5)  # a second trial as soon as nothing is owed: one alone is not believed
+    again = book.steps(2000, request, gained=-0.5)  # a second one when nothing is owed: one alone is not believed
     assert 1 <= again <= 16
     debt = -book.worth._purse(1)
     needed = (debt + 16 * 0.5) * 128  # what is owed, and what a trial will cost
