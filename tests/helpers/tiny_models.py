@@ -210,7 +210,7 @@ _IN_PLACE = {  # mixers that began as attentions: a group for every head, rotary
 }
 _GRANITE = {
     **_STATES,
-    "shared_intermediate_size": 48,
+    "shared_intermediate_size": 64,
     "embedding_multiplier": 2.0,
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
@@ -312,6 +312,10 @@ STATE_SPACE: dict[str, Family] = {
     ),
     "zamba2": Family("zamba2", _ZAMBA2),
     "nemotron_h": Family("nemotron_h", _NEMOTRON_H),
+    "nemotron_h_dense": Family(
+        "nemotron_h",
+        {**_NEMOTRON_H, "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"], "mlp_bias": True},
+    ),
     "qwen3_next": Family(
         "qwen3_next",
         {

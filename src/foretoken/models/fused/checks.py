@@ -16,7 +16,7 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
-from foretoken.models.fused.layout import Block, Experts, Layout, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, form_of
 from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.fused.structs import SCORES
@@ -71,7 +71,7 @@ def check_layout(layout: Layout) -> None:
         _check_projection("layout.head", layout.head, layout.head.outputs, layout.width)
 
 
-def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]) -> None:
+def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Sequence[int]) -> None:
     """What native code takes for granted of a block, once, when it is packed.
 
     Args:
@@ -84,6 +84,10 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
     width = layout.width
     _check_gain("mlp_norm_D", block.mlp_norm_D, width)
     _check_mlp(block, layout.mlp_width, width)
+    if isinstance(block, MLPBlock):
+        return
+    if block.experts is not None:
+        _check_experts(block.experts, width)
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
         projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
@@ -113,14 +117,12 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
             raise ValueError("block.parallel: an MLP or experts, no norms behind the branches, and residual_scale 1")
     if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
-    if block.experts is not None:
-        _check_experts(block.experts, layout.width)
     if block.rotary is not None:
         _within("block.rotary", block.rotary, 0, len(halves) - 1)
         _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
 
 
-def _check_mlp(block: Block | StateBlock, most: int, width: int) -> None:
+def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> None:
     up = block.up
     if up is None or block.down is None:
         given = [name for name in ("gate", "up", "down") if getattr(block, name) is not None]

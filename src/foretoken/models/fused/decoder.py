@@ -22,7 +22,7 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.call import Angles, OpenCall, Ranked
-from foretoken.models.fused.layout import Block, Experts, Head, Layout, PackedBlock, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
@@ -66,6 +66,7 @@ class FusedDecoder:
         layers = (structs.Layer * layout.num_blocks)()
         self._mixers: dict[int, Mixer] = {}
         self._elsewhere: set[int] = set()  # layers that read another decoder's keys
+        self._keyless: set[int] = set()  # layers that have no keys and values here
         for index, block in enumerate(layout.blocks):
             checks.check_block(layout, block, [each.half for each in self._rotaries])
             packed = self._pack(layers[index], block, index)
@@ -227,7 +228,7 @@ class FusedDecoder:
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
         """What the native side needs in order to select: who does, by what, and room for what they take."""
         layers = [self._model.layers[index] for index in range(span.first, span.last)]
-        seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._mixers]
+        seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._keyless]
         selecting = [index for index in seeing if index == seeing[0] or blocks.selects(index)]
         selects = array("B", bytes(self._model.num_layers))
         summaries: dict[int, Tensor] = {}
@@ -266,8 +267,7 @@ class FusedDecoder:
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
         if cache.coded:
             row = torch.empty(model.kv_heads, 0, 4 + model.head_dim, dtype=torch.uint8)
-        without = self._elsewhere.union(self._mixers)
-        pairs = [None if layer in without else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
+        pairs = [None if layer in self._keyless else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
         checks.check_buffers(self.sizes, cache, pairs)
         found = self._rooms[cache] = Room(self.library, cache, pairs)
         return found
@@ -275,25 +275,28 @@ class FusedDecoder:
     # ------------------------------------------------------------------ packing
 
     @torch.no_grad()
-    def _pack(self, native: structs.Layer, block: Block | StateBlock, index: int) -> PackedBlock:
-        packed = (
-            self._packed_mixer(native, block, index) if isinstance(block, StateBlock) else self._heads(native, block)
-        )
-        gate_up = down = None
+    def _pack(self, native: structs.Layer, block: Block | StateBlock | MLPBlock, index: int) -> PackedBlock:
+        qkv = out = gate_up = down = None
         experts: tuple[Tiles, Tiles] | None = None
-        if isinstance(block, Block):
+        if isinstance(block, StateBlock):
+            qkv, out = self._packed_mixer(native, block, index)
+        elif isinstance(block, Block):
+            qkv, out = self._heads(native, block)
             native.parallel = int(block.parallel)
             native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
-            if block.experts is not None:
-                experts = self._packed_experts(native, block.experts)
+        if qkv is not None and out is not None:
+            native.qkv, native.out = described(qkv), described(out)
+        if not isinstance(block, MLPBlock) and block.experts is not None:
+            experts = self._packed_experts(native, block.experts)
         if block.up is not None and block.down is not None:
             gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
         native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
         if native.elsewhere:
             self._elsewhere.add(index)
-        native.qkv, native.out = (described(each) for each in packed)
-        return PackedBlock(*packed, gate_up, down, experts)
+        if native.elsewhere or not isinstance(block, Block):
+            self._keyless.add(index)
+        return PackedBlock(qkv, out, gate_up, down, experts)
 
     def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles, Tiles]:
         project, out = self._packed(block.project), self._packed(block.out)

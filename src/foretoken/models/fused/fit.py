@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from foretoken.models.fused import build, states
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
-from foretoken.models.fused.layout import Block, Experts, Layout, PackedBlock, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
 from foretoken.models.fused.quantised import can_join, joined
 from foretoken.models.fused.tiled_experts import TiledExperts
@@ -44,8 +44,6 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     if unusual is not None:
         return unusual
     parts = parts_of(model)
-    if getattr(config, "num_local_experts", 0) and all(layer.experts is None for layer in parts.layers):
-        return "its layers have experts beside an MLP"
     activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
         return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
@@ -199,19 +197,9 @@ class Adoption:
 
     def _take(self, index: int, packed: PackedBlock) -> None:
         layer = self._parts.layers[index]
-        attention, mlp = layer.attention, layer.mlp
-        if attention is None:
-            self._swap(layer.mixer, "in_proj", packed.qkv)
-            self._swap(layer.mixer, "out_proj", packed.out)
-        else:
-            start = 0
-            for name in layer.heads:
-                each = getattr(attention, name)
-                tiles = each.out_features // 16
-                taken = self._linear(each, packed.qkv[start : start + tiles], _order(layer, each))
-                self._replace(attention, name, taken)
-                start += tiles
-            self._swap(attention, layer.out, packed.out)
+        mlp = layer.mlp
+        if packed.qkv is not None and packed.out is not None:
+            self._take_look_back(layer, packed.qkv, packed.out)
         if packed.experts is not None:
             block = getattr(self._parts.body.layers[index], self._parts.family.mlp)
             self._replace(block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
@@ -231,6 +219,20 @@ class Adoption:
             for name, each in zip(into, factors, strict=True):
                 self._swap(mlp, name, each)
         self._swap(mlp, layer.way.out, packed.down)
+
+    def _take_look_back(self, layer: Layer, qkv: Tiles, out: Tiles) -> None:
+        attention = layer.attention
+        if attention is None:
+            self._swap(layer.mixer, "in_proj", qkv)
+            self._swap(layer.mixer, "out_proj", out)
+            return
+        start = 0
+        for name in layer.heads:
+            each = getattr(attention, name)
+            tiles = each.out_features // 16
+            self._replace(attention, name, self._linear(each, qkv[start : start + tiles], _order(layer, each)))
+            start += tiles
+        self._swap(attention, layer.out, out)
 
     def _linear(self, linear: Any, packed: Tiles, order_O: Tensor | None = None) -> TiledLinear:
         bias = None if linear.bias is None else linear.bias.detach()
@@ -267,7 +269,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         final_norm_D=final_norm_D,
         head=_projection(model.lm_head),
         embedding_VD=parts.embedding.weight,
-        activation=parts.layers[0].activation or "silu",
+        activation=next((layer.activation for layer in parts.layers if layer.activation is not None), "silu"),
         interleaved=parts.family.interleaved,
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,
         embedding_scale=parts.embedding_scale,
@@ -280,12 +282,17 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
     )
 
 
-def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock]:
+def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock | MLPBlock]:
     config, kinds = model.config, list(parts.rotary_kinds)
     for index, layer in enumerate(parts.layers):
         attention = layer.attention
         gate, up, down = _mlp(layer)
         norm_D, end_norm_D, mlp_norm_D, mlp_end_norm_D = (parts.gain(each) for each in layer.norms)
+        experts = None if layer.experts is None else _experts(layer)
+        if attention is None and layer.mixer is None:
+            assert up is not None and down is not None and mlp_norm_D is not None
+            yield MLPBlock(up=up, down=down, gate=gate, mlp_norm_D=mlp_norm_D)
+            continue
         if attention is None:
             norm = layer.mixer.norm
             assert norm_D is not None
@@ -301,6 +308,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
                 up=up,
                 down=down,
                 mlp_norm_D=mlp_norm_D,
+                experts=experts,
             )
             continue
         q, k, v = _heads(layer, config)
@@ -322,7 +330,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             down=down,
             mlp_norm_D=mlp_norm_D,
             mlp_end_norm_D=mlp_end_norm_D,
-            experts=None if layer.experts is None else _experts(layer),
+            experts=experts,
             attention_shift_D=parts.shift(layer.norm),
             mlp_shift_D=parts.shift(layer.mlp_norm),
             parallel=parts.parallel,

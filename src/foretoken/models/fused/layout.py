@@ -2,7 +2,7 @@
 
     rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
                        └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
-                  block: attention alone, or with an MLP, or with experts, or both  … ── norm ── head ── scale ── cap
+           block: attention or a mixer, an MLP or experts or both, or one of them alone  … ── norm ── head ── scale ── cap
 
 Most anatomies have not all of these norms. In a parallel block the MLP reads what attention reads. A language model is
 described by fit.py; a drafting method describes its own layers, and may share the head of the target's decoder.
@@ -127,7 +127,7 @@ class StateBlock:
         mixer: sizes and parameters of what lies between.
         mixer_norm_D: gain of the norm before it.
         gain_I, norm_group, norm_eps: of the gated norm, and over how many channels each is taken.
-        gate, up, down, mlp_norm_D: as in :class:`Block`.
+        gate, up, down, experts, mlp_norm_D: as in :class:`Block`.
     """
 
     project: Projection
@@ -141,6 +141,21 @@ class StateBlock:
     up: Projection | None = None
     down: Projection | None = None
     mlp_norm_D: Tensor | None = None
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MLPBlock:
+    """A layer that does not look back: an MLP alone.
+
+    Attributes:
+        gate, up, down, mlp_norm_D: as in :class:`Block`.
+    """
+
+    up: Projection
+    down: Projection
+    mlp_norm_D: Tensor
+    gate: Projection | None = None
 
 
 class PackedBlock(NamedTuple):
@@ -149,8 +164,8 @@ class PackedBlock(NamedTuple):
     ``experts`` are their gates and ups, and their downs; those of all of them lie one behind the other.
     """
 
-    qkv: Tiles
-    out: Tiles
+    qkv: Tiles | None
+    out: Tiles | None
     gate_up: Tiles | None
     down: Tiles | None
     experts: tuple[Tiles, Tiles] | None = None
@@ -212,7 +227,7 @@ class Layout:
     norm_eps: float
     scaling: float
     num_blocks: int
-    blocks: Iterable[Block | StateBlock]
+    blocks: Iterable[Block | StateBlock | MLPBlock]
     rotary: Rotary | tuple[Rotary, ...]
     max_length: int
     final_norm_D: Tensor
