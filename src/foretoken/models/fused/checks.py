@@ -77,9 +77,9 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     Args:
         halves: half the elements that each of the layout's rotaries rotates.
     Raises:
-        ValueError: a projection, a bias or a gain has another size than the layout gives it, a part of an MLP is
-            missing, a rotary is none of the layout's, experts do not fit together, or a parallel block has more than
-            attention and one other branch that are added as they are.
+        ValueError: a projection, a bias, a scale or a gain has another size than the layout gives it, a part of an MLP
+            is missing, a rotary is none of the layout's, experts do not fit together, a mixer beside attention has an
+            MLP of its own, or a parallel block has more than attention and one other branch that are added as they are.
     """
     width = layout.width
     _check_gain("mlp_norm_D", block.mlp_norm_D, width)
@@ -94,6 +94,10 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         _check_projection("block.project", block.project, projected, width)
         _check_projection("block.out", block.out, width, inner)
         return
+    if block.beside is not None:
+        check_block(layout, block.beside, halves)
+        if block.parallel or block.beside.up is not None or block.beside.experts is not None:
+            raise ValueError("block.beside: a mixer without an MLP or experts, beside attention that is not parallel")
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
     own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
     if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):

@@ -171,6 +171,7 @@ FAMILIES = {
     "cohere2": replace(_COHERE, rotates_windows=True),
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
+    "falcon_h1": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
     "granitemoehybrid": Family(mixer="mamba", mlp="block_sparse_moe", router="router", shared="shared_mlp"),
     "nemotron_h": Family(
         embedding="embeddings", final_norm="norm_f", alone="mixer", attention_norm="norm", mlp_norm="norm"
@@ -240,6 +241,18 @@ class Layer(NamedTuple):
         return _ACTIVATIONS.get(type(module))
 
 
+class Factors(NamedTuple):
+    """What a layer multiplies by beside its weights (Falcon-H1): what attention reads, its keys, what it adds; what a
+    mixer adds; what an MLP's gate goes through, and what the MLP adds."""
+
+    attention_in: float
+    key: float
+    attention_out: float
+    mixer_out: float
+    gate: float
+    mlp_out: float
+
+
 class Parts(NamedTuple):
     """A model's modules under one set of names.
 
@@ -258,6 +271,19 @@ class Parts(NamedTuple):
     def attention(self) -> Any:
         """The first layer's that has some; None if none has."""
         return next((layer.attention for layer in self.layers if layer.attention is not None), None)
+
+    def factors(self, index: int) -> Factors:
+        """A layer's."""
+        whole, layer = self.body.layers[index], self.layers[index]
+        named = (
+            (whole, "attention_in_multiplier"),
+            (layer.attention, "key_multiplier"),
+            (whole, "attn_out_multiplier"),
+            (whole, "ssm_out_multiplier"),
+            (layer.mlp, "gate_multiplier"),
+            (layer.mlp, "down_multiplier"),
+        )
+        return Factors._make(float(getattr(module, name, 1.0)) for module, name in named)
 
     def gain(self, norm: Any) -> Tensor | None:
         """What a norm multiplies by."""
