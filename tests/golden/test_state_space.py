@@ -242,6 +242,7 @@ def test_a_state_space_model_drafts() -> None:
     [
         ({"stree.kernel": "wlak"}, r"stree.kernel='wlak' is unknown.*walk"),
         ({"stree.size": 3}, r"unknown option 'stree.size'"),
+        ({"stree": 1}, r"stree=1 must be a mapping of options to values.*--set stree.NAME=VALUE"),
         ({"verification.attention": "per_head"}, r"verification.*: model 'zoo:hybrid' has state-space layers"),
     ],
 )
