@@ -91,7 +91,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
         projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
-        _check_projection("block.project", block.project, projected, width)
+        _check_projection("block.project", block.project, projected, width, scaled=True)
         _check_projection("block.out", block.out, width, inner)
         return
     if block.beside is not None:
@@ -104,8 +104,8 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
     for name, (outputs, projection) in own.items():
         if projection is not None:
-            _check_projection(f"block.{name}", projection, outputs, width)
-    _check_projection("block.out", block.out, width, queries)
+            _check_projection(f"block.{name}", projection, outputs, width, scaled=True)
+    _check_projection("block.out", block.out, width, queries, scaled=True)
     for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
         _check_gain(name, getattr(block, name), layout.width)
     for name in ("attention_shift_D", "mlp_shift_D"):
@@ -139,7 +139,8 @@ def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> N
     for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
         projection = getattr(block, name)
         if projection is not None:
-            _check_projection(f"block.{name}", projection, outputs, inputs)
+            gated = block.gate is not None and name != "down"
+            _check_projection(f"block.{name}", projection, outputs, inputs, scaled=gated)
 
 
 def _check_experts(experts: Experts, width: int) -> None:
@@ -155,13 +156,19 @@ def _check_experts(experts: Experts, width: int) -> None:
         _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs, biased=False)
 
 
-def _check_projection(name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True) -> None:
+def _check_projection(
+    name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True, scaled: bool = False
+) -> None:
     if tuple(given.weight_OK.shape) != (outputs, inputs):
         raise ValueError(f"{name} is {list(given.weight_OK.shape)}: {[outputs, inputs]}")
     if given.bias_O is not None and not biased:
         raise ValueError(f"{name} has a bias: native code adds none there")
     if given.bias_O is not None and given.bias_O.shape != (outputs,):
         raise ValueError(f"{name} has a bias {list(given.bias_O.shape)}: [{outputs}]")
+    if isinstance(given.scale, Tensor) and given.scale.shape != (outputs,):
+        raise ValueError(f"{name} has a scale {list(given.scale.shape)}: [{outputs}]")
+    if not scaled and (isinstance(given.scale, Tensor) or given.scale != 1):
+        raise ValueError(f"{name} has a scale: native code multiplies nothing there")
 
 
 def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:
