@@ -280,7 +280,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,
         embedding_scale=parts.embedding_scale,
         residual_scale=getattr(config, "residual_multiplier", 1.0),
-        logit_scale=(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", 1.0))
+        logit_scale=float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", 1.0))
         / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
         centred=parts.family.centred,
