@@ -6,9 +6,9 @@ Per number of rows: a chain, a binary tree row by row (walk) and all at once (sc
 path to a leaf as a fork of the slot with rows of its own. One forward each, behind a prompt, in turns; nothing is
 committed. Bytes are those of the cache behind the forward.
 
-With --draft, decoding with that draft model: chains and trees of fixed sizes and adaptive chains, greedy, one bundled
-prompt a task, the recipes in turns prompt by prompt, timed from the first token on. Last, plain decoding beside
-``generate`` of transformers, in the same process.
+With --draft, decoding with that draft model: chains and trees of fixed sizes and adaptive ones, greedy, one bundled
+prompt a task, the recipes in turns prompt by prompt, timed from the first token on; of the models that --drafted names.
+Last, plain decoding beside ``generate`` of transformers, in the same process.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def recipes(draft: str, sizes: list[int]) -> dict[str, dict[str, Any] | None]:
     """Label to ``speculative_config``."""
     config = {"method": "draft_model", "model": draft}
     found: dict[str, dict[str, Any] | None] = {"plain": None, "chain, adaptive": config}
+    found["tree, adaptive"] = {**config, "tree": "reranked", "num_drafts": 2}
     for size in sizes:
         found[f"chain of {size}"] = {**config, "num_speculative_tokens": size}
         found[f"tree of {size}"] = {**config, "num_speculative_tokens": size, "tree": "topk", "num_drafts": 2}
@@ -144,11 +145,13 @@ def speculation(name: str, dtype: str, draft: str, sizes: list[int], repeats: in
             for label, llm in engines.items():
                 (request,) = llm.new_requests(prompt, params)
                 llm.engine.add(request)
-                while not request.num_output:
+                while not (request.num_output or request.finished):
                     llm.engine.step()
                 began, before = perf_counter(), request.metrics.num_steps
                 while not request.finished:
                     llm.engine.step()
+                if request.num_output != params.max_tokens:  # a failure is no figure
+                    raise SystemExit(f"{name}, {label}: {request.num_output} tokens, then: {request.error}")
                 seconds[label] += perf_counter() - began
                 steps[label] += request.metrics.num_steps - before
         for label in engines:
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--draft", help="a draft model with the models' vocabulary")
+    parser.add_argument("--drafted", help="those of the models that it drafts for; default: all")
     parser.add_argument("--sizes", default="2,4,8", help="nodes of its chains and trees")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -192,7 +196,7 @@ def main() -> None:
     for name in given.models.split(","):
         counts = [int(each) for each in given.rows.split(",") if each]
         record["verification"] += verification(name, given.dtype, counts, given.repeats)
-        if given.draft is not None:
+        if given.draft is not None and name in (given.drafted or given.models).split(","):
             sizes = [int(each) for each in given.sizes.split(",")]
             record["speculation"] += speculation(name, given.dtype, given.draft, sizes, max(3, given.repeats // 5))
         record["decoding"].append(decoding(name, given.dtype, max(3, given.repeats // 5)))

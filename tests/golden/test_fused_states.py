@@ -18,20 +18,23 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.models.span import Span
 from foretoken.models.ssm.state import HybridCache
+from helpers.adapters import shelf
 from helpers.golden import PARENTS, Session, tokens_of
+from helpers.tiny_models import STATE_SPACE, VOCAB_SIZE, save_model
 
-TEXT = tokens_of(1, 90, 8192)
+TEXT = tokens_of(1, 90, VOCAB_SIZE)
 
 
 @cache
 def model(name: str) -> LanguageModel:
-    found = load(f"zoo:{name}", dtype="bfloat16", device="cpu")
+    place = str(save_model(name, shelf() / f"states_{name}")) if name in STATE_SPACE else f"zoo:{name}"
+    found = load(place, dtype="bfloat16", device="cpu")
     if found.fused is None:
         pytest.skip("there is no compiled decoder on this machine")
     return found
 
 
-@pytest.fixture(params=["mamba", "hybrid"])
+@pytest.fixture(params=["mamba", "hybrid", "falcon_h1", "falcon_h1_norm", "nemotron_h_dense"])
 def target(request: pytest.FixtureRequest) -> LanguageModel:
     return model(request.param)
 
@@ -59,7 +62,7 @@ def test_grouping_and_threads_change_no_bit(target: LanguageModel) -> None:
 
 def test_a_tree_s_row_is_its_own_path(target: LanguageModel) -> None:
     """Whole, and level by level behind its own tail; then its branch is committed and gone on from."""
-    tree = TokenTree(tokens_of(2, len(PARENTS), 8192), PARENTS)
+    tree = TokenTree(tokens_of(2, len(PARENTS), VOCAB_SIZE), PARENTS)
     session = read(target, [50])[1]
     root = TEXT[50]
     found = session.draft(0, root, tree)
@@ -78,7 +81,7 @@ def test_a_tree_s_row_is_its_own_path(target: LanguageModel) -> None:
 
 def test_neighbours_change_no_bit(target: LanguageModel) -> None:
     """A prompt's chunk, a tree and a plain row of three requests in one forward, in either order."""
-    tree = TokenTree(tokens_of(3, len(PARENTS), 8192), PARENTS)
+    tree = TokenTree(tokens_of(3, len(PARENTS), VOCAB_SIZE), PARENTS)
     expected: dict[int, Tensor] = {}
     for order in ([0], [1], [2], [0, 1, 2], [2, 1, 0]):
         session = Session(target)

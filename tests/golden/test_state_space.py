@@ -40,7 +40,8 @@ SCENARIOS = [name for name in golden.SCENARIOS if name != "after_rollback"]  # s
 CLOSE = 6e-5
 # products over the stream and the embedding side by side, with weights as wide as these, lose two digits more
 CLOSE_BY_LAYOUT = {"zamba2": 2e-3}
-NATIVE = {name for name in STATE_SPACE if name.startswith(("mamba2", "bamba", "granitemoehybrid_"))}
+DESCRIBED = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense")  # to the fused decoder
+NATIVE = {name for name in STATE_SPACE if name.startswith(DESCRIBED)}
 LIMITED = [name for name, family in STATE_SPACE.items() if "time_step_limit" in family.options]
 
 
@@ -146,15 +147,29 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
         assert ids(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)) == expected
 
 
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_prompt_s_last_row_is_limited_in_whatever_chunk(name: str, root: Path) -> None:
+    """Also where the budget of a step cuts off all but one row of it."""
+    model, prompt = load(place(name, root), device="cpu"), golden.tokens_of(5, 17, VOCAB_SIZE)
+    first = [
+        LLM.from_target(model, max_num_seqs=1, max_rows_per_step=rows)
+        .generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1, logprobs=1))[0]
+        .logprobs[0]
+        .logprob
+        for rows in (17, 8, 16)
+    ]
+    assert first == pytest.approx([first[0]] * 3, abs=1e-5)
+
+
 @pytest.mark.skipif(build.library() is None, reason="there is no compiled decoder on this machine")
 def test_layers_that_run_in_the_library_s_modules_say_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         load(place("bamba", root), device="cpu")
         assert not caplog.text
         load(place("nemotron_h", root), device="cpu")
-        load(place("granitemoehybrid", root), device="cpu")
-    assert "the slower general path is: its layers have experts" in caplog.text
-    assert "the slower general path is: its type 'nemotron_h' is not one of arcee, bamba, " in caplog.text
+        load(place("zamba2", root), device="cpu")
+    assert "the slower general path is: the experts of layer 4 have " in caplog.text
+    assert "the slower general path is: its type 'zamba2' is not one of arcee, bamba, " in caplog.text
 
 
 @cache
@@ -227,6 +242,7 @@ def test_a_state_space_model_drafts() -> None:
     [
         ({"stree.kernel": "wlak"}, r"stree.kernel='wlak' is unknown.*walk"),
         ({"stree.size": 3}, r"unknown option 'stree.size'"),
+        ({"stree": 1}, r"stree=1 must be a mapping of options to values.*--set stree.NAME=VALUE"),
         ({"verification.attention": "per_head"}, r"verification.*: model 'zoo:hybrid' has state-space layers"),
     ],
 )

@@ -210,7 +210,7 @@ _IN_PLACE = {  # mixers that began as attentions: a group for every head, rotary
 }
 _GRANITE = {
     **_STATES,
-    "shared_intermediate_size": 48,
+    "shared_intermediate_size": 64,
     "embedding_multiplier": 2.0,
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
@@ -305,6 +305,17 @@ STATE_SPACE: dict[str, Family] = {
             "mamba_n_groups": 2,
             "ssm_multipliers": [0.7, 1.2, 0.9, 1.1, 0.8],
             "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.6,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.8,
+            "key_multiplier": 0.5,
+            "mlp_multipliers": [0.9, 0.7],
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.4,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mlp_bias": True,
+            "projectors_bias": True,
         },
     ),
     "falcon_h1_norm": Family(
@@ -312,6 +323,10 @@ STATE_SPACE: dict[str, Family] = {
     ),
     "zamba2": Family("zamba2", _ZAMBA2),
     "nemotron_h": Family("nemotron_h", _NEMOTRON_H),
+    "nemotron_h_dense": Family(
+        "nemotron_h",
+        {**_NEMOTRON_H, "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"], "mlp_bias": True},
+    ),
     "qwen3_next": Family(
         "qwen3_next",
         {

@@ -185,8 +185,7 @@ def settings_of(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     inner = settings.pop(key, None)
     if inner is not None and not isinstance(inner, Mapping):
         raise ConfigError(
-            f"{key}={inner!r} must be a mapping, for example {{'ffn': 0.05}}; on the command line write "
-            f"--set {key}.ffn=0.05"
+            f"{key}={inner!r} must be a mapping of options to values; on the command line write --set {key}.NAME=VALUE"
         )
     given = dict(inner or {})
     for name in [name for name in settings if name.startswith(f"{key}.")]:

@@ -91,8 +91,10 @@ class Scheduler:
         filling: list[Request] = []
         lengths = self.cache.lengths
         for request in self.running:
-            # a prompt that was reused or cut but for one token is read like any other: a seed gives the same first one
-            reads = bool(request.num_cached or request.borders) and not request.num_output and not self.drafted_first
+            # a prompt that was reused or cut but for one token is read like any other: a seed gives the same first one;
+            # and so is any prompt's rest where a prompt's rows are not those of an answer
+            cut = request.num_cached or request.borders or (lengths[request.slot] and not self.cache.reads_as_written)
+            reads = bool(cut) and not request.num_output and not self.drafted_first
             last = lengths[request.slot] == len(request.tokens) - 1
             (decoding if last and not reads else filling).append(request)
         # a request with one token left to process needs one row either way: the last prompt token is its first root

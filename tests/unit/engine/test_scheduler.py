@@ -82,6 +82,14 @@ def test_the_last_prompt_token_alone_is_a_root():
     assert made.next().decoding == [single, other]
 
 
+def test_it_is_no_root_where_prompts_are_read_in_another_way():
+    made, (single, other) = scheduler(1, 17, max_rows=17)
+    made.cache.reads_as_written = False
+    run(made, made.next())
+    work = made.next()
+    assert (work.decoding, work.prefill) == ([single], [(other, 1)])
+
+
 def test_no_more_run_than_there_are_rows():
     made, requests = scheduler(4, 4, 4, slots=3, max_rows=2)
     made.next()

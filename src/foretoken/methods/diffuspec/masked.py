@@ -101,7 +101,10 @@ class MaskedLattices(LatticeNetwork):
         self._checkpoint = found = _load(name, target)
         self._context = min(found.longest, context or _trained_length(name) or found.longest)
         if self._context <= slots + 1:
-            raise ModelError(f"masked model '{name}' reads {self._context} tokens, which leaves no text before {slots}")
+            raise ModelError(
+                f"masked model '{name}' reads {self._context} tokens, which leaves no text before slots={slots} masks: "
+                "give fewer slots, or a larger context if it was given"
+            )
         ours, theirs = target.tokenizer.get_vocab(), found.tokenizer.get_vocab()
         other = (text for text, index in ours.items() if theirs.get(text) != index)
         odd = min(other, key=ours.__getitem__, default=None)

@@ -29,7 +29,7 @@ from foretoken.core.files import own_cache_folder
 from foretoken.models.fused import selftest, variants
 from foretoken.models.switch import native_wanted, variant_wanted
 
-_ABI = 12
+_ABI = 13
 _SCRATCH = "building-"
 
 log = logging.getLogger(__name__)

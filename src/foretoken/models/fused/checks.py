@@ -16,7 +16,7 @@ from torch import Tensor
 from foretoken.core.errors import InputError
 from foretoken.models.batch import PackedBatch, Segment
 from foretoken.models.cache import KVCache
-from foretoken.models.fused.layout import Block, Experts, Layout, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, form_of
 from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.fused.structs import SCORES
@@ -71,33 +71,41 @@ def check_layout(layout: Layout) -> None:
         _check_projection("layout.head", layout.head, layout.head.outputs, layout.width)
 
 
-def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]) -> None:
+def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Sequence[int]) -> None:
     """What native code takes for granted of a block, once, when it is packed.
 
     Args:
         halves: half the elements that each of the layout's rotaries rotates.
     Raises:
-        ValueError: a projection, a bias or a gain has another size than the layout gives it, a part of an MLP is
-            missing, a rotary is none of the layout's, experts do not fit together, or a parallel block has more than
-            attention and one other branch that are added as they are.
+        ValueError: a projection, a bias, a scale or a gain has another size than the layout gives it, a part of an MLP
+            is missing, a rotary is none of the layout's, experts do not fit together, a mixer beside attention has an
+            MLP of its own, or a parallel block has more than attention and one other branch that are added as they are.
     """
     width = layout.width
     _check_gain("mlp_norm_D", block.mlp_norm_D, width)
     _check_mlp(block, layout.mlp_width, width)
+    if isinstance(block, MLPBlock):
+        return
+    if block.experts is not None:
+        _check_experts(block.experts, width)
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
         projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
-        _check_projection("block.project", block.project, projected, width)
+        _check_projection("block.project", block.project, projected, width, scaled=True)
         _check_projection("block.out", block.out, width, inner)
         return
+    if block.beside is not None:
+        check_block(layout, block.beside, halves)
+        if block.parallel or block.beside.up is not None or block.beside.experts is not None:
+            raise ValueError("block.beside: a mixer without an MLP or experts, beside attention that is not parallel")
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
     own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
     if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
         raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
     for name, (outputs, projection) in own.items():
         if projection is not None:
-            _check_projection(f"block.{name}", projection, outputs, width)
-    _check_projection("block.out", block.out, width, queries)
+            _check_projection(f"block.{name}", projection, outputs, width, scaled=True)
+    _check_projection("block.out", block.out, width, queries, scaled=True)
     for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
         _check_gain(name, getattr(block, name), layout.width)
     for name in ("attention_shift_D", "mlp_shift_D"):
@@ -113,14 +121,12 @@ def check_block(layout: Layout, block: Block | StateBlock, halves: Sequence[int]
             raise ValueError("block.parallel: an MLP or experts, no norms behind the branches, and residual_scale 1")
     if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
-    if block.experts is not None:
-        _check_experts(block.experts, layout.width)
     if block.rotary is not None:
         _within("block.rotary", block.rotary, 0, len(halves) - 1)
         _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
 
 
-def _check_mlp(block: Block | StateBlock, most: int, width: int) -> None:
+def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> None:
     up = block.up
     if up is None or block.down is None:
         given = [name for name in ("gate", "up", "down") if getattr(block, name) is not None]
@@ -133,7 +139,8 @@ def _check_mlp(block: Block | StateBlock, most: int, width: int) -> None:
     for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
         projection = getattr(block, name)
         if projection is not None:
-            _check_projection(f"block.{name}", projection, outputs, inputs)
+            gated = block.gate is not None and name != "down"
+            _check_projection(f"block.{name}", projection, outputs, inputs, scaled=gated)
 
 
 def _check_experts(experts: Experts, width: int) -> None:
@@ -149,13 +156,19 @@ def _check_experts(experts: Experts, width: int) -> None:
         _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs, biased=False)
 
 
-def _check_projection(name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True) -> None:
+def _check_projection(
+    name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True, scaled: bool = False
+) -> None:
     if tuple(given.weight_OK.shape) != (outputs, inputs):
         raise ValueError(f"{name} is {list(given.weight_OK.shape)}: {[outputs, inputs]}")
     if given.bias_O is not None and not biased:
         raise ValueError(f"{name} has a bias: native code adds none there")
     if given.bias_O is not None and given.bias_O.shape != (outputs,):
         raise ValueError(f"{name} has a bias {list(given.bias_O.shape)}: [{outputs}]")
+    if isinstance(given.scale, Tensor) and given.scale.shape != (outputs,):
+        raise ValueError(f"{name} has a scale {list(given.scale.shape)}: [{outputs}]")
+    if not scaled and (isinstance(given.scale, Tensor) or given.scale != 1):
+        raise ValueError(f"{name} has a scale: native code multiplies nothing there")
 
 
 def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:

@@ -125,9 +125,10 @@ static int room_for_forward(Team *team, Job *job, long threads) {
             routed = larger(routed, router_tiles(experts) * 16);
             pairs = larger(pairs, room_for_pairs(experts, T));
         }
-        const Mixer *x = m->layers[l].mixer;
-        beside |= m->layers[l].attention_end_norm || m->layers[l].mlp_end_norm || m->layers[l].parallel;
-        beside |= experts && m->layers[l].gate_up.tiles;
+        const Layer *y = m->layers + l;
+        const Mixer *x = y->beside ? y->beside->mixer : y->mixer;
+        beside |= y->attention_end_norm || y->mlp_end_norm || y->parallel || y->beside || y->out_scale;
+        beside |= experts && y->gate_up.tiles;
         if (!x) continue;
         projected = larger(projected, x->stride);
         mixed = larger(mixed, x->inner);
@@ -167,13 +168,14 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     }
     long coded = 0, line = 0;
     for (long l = call->first; l < call->last; l++) {
-        const Layer *y = m->layers + l;
+        const Layer *y = m->layers + l, *z = y->beside;
         const Experts *x = y->experts;
-        const long inputs[6] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, y->mlp_width,
-                                m->width, x ? x->width : 0};
-        const Matrix *matrices[6] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0};
-        for (int i = 0; i < (x ? 6 : 4); i++) {
-            if (!matrices[i]->bits) continue;
+        const long inputs[8] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, y->mlp_width,
+                                m->width, x ? x->width : 0, m->width, z ? z->mixer->inner : 0};
+        const Matrix *matrices[8] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0,
+                                     z ? &z->qkv : 0, z ? &z->out : 0};
+        for (int i = 0; i < 8; i++) {
+            if (!matrices[i] || !matrices[i]->bits) continue;
             coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
             line = larger(line, inputs[i]);
         }

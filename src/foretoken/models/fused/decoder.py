@@ -22,7 +22,7 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.fused import checks, structs, team
 from foretoken.models.fused.call import Angles, OpenCall, Ranked
-from foretoken.models.fused.layout import Block, Experts, Head, Layout, PackedBlock, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, alternating, described, packed_of
 from foretoken.models.fused.room import Room
 from foretoken.models.fused.rotary import RotaryTables
@@ -66,6 +66,7 @@ class FusedDecoder:
         layers = (structs.Layer * layout.num_blocks)()
         self._mixers: dict[int, Mixer] = {}
         self._elsewhere: set[int] = set()  # layers that read another decoder's keys
+        self._keyless: set[int] = set()  # layers that have no keys and values here
         for index, block in enumerate(layout.blocks):
             checks.check_block(layout, block, [each.half for each in self._rotaries])
             packed = self._pack(layers[index], block, index)
@@ -89,7 +90,8 @@ class FusedDecoder:
             max_length=layout.max_length,
             dtype=layout.dtype,
             gated=layout.mlp_width > 0
-            and not any(layer.experts or (layer.mlp_width and not layer.gated) for layer in layers),
+            and not any(layer.experts or layer.gate_up_scale for layer in layers)
+            and all(layer.gated or not layer.mlp_width for layer in layers),
         )
         self._model = structs.Model(
             bf16=int(layout.dtype == torch.bfloat16),
@@ -227,7 +229,7 @@ class FusedDecoder:
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
         """What the native side needs in order to select: who does, by what, and room for what they take."""
         layers = [self._model.layers[index] for index in range(span.first, span.last)]
-        seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._mixers]
+        seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._keyless]
         selecting = [index for index in seeing if index == seeing[0] or blocks.selects(index)]
         selects = array("B", bytes(self._model.num_layers))
         summaries: dict[int, Tensor] = {}
@@ -266,8 +268,8 @@ class FusedDecoder:
         row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
         if cache.coded:
             row = torch.empty(model.kv_heads, 0, 4 + model.head_dim, dtype=torch.uint8)
-        without = self._elsewhere.union(self._mixers)
-        pairs = [None if layer in without else cache.buffers(layer, row, row) for layer in range(model.num_layers)]
+        layers = range(model.num_layers)
+        pairs = [None if layer in self._keyless else cache.buffers(layer, row, row) for layer in layers]
         checks.check_buffers(self.sizes, cache, pairs)
         found = self._rooms[cache] = Room(self.library, cache, pairs)
         return found
@@ -275,25 +277,32 @@ class FusedDecoder:
     # ------------------------------------------------------------------ packing
 
     @torch.no_grad()
-    def _pack(self, native: structs.Layer, block: Block | StateBlock, index: int) -> PackedBlock:
-        packed = (
-            self._packed_mixer(native, block, index) if isinstance(block, StateBlock) else self._heads(native, block)
-        )
-        gate_up = down = None
+    def _pack(self, native: structs.Layer, block: Block | StateBlock | MLPBlock, index: int) -> PackedBlock:
+        qkv = out = gate_up = down = None
         experts: tuple[Tiles, Tiles] | None = None
-        if isinstance(block, Block):
+        mixer: tuple[Tiles, Tiles] | None = None
+        if isinstance(block, StateBlock):
+            qkv, out = self._packed_mixer(native, block, index)
+        elif isinstance(block, Block):
+            qkv, out = self._heads(native, block)
             native.parallel = int(block.parallel)
             native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
-            if block.experts is not None:
-                experts = self._packed_experts(native, block.experts)
+            if block.beside is not None:
+                beside = structs.Layer(index=index)
+                mixer = self._packed_mixer(beside, block.beside, index)
+                self._keep.append(beside)
+                native.beside = ctypes.addressof(beside)
+        if not isinstance(block, MLPBlock) and block.experts is not None:
+            experts = self._packed_experts(native, block.experts)
         if block.up is not None and block.down is not None:
             gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
         native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
         if native.elsewhere:
             self._elsewhere.add(index)
-        native.qkv, native.out = (described(each) for each in packed)
-        return PackedBlock(*packed, gate_up, down, experts)
+        if native.elsewhere or not isinstance(block, Block):
+            self._keyless.add(index)
+        return PackedBlock(qkv, out, gate_up, down, experts, mixer)
 
     def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles, Tiles]:
         project, out = self._packed(block.project), self._packed(block.out)
@@ -303,6 +312,8 @@ class FusedDecoder:
         self._keep.append(mixer)
         native.mixer = ctypes.pointer(mixer)
         native.attention_norm = self._floats(block.mixer_norm_D)
+        native.qkv, native.out = described(project), described(out)
+        native.qkv_scale = self._scales(block.project)
         native.qkv_bias, native.out_bias = self._bias(block.project), self._bias(block.out)
         return project, out
 
@@ -316,9 +327,11 @@ class FusedDecoder:
         native.down_bias = self._bias(down)
         if gate is None:
             native.gate_up_bias = self._bias(up)
-        elif gate.bias_O is not None or up.bias_O is not None:
-            both = torch.stack([_bias_of(each).view(-1, 16) for each in (gate, up)], dim=1)
-            native.gate_up_bias = self._floats(both.flatten())
+            return packed
+        if gate.bias_O is not None or up.bias_O is not None:
+            native.gate_up_bias = self._floats(_in_turn(_bias_of(gate), _bias_of(up)))
+        if _is_scaled(gate) or _is_scaled(up):
+            native.gate_up_scale = self._floats(_in_turn(_scale_of(gate), _scale_of(up)))
         return packed
 
     def _packed_experts(self, native: structs.Layer, experts: Experts) -> tuple[Tiles, Tiles]:
@@ -344,10 +357,12 @@ class FusedDecoder:
         heads = [each for each in (block.q, block.k, block.v) if each is not None]
         native.elsewhere = int(block.k is None)
         qkv = self._packed(*heads)
+        native.qkv_scale = self._scales(*heads)
         if any(each.bias_O is not None for each in heads):
             native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
         out = self._packed(block.out)
-        native.out_bias = self._bias(block.out)
+        native.qkv, native.out = described(qkv), described(out)
+        native.out_scale, native.out_bias = self._scales(block.out), self._bias(block.out)
         native.window = block.window
         if block.rotary is not None:
             native.rot_dim, native.angles = 2 * self._rotaries[block.rotary].half, block.rotary
@@ -395,6 +410,12 @@ class FusedDecoder:
         """Of whole tiles."""
         return None if projection.bias_O is None else self._floats(_padded_bias(projection.bias_O))
 
+    def _scales(self, *projections: Projection) -> int | None:
+        """Of all outputs, in whole tiles."""
+        if not any(map(_is_scaled, projections)):
+            return None
+        return self._floats(_padded_bias(torch.cat([_scale_of(each) for each in projections])))
+
     def _floats(self, values: Tensor) -> int:
         kept = values.detach().to(torch.float32).contiguous()
         self._keep.append(kept)
@@ -407,6 +428,19 @@ def _address(values: Tensor | None) -> int | None:
 
 def _padded_bias(bias_O: Tensor) -> Tensor:
     return torch.nn.functional.pad(bias_O.detach().to(torch.float32), (0, -len(bias_O) % 16))
+
+
+def _in_turn(gate_F: Tensor, up_F: Tensor) -> Tensor:
+    """A tile of each in turn."""
+    return torch.stack([gate_F.view(-1, 16), up_F.view(-1, 16)], dim=1).flatten()
+
+
+def _is_scaled(projection: Projection) -> bool:
+    return isinstance(projection.scale, Tensor) or projection.scale != 1
+
+
+def _scale_of(projection: Projection) -> Tensor:
+    return torch.ones(projection.outputs) * projection.scale
 
 
 def _bias_of(projection: Projection) -> Tensor:

@@ -71,7 +71,9 @@ class Family:
         attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks. An MLP
             without a name is in the layer itself.
         router: of what stands in the MLP's place where that has ``experts``.
-        shared: an MLP beside the experts, of the layer or of what has the experts; or None.
+        shared: an MLP beside the experts, of the layer or of what has the experts, and in a layer without experts the
+            MLP; or None.
+        alone: of layers that are attention or a mixer or an MLP and no more, the part, whichever it is; or None.
         attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
         mlp_norm, mlp_end_norm: the same of the MLP.
         centred: norms are LayerNorms.
@@ -93,6 +95,7 @@ class Family:
     mlp: str = "mlp"
     router: str = "gate"
     shared: str | None = None
+    alone: str | None = None
     attention_norm: str | None = "input_layernorm"
     attention_end_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
@@ -168,7 +171,11 @@ FAMILIES = {
     "cohere2": replace(_COHERE, rotates_windows=True),
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
-    "granitemoehybrid": Family(mixer="mamba", mlp="shared_mlp"),
+    "falcon_h1": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
+    "granitemoehybrid": Family(mixer="mamba", mlp="block_sparse_moe", router="router", shared="shared_mlp"),
+    "nemotron_h": Family(
+        embedding="embeddings", final_norm="norm_f", alone="mixer", attention_norm="norm", mlp_norm="norm"
+    ),
 }
 
 
@@ -234,6 +241,18 @@ class Layer(NamedTuple):
         return _ACTIVATIONS.get(type(module))
 
 
+class Factors(NamedTuple):
+    """What a layer multiplies by beside its weights (Falcon-H1): what attention reads, its keys, what it adds; what a
+    mixer adds; what an MLP's gate goes through, and what the MLP adds."""
+
+    attention_in: float
+    key: float
+    attention_out: float
+    mixer_out: float
+    gate: float
+    mlp_out: float
+
+
 class Parts(NamedTuple):
     """A model's modules under one set of names.
 
@@ -252,6 +271,19 @@ class Parts(NamedTuple):
     def attention(self) -> Any:
         """The first layer's that has some; None if none has."""
         return next((layer.attention for layer in self.layers if layer.attention is not None), None)
+
+    def factors(self, index: int) -> Factors:
+        """A layer's."""
+        whole, layer = self.body.layers[index], self.layers[index]
+        named = (
+            (whole, "attention_in_multiplier"),
+            (layer.attention, "key_multiplier"),
+            (whole, "attn_out_multiplier"),
+            (whole, "ssm_out_multiplier"),
+            (layer.mlp, "gate_multiplier"),
+            (layer.mlp, "down_multiplier"),
+        )
+        return Factors._make(float(getattr(module, name, 1.0)) for module, name in named)
 
     def gain(self, norm: Any) -> Tensor | None:
         """What a norm multiplies by."""
@@ -326,7 +358,7 @@ def parts_of(model: Any) -> Parts:
     parallel = bool(getattr(model.config, "use_parallel_residual", family.parallel))
     layers = []
     for layer in body.layers:
-        mlp = getattr(layer, family.mlp, None) if family.mlp else layer
+        attention, mixer, mlp = _thirds(family, layer)
         experts, router, opening = getattr(mlp, "experts", None), None, None
         if experts is not None:
             router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)
@@ -335,8 +367,8 @@ def parts_of(model: Any) -> Parts:
             None if name is None else getattr(layer, name, None) for name in norms
         )
         parts = (
-            getattr(layer, family.attention, None),
-            getattr(layer, family.mixer, None),
+            attention,
+            mixer,
             mlp,
             norm,
             end_norm,
@@ -348,6 +380,19 @@ def parts_of(model: Any) -> Parts:
         )
         layers.append(Layer._make(parts))
     return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
+
+
+def _thirds(family: Family, layer: Any) -> tuple[Any, Any, Any]:
+    """A layer's attention, mixer, and MLP or what has experts; None for what it does not have."""
+    if family.alone is not None:
+        part = getattr(layer, family.alone)
+        if hasattr(part, "in_proj"):
+            return None, part, None
+        return (part, None, None) if hasattr(part, "q_proj") else (None, None, part)
+    mlp = getattr(layer, family.mlp, None) if family.mlp else layer
+    if mlp is None and family.shared is not None:
+        mlp = getattr(layer, family.shared, None)
+    return getattr(layer, family.attention, None), getattr(layer, family.mixer, None), mlp
 
 
 def is_plain_embedding(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ modules are taken, and after packing the whole model is tried against what the l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from foretoken.models.fused import build, states
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
-from foretoken.models.fused.layout import Block, Experts, Layout, PackedBlock, Projection, StateBlock
+from foretoken.models.fused.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.models.fused.packing import TiledLinear, TiledPair, Tiles
 from foretoken.models.fused.quantised import can_join, joined
 from foretoken.models.fused.tiled_experts import TiledExperts
@@ -44,8 +45,6 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     if unusual is not None:
         return unusual
     parts = parts_of(model)
-    if getattr(config, "num_local_experts", 0) and all(layer.experts is None for layer in parts.layers):
-        return "its layers have experts beside an MLP"
     activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
         return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
@@ -199,19 +198,11 @@ class Adoption:
 
     def _take(self, index: int, packed: PackedBlock) -> None:
         layer = self._parts.layers[index]
-        attention, mlp = layer.attention, layer.mlp
-        if attention is None:
-            self._swap(layer.mixer, "in_proj", packed.qkv)
-            self._swap(layer.mixer, "out_proj", packed.out)
-        else:
-            start = 0
-            for name in layer.heads:
-                each = getattr(attention, name)
-                tiles = each.out_features // 16
-                taken = self._linear(each, packed.qkv[start : start + tiles], _order(layer, each))
-                self._replace(attention, name, taken)
-                start += tiles
-            self._swap(attention, layer.out, packed.out)
+        mlp = layer.mlp
+        if packed.qkv is not None and packed.out is not None:
+            self._take_look_back(layer, packed.qkv, packed.out)
+        if packed.mixer is not None:
+            self._take_mixer(layer.mixer, *packed.mixer)
         if packed.experts is not None:
             block = getattr(self._parts.body.layers[index], self._parts.family.mlp)
             self._replace(block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
@@ -231,6 +222,23 @@ class Adoption:
             for name, each in zip(into, factors, strict=True):
                 self._swap(mlp, name, each)
         self._swap(mlp, layer.way.out, packed.down)
+
+    def _take_look_back(self, layer: Layer, qkv: Tiles, out: Tiles) -> None:
+        attention = layer.attention
+        if attention is None:
+            self._take_mixer(layer.mixer, qkv, out)
+            return
+        start = 0
+        for name in layer.heads:
+            each = getattr(attention, name)
+            tiles = each.out_features // 16
+            self._replace(attention, name, self._linear(each, qkv[start : start + tiles], _order(layer, each)))
+            start += tiles
+        self._swap(attention, layer.out, out)
+
+    def _take_mixer(self, mixer: Any, project: Tiles, out: Tiles) -> None:
+        self._swap(mixer, "in_proj", project)
+        self._swap(mixer, "out_proj", out)
 
     def _linear(self, linear: Any, packed: Tiles, order_O: Tensor | None = None) -> TiledLinear:
         bias = None if linear.bias is None else linear.bias.detach()
@@ -267,12 +275,13 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         final_norm_D=final_norm_D,
         head=_projection(model.lm_head),
         embedding_VD=parts.embedding.weight,
-        activation=parts.layers[0].activation or "silu",
+        activation=next((layer.activation for layer in parts.layers if layer.activation is not None), "silu"),
         interleaved=parts.family.interleaved,
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,
         embedding_scale=parts.embedding_scale,
         residual_scale=getattr(config, "residual_multiplier", 1.0),
-        logit_scale=(getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0),
+        logit_scale=float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", 1.0))
+        / getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
         centred=parts.family.centred,
         final_shift_D=parts.shift(norm),
@@ -280,37 +289,38 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
     )
 
 
-def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock]:
+def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock | MLPBlock]:
     config, kinds = model.config, list(parts.rotary_kinds)
     for index, layer in enumerate(parts.layers):
         attention = layer.attention
+        factors = parts.factors(index)
         gate, up, down = _mlp(layer)
+        if gate is not None and up is not None and down is not None:
+            gate, up, down = _times(gate, factors.gate), _times(up, factors.mlp_out), _added(down, factors.mlp_out)
         norm_D, end_norm_D, mlp_norm_D, mlp_end_norm_D = (parts.gain(each) for each in layer.norms)
-        if attention is None:
-            norm = layer.mixer.norm
-            assert norm_D is not None
-            yield StateBlock(
-                project=_projection(layer.mixer.in_proj),
-                out=_projection(layer.mixer.out_proj),
-                mixer=mixers[index],
-                mixer_norm_D=norm_D,
-                gain_I=norm.weight,
-                norm_group=getattr(norm, "group_size", len(norm.weight)),
-                norm_eps=norm.variance_epsilon,
-                gate=gate,
-                up=up,
-                down=down,
-                mlp_norm_D=mlp_norm_D,
-            )
+        experts = None if layer.experts is None else _experts(layer)
+        if attention is None and layer.mixer is None:
+            assert up is not None
+            assert down is not None
+            assert mlp_norm_D is not None
+            yield MLPBlock(up=up, down=down, gate=gate, mlp_norm_D=mlp_norm_D)
             continue
-        q, k, v = _heads(layer, config)
+        mixing = None
+        if layer.mixer is not None:
+            assert norm_D is not None
+            mixing = _state_block(mixers[index], norm_D, factors.mixer_out)
+        if attention is None:
+            assert mixing is not None
+            yield replace(mixing, gate=gate, up=up, down=down, mlp_norm_D=mlp_norm_D, experts=experts)
+            continue
+        q, k, v = (_times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
         window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
         rotated = getattr(attention, "use_rope", bool(window) or not parts.family.rotates_windows)
         yield Block(
             q=q,
-            k=k,
+            k=_times(k, factors.key),
             v=v,
-            out=_projection(getattr(attention, layer.out)),
+            out=_times(_projection(getattr(attention, layer.out)), factors.attention_out),
             attention_norm_D=norm_D,
             attention_end_norm_D=end_norm_D,
             q_norm_d=parts.head_gain(attention, "q"),
@@ -322,11 +332,46 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             down=down,
             mlp_norm_D=mlp_norm_D,
             mlp_end_norm_D=mlp_end_norm_D,
-            experts=None if layer.experts is None else _experts(layer),
+            experts=experts,
             attention_shift_D=parts.shift(layer.norm),
             mlp_shift_D=parts.shift(layer.mlp_norm),
             parallel=parts.parallel,
+            beside=mixing,
         )
+
+
+def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
+    """A mixer's, without an MLP; what it adds is multiplied by the factor."""
+    module: Any = mixer.module
+    norm, inner = module.norm, mixer.heads * mixer.head_width
+    project = _projection(module.in_proj)
+    if hasattr(module, "mup_vector"):
+        project = _times(_times(project, module.ssm_in_multiplier, bias=1.0), module.mup_vector.flatten())
+    normed = not isinstance(norm, nn.Identity)
+    group = getattr(norm, "group_size", inner // getattr(norm, "n_groups", 1))
+    return StateBlock(
+        project=project,
+        out=_added(_projection(module.out_proj), factor),
+        mixer=mixer,
+        mixer_norm_D=norm_D,
+        gain_I=(norm.weight.float() if normed else torch.ones(inner)) * factor,
+        norm_group=group if normed else 0,
+        norm_eps=norm.variance_epsilon if normed else 1.0,
+        norm_first=normed and getattr(norm, "norm_before_gate", False),
+    )
+
+
+def _times(of: Projection, factor: Tensor | float, *, bias: Tensor | float | None = None) -> Projection:
+    """What a projection gives, or if the bias has another factor, what its weight gives, times a factor."""
+    if not isinstance(factor, Tensor) and factor == 1:
+        return of
+    biases = None if of.bias_O is None else of.bias_O.float() * (factor if bias is None else bias)
+    return Projection(of.weight_OK, biases, of.scale * factor)
+
+
+def _added(of: Projection, factor: float) -> Projection:
+    """A projection of inputs that have been multiplied by a factor already: so is its bias."""
+    return of if of.bias_O is None or factor == 1 else of._replace(bias_O=of.bias_O.float() * factor)
 
 
 def _experts(layer: Layer) -> Experts:
@@ -386,7 +431,7 @@ def _order(layer: Layer, linear: Any) -> Tensor | None:
 
 def _rows(whole: Projection, order_O: Tensor) -> Projection:
     """The same outputs in another order."""
-    weight, bias = whole
+    weight, bias, _ = whole
     taken = weight.rows(order_O) if isinstance(weight, QuantisedWeight) else weight[order_O]
     return Projection(taken, None if bias is None else bias[order_O])
 
@@ -411,7 +456,7 @@ def _projection(linear: nn.Linear | QuantisedLinear) -> Projection:
 
 def _split(whole: Projection, outputs: Sequence[int]) -> list[Projection]:
     """A projection in parts of so many outputs."""
-    weight, bias = whole
+    weight, bias, _ = whole
     biases = [None] * len(outputs) if bias is None else bias.split(list(outputs))
     if isinstance(weight, QuantisedWeight):
         weights: Sequence[Tensor | QuantisedWeight] = weight.split(outputs)

@@ -86,6 +86,19 @@ static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage
     return stage;
 }
 
+/* One product of some tiles, its outputs scaled if there are scales; `add` only where there are none. */
+static void NAME(scaled_product)(const Matrix *w, long first, long last, const NAME(input) *x, const char *coded, long inputs,
+                                 long rows, float *out, long stride, const float *scale, const float *bias, int add) {
+    NAME(multiply)(w, first, last, x, coded, inputs, rows, out, stride, scale ? 0 : bias, add);
+    if (!scale) return;
+    for (long r = 0; r < rows; r++)
+        for (long i = first * 16; i < last * 16; i += LANES) {
+            part y = *(const part_unaligned *)(out + r * stride + i) * *(const part_unaligned *)(scale + i);
+            if (bias) y += *(const part_unaligned *)(bias + i);
+            *(part_unaligned *)(out + r * stride + i) = y;
+        }
+}
+
 /* The stages of an MLP, up to what it gives `to` all rows, or adds there; returns the next stage. */
 static Stage *NAME(feed_forward)(const Job *job, const Layer *layer, Stage *stage, Scratch *scratch, float *to, int add) {
     const Model *m = job->model;
@@ -103,7 +116,8 @@ static Stage *NAME(feed_forward)(const Job *job, const Layer *layer, Stage *stag
         if (call->thresholds) {
             NAME(open_gates)(job, layer, lo, hi, normed, coded);
         } else {
-            NAME(multiply)(&layer->gate_up, lo, hi, normed, coded, W, T, job->gate_up_out, first, layer->gate_up_bias, 0);
+            NAME(scaled_product)(&layer->gate_up, lo, hi, normed, coded, W, T, job->gate_up_out, first, layer->gate_up_scale,
+                                 layer->gate_up_bias, 0);
             NAME(gate)(m->activation, layer->gated, job->gate_up_out, first, job->hidden, lo, hi, T);
         }
         finish(stage);
@@ -126,15 +140,62 @@ static Stage *NAME(feed_forward)(const Job *job, const Layer *layer, Stage *stag
     return stage;
 }
 
-/* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
-static void NAME(forward)(const Job *job, Scratch *scratch) {
+/* The stages of a layer's attention or mixer, or of both, up to what they add to the stream, or put beside it; returns the next
+ * stage. */
+static Stage *NAME(look_back)(const Job *job, const Layer *whole, Stage *stage, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
     const long T = call->num_rows, W = m->width, width_tiles = W / 16;
+    const int alone = !whole->parallel && !whole->beside && !whole->out_scale && NAME(adds)(m, whole->attention_end_norm);
     NAME(input) *normed = scratch->part[3].data;
     char *coded = scratch->part[8].data;
     float *line = scratch->part[9].data;
     double *seconds = scratch == job->scratch ? call->attention_seconds : 0; /* the first thread keeps the clock */
+    long lo, hi;
+    for (const Layer *layer = whole; layer; layer = layer->beside) {
+        const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride;
+        const long in_tiles = (layer->elsewhere ? m->heads * m->head_dim : in_stride) / 16;
+        const long attended = layer->mixer ? layer->mixer->inner : m->heads * m->head_dim;
+        for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
+            for (long r = prepared ? T : 0; r < T; r++)
+                NAME(read_row)(m, job->residual + r * W, layer->attention_norm, layer->attention_shift, normed + INPUTS(r * W));
+            if (!prepared) NAME(code_rows)(&layer->qkv, normed, W, T, line, coded);
+            NAME(scaled_product)(&layer->qkv, lo, hi, normed, coded, W, T, job->qkv_out, in_stride, layer->qkv_scale,
+                                 layer->qkv_bias, 0);
+            if (call->beside && layer == m->layers + call->first) NAME(add_beside)(job, lo, hi);
+            finish(stage);
+        }
+        wait_for(stage++, shares(job, in_tiles));
+
+        const double began = seconds ? now() : 0;
+        if (layer->mixer)
+            stage = NAME(mix_rows)(job, layer, stage, scratch);
+        else
+            stage = NAME(attend_rows)(job, layer, stage, scratch);
+        if (seconds) *seconds += now() - began;
+
+        const int add = alone || layer != whole; /* of two, the second is added to the first */
+        float *to = alone ? job->residual : job->branch;
+        for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
+            if (!prepared) NAME(code_rows)(&layer->out, job->attended, attended, T, line, coded);
+            NAME(scaled_product)(&layer->out, lo, hi, job->attended, coded, attended, T, to, W, layer->out_scale,
+                                 layer->out_bias, add);
+            finish(stage);
+        }
+        wait_for(stage++, shares(job, width_tiles));
+    }
+    if (!alone && !whole->parallel) NAME(end_branch)(job, whole->attention_end_norm, stage++);
+    return stage;
+}
+
+/* The forward of a span of layers, run by every thread that takes part. Norms are repeated by every thread: cheaper than waiting. */
+static void NAME(forward)(const Job *job, Scratch *scratch) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long T = call->num_rows, W = m->width;
+    NAME(input) *normed = scratch->part[3].data;
+    char *coded = scratch->part[8].data;
+    float *line = scratch->part[9].data;
     Stage *stage = job->stages;
     long lo, hi;
 
@@ -147,43 +208,14 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     wait_for(stage++, T);
     for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
-        const long in_stride = layer->mixer ? layer->mixer->stride : m->qkv_stride;
-        const long in_tiles = (layer->elsewhere ? m->heads * m->head_dim : in_stride) / 16;
-        const long attended = layer->mixer ? layer->mixer->inner : m->heads * m->head_dim;
-        for (int prepared = 0; next_share(job, stage, in_tiles, &lo, &hi); prepared = 1) {
-            for (long r = prepared ? T : 0; r < T; r++)
-                NAME(read_row)(m, job->residual + r * W, layer->attention_norm, layer->attention_shift, normed + INPUTS(r * W));
-            if (!prepared) NAME(code_rows)(&layer->qkv, normed, W, T, line, coded);
-            NAME(multiply)(&layer->qkv, lo, hi, normed, coded, W, T, job->qkv_out, in_stride, layer->qkv_bias, 0);
-            if (call->beside && l == call->first) NAME(add_beside)(job, lo, hi);
-            finish(stage);
-        }
-        wait_for(stage++, shares(job, in_tiles));
-
-        const double began = seconds ? now() : 0;
-        if (layer->mixer)
-            stage = NAME(mix_rows)(job, layer, stage, scratch);
-        else
-            stage = NAME(attend_rows)(job, layer, stage, scratch);
-        if (seconds) *seconds += now() - began;
-
-        int add = !layer->parallel && NAME(adds)(m, layer->attention_end_norm);
-        float *to = add ? job->residual : job->branch;
-        for (int prepared = 0; next_share(job, stage, width_tiles, &lo, &hi); prepared = 1) {
-            if (!prepared) NAME(code_rows)(&layer->out, job->attended, attended, T, line, coded);
-            NAME(multiply)(&layer->out, lo, hi, job->attended, coded, attended, T, to, W, layer->out_bias, add);
-            finish(stage);
-        }
-        wait_for(stage++, shares(job, width_tiles));
-        if (!add && !layer->parallel) NAME(end_branch)(job, layer->attention_end_norm, stage++);
-
+        if (layer->qkv.tiles) stage = NAME(look_back)(job, layer, stage, scratch); /* else an MLP alone */
         if (!layer->gate_up.tiles && !layer->experts) { /* attention alone, as in an adapter */
             NAME(tap)(job, l + 1, stage++);
             continue;
         }
         const int shared = layer->experts && layer->gate_up.tiles;
-        add = !shared && NAME(adds)(m, layer->mlp_end_norm);
-        to = add ? job->residual : job->branch;
+        const int add = !shared && NAME(adds)(m, layer->mlp_end_norm);
+        float *to = add ? job->residual : job->branch;
         if (layer->gate_up.tiles) stage = NAME(feed_forward)(job, layer, stage, scratch, to, add);
         if (layer->experts) stage = NAME(mix_experts)(job, layer, stage, scratch, to, add || shared);
         if (!add || layer->parallel) NAME(end_branch)(job, layer->mlp_end_norm, stage++);

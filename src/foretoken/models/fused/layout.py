@@ -2,7 +2,7 @@
 
     rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
                        └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
-                  block: attention alone, or with an MLP, or with experts, or both  … ── norm ── head ── scale ── cap
+         block: attention, a mixer or both, and an MLP, experts or both; or either     … ── norm ── head ── scale ── cap
 
 Most anatomies have not all of these norms. In a parallel block the MLP reads what attention reads. A language model is
 described by fit.py; a drafting method describes its own layers, and may share the head of the target's decoder.
@@ -25,15 +25,18 @@ from foretoken.models.ssm.layout import Mixer
 
 
 class Projection(NamedTuple):
-    """A linear map.
+    """A linear map, ``scale * weight x + bias``.
 
     Attributes:
         weight_OK: in any floating dtype, packed in the layout's; or quantised, and packed as it is.
         bias_O: added in float32, or None.
+        scale: of what the weight gives, float32 [O] or one for all; of a gate, an MLP's gated factor, attention's
+            projections and a mixer's first one.
     """
 
     weight_OK: Tensor | QuantisedWeight
     bias_O: Tensor | None = None
+    scale: Tensor | float = 1.0
 
     @property
     def outputs(self) -> int:
@@ -94,6 +97,7 @@ class Block:
         mlp_norm_D, mlp_end_norm_D: as those of attention.
         attention_shift_D, mlp_shift_D: added to what the norms before attention and the MLP give, or None.
         parallel: the MLP reads the stream that attention reads, and both are added to it.
+        beside: a mixer that reads the stream that attention reads, and both are added to it; without an MLP of its own.
     """
 
     q: Projection
@@ -115,19 +119,22 @@ class Block:
     attention_shift_D: Tensor | None = None
     mlp_shift_D: Tensor | None = None
     parallel: bool = False
+    beside: StateBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StateBlock:
-    """A layer with a state-space mixer in the place of attention; see ssm.h.
+    """A layer with a state-space mixer in the place of attention, or what is beside it; see ssm.h.
 
     Attributes:
         project: to z, x, B, C and dt of a row, in this order.
         out: from the gated and normed rows.
         mixer: sizes and parameters of what lies between.
         mixer_norm_D: gain of the norm before it.
-        gain_I, norm_group, norm_eps: of the gated norm, and over how many channels each is taken.
-        gate, up, down, mlp_norm_D: as in :class:`Block`.
+        gain_I, norm_group, norm_eps: of the gated norm, and over how many channels each is taken; 0: rows are gated and
+            multiplied by the gain, and not normed.
+        norm_first: the norm is taken before the gate.
+        gate, up, down, experts, mlp_norm_D: as in :class:`Block`.
     """
 
     project: Projection
@@ -137,23 +144,41 @@ class StateBlock:
     gain_I: Tensor
     norm_group: int
     norm_eps: float
+    norm_first: bool = False
     gate: Projection | None = None
     up: Projection | None = None
     down: Projection | None = None
     mlp_norm_D: Tensor | None = None
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MLPBlock:
+    """A layer that does not look back: an MLP alone.
+
+    Attributes:
+        gate, up, down, mlp_norm_D: as in :class:`Block`.
+    """
+
+    up: Projection
+    down: Projection
+    mlp_norm_D: Tensor
+    gate: Projection | None = None
 
 
 class PackedBlock(NamedTuple):
     """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`.
 
-    ``experts`` are their gates and ups, and their downs; those of all of them lie one behind the other.
+    ``experts`` are their gates and ups, and their downs; those of all of them lie one behind the other. ``mixer`` are
+    the in and the out projection of one beside attention.
     """
 
-    qkv: Tiles
-    out: Tiles
+    qkv: Tiles | None
+    out: Tiles | None
     gate_up: Tiles | None
     down: Tiles | None
     experts: tuple[Tiles, Tiles] | None = None
+    mixer: tuple[Tiles, Tiles] | None = None
 
 
 class Head(NamedTuple):
@@ -212,7 +237,7 @@ class Layout:
     norm_eps: float
     scaling: float
     num_blocks: int
-    blocks: Iterable[Block | StateBlock]
+    blocks: Iterable[Block | StateBlock | MLPBlock]
     rotary: Rotary | tuple[Rotary, ...]
     max_length: int
     final_norm_D: Tensor

@@ -140,20 +140,29 @@ static void NAME(mix)(const Job *job, const Layer *layer, const Segment *s, cons
             }
 }
 
+/* y times SiLU(z), n elements. */
+static void NAME(gate_line)(float *y, const float *z, long n) {
+    for (long i = 0; i < n; i += LANES) {
+        const part gate = *(const part_unaligned *)(z + i);
+        *(part_unaligned *)(y + i) *= gate / (1.0f + part_exponential(-gate));
+    }
+}
+
 /* Gate and norm of a row, for the out product. */
 static void NAME(gated_norm)(const Job *job, const Mixer *x, long row) {
     float *y = job->gate_up_out + row * x->inner;
     const float *z = job->qkv_out + row * x->stride;
     NAME(input) *to = (NAME(input) *)job->attended + INPUTS(row * x->inner);
-    for (long i = 0; i < x->inner; i += LANES) {
-        const part gate = *(const part_unaligned *)(z + i);
-        *(part_unaligned *)(y + i) *= gate / (1.0f + part_exponential(-gate));
+    if (!x->norm_first) NAME(gate_line)(y, z, x->inner);
+    const long group = x->norm_group ? x->norm_group : x->inner;
+    for (long begin = 0; begin < x->inner; begin += group) {
+        const float *of = y + begin;
+        const float scale = x->norm_group ? 1.0f / sqrtf(dot(of, of, group) / (float)group + (float)x->eps) : 1.0f;
+        for (long i = begin; i < begin + group; i += LANES)
+            *(part_unaligned *)(y + i) = *(const part_unaligned *)(y + i) * scale * *(const part_unaligned *)(x->gain + i);
     }
-    for (long begin = 0; begin < x->inner; begin += x->norm_group) {
-        const float scale = 1.0f / sqrtf(dot(y + begin, y + begin, x->norm_group) / (float)x->norm_group + (float)x->eps);
-        for (long i = begin; i < begin + x->norm_group; i += LANES)
-            NAME(enter)(to + INPUTS(i), *(const part_unaligned *)(y + i) * scale * *(const part_unaligned *)(x->gain + i));
-    }
+    if (x->norm_first) NAME(gate_line)(y, z, x->inner);
+    for (long i = 0; i < x->inner; i += LANES) NAME(enter)(to + INPUTS(i), *(const part_unaligned *)(y + i));
 }
 
 /* The convolution's rows before the next one to be absorbed, and before what follows a long chunk. */

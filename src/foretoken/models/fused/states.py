@@ -66,7 +66,7 @@ def described_mixer(native: structs.Mixer, block: StateBlock, place: int, stride
     native.conv_bias = None if mixer.conv_bias_C is None else floats(mixer.conv_bias_C)
     native.rate, native.step_bias = floats(mixer.rate_H), floats(mixer.step_bias_H)
     native.skip = floats(torch.zeros(mixer.heads) if mixer.skip_H is None else mixer.skip_H)
-    native.gain = floats(block.gain_I)
+    native.gain, native.norm_first = floats(block.gain_I), int(block.norm_first)
 
 
 class NativeStates:

@@ -15,6 +15,7 @@ class Mixer(ctypes.Structure):
         ("norm_group", _I),
         *((name, ctypes.c_double) for name in ("low", "high", "eps")),
         *((name, P) for name in ("conv", "conv_bias", "rate", "step_bias", "skip", "gain")),
+        ("norm_first", _I),
     ]
 
 
@@ -39,11 +40,13 @@ class Layer(ctypes.Structure):
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
         *((name, P) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")),
+        *((name, P) for name in ("qkv_scale", "out_scale", "gate_up_scale")),
         *((name, P) for name in ("attention_norm", "mlp_norm", "attention_shift", "mlp_shift")),
         *((name, P) for name in ("attention_end_norm", "mlp_end_norm")),
         *((name, P) for name in ("q_norm", "k_norm", "q_all_norm", "k_all_norm")),
         *((name, _I) for name in ("window", "rot_dim", "angles", "index")),
         *((name, _I) for name in ("elsewhere", "mlp_width", "gated", "parallel")),
+        ("beside", P),
         ("mixer", ctypes.POINTER(Mixer)),
         ("experts", ctypes.POINTER(Experts)),
     ]

@@ -13,7 +13,7 @@
 #define MAX_THREADS 256
 #define PARTS_OF_SCRATCH 14
 #define ROW_BUFFERS 10
-#define STAGES_OF_LAYER 14 /* at most */
+#define STAGES_OF_LAYER 18 /* at most */
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first piece that nobody has claimed */

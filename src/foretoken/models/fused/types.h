@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 12
+#define ABI 13
 #define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -63,6 +63,7 @@ typedef struct {
     const float *conv, *conv_bias;            /* [taps][channels], the row itself last; [channels] or NULL */
     const float *rate, *step_bias, *skip;     /* [heads] */
     const float *gain;                        /* [inner] */
+    int64_t norm_first;                       /* before the gate; no norm at all where `norm_group` is 0 */
 } Mixer;
 
 /* A packed weight, in tiles of 16 outputs. */
@@ -84,9 +85,10 @@ typedef struct {
     int64_t opens;        /* whether the router's last output, through a sigmoid, is what the layer's MLP counts; else 1 */
 } Experts;
 
-typedef struct {
+typedef struct Layer {
     Matrix qkv, out, gate_up, down;
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias; /* in the order of the tiles; or NULL */
+    const float *qkv_scale, *out_scale, *gate_up_scale;          /* of what the weights give, before biases; or NULL */
     const float *attention_norm, *mlp_norm;         /* of what a branch reads; NULL: the residual stream as it is */
     const float *attention_shift, *mlp_shift;       /* added to what these norms give; or NULL */
     const float *attention_end_norm, *mlp_end_norm; /* of what a branch adds; NULL: it is added as it is */
@@ -99,6 +101,7 @@ typedef struct {
                                      `elsewhere` */
     int64_t mlp_width, gated;     /* channels of the MLP; whether `gate_up` has a gate and another factor, tiles in turn */
     int64_t parallel;             /* the MLP reads the stream that attention read, and both are added to it */
+    const struct Layer *beside;   /* a mixer that reads what attention reads; both are added to the stream; or NULL */
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
     const Experts *experts;       /* in the place of the MLP, or beside it: then the sum of both; or NULL */
 } Layer;

@@ -246,5 +246,5 @@ def test_damaged_weights_and_another_tokenizer_are_refused(folder: Path, target:
         MaskedLattices(damaged, target, slots=4, top=1)
     with pytest.raises(MismatchError, match="another vocabulary"):
         MaskedLattices("zoo:diffusion", target, slots=4, top=1)
-    with pytest.raises(ModelError, match="leaves no text"):
+    with pytest.raises(ModelError, match="leaves no text before slots=4 masks: give fewer slots, or a larger context"):
         MaskedLattices(str(folder / "dream"), target, slots=4, top=1, context=5)

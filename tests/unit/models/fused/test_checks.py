@@ -202,6 +202,9 @@ def linear(outputs: int, inputs: int, bias: int | None = None) -> Projection:
         ({"mlp_shift_D": torch.ones(96)}, r"block.mlp_shift_D is \[96\]: \[64\]"),
         ({"q_norm_d": torch.ones(2, 32)}, r"block.q_norm_d is \[2, 32\]: \[32\]"),
         ({"parallel": True, "mlp_end_norm_D": torch.ones(64)}, "no norms behind the branches"),
+        ({"q": linear(128, 64)._replace(scale=torch.ones(64))}, r"block.q has a scale \[64\]: \[128\]"),
+        ({"down": linear(64, 96)._replace(scale=2.0)}, "block.down has a scale: native code multiplies nothing there"),
+        ({"gate": None, "up": linear(96, 64)._replace(scale=2.0)}, "block.up has a scale"),
     ],
 )
 def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any], message: str) -> None:
