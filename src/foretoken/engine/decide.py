@@ -58,10 +58,12 @@ class Decider:
                     _read_prompt(job, output.logits_MV[first - job.read : first])
                 if not job.wanted:
                     continue
-                if not all(map(math.isfinite, output.peaks[rows])):
+                damaged = [place for place, peak in enumerate(output.peaks[rows]) if not math.isfinite(peak)]
+                if damaged and damaged[0] == 0:
                     raise RequestError(
                         "the model's logits are NaN or infinite: its weights or this dtype do not hold up"
                     )
+                job.damaged = frozenset(place - 1 for place in damaged)
                 self._fill_in(job, output, rows.start)
             except Exception as error:
                 self._faults.fail(job.request, error)
@@ -73,7 +75,7 @@ class Decider:
             if job.request.finished:
                 continue
             try:
-                self._check(job.verdict, job)
+                job.verdict = _before_damage(self._check(job.verdict, job), job)
             except Exception as error:
                 job.verdict = None
                 self._faults.fail(job.request, error)
@@ -85,8 +87,13 @@ class Decider:
         start = len(request.tokens)
         num_nodes = len(draft)
         rows = slice(first, first + 1 + num_nodes)
-        logits_MV = job.logits_MV = output.logits_MV[rows]
+        logits_MV = output.logits_MV[rows]
         probes_PV = output.logits_MV[rows.stop : first + job.wanted] if rows.stop < first + job.wanted else None
+        if job.damaged:  # any law will do there: what comes of it is not emitted
+            logits_MV = logits_MV.clone()
+            logits_MV[[1 + node for node in job.damaged if node < num_nodes]] = 0.0
+            probes_PV = probes_PV if max(job.damaged) < num_nodes else None
+        job.logits_MV = logits_MV
         hidden = None
         if self._last_states is not None and num_nodes:
             hidden = partial(self._last_states.of, output, range(rows.start, rows.stop))
@@ -165,8 +172,8 @@ class Decider:
             except Exception as error:
                 self._faults.fail(request, error)
 
-    def _check(self, verdict: object, job: Job) -> None:
-        """Refuse what is no path of the draft and one token of the vocabulary.
+    def _check(self, verdict: object, job: Job) -> Verdict:
+        """The verdict, unless it is no path of the draft and one token of the vocabulary.
 
         Raises:
             RequestError: it would have committed rows or emitted tokens that there are not.
@@ -190,9 +197,27 @@ class Decider:
                 raise RequestError(f"{self._rule_of(job)} gave the distortion {each!r}: it must be a number from 0 up")
         if math.inf in verdict.distortions:  # a divergence may be infinite, a variation lies below 1
             raise RequestError(f"{self._rule_of(job)} gave the distortion inf: it must be finite")
+        return verdict
 
     def _rule_of(self, job: Job) -> str:
         return f"verifier '{self._recipe.verifier_for(job.draft, job.request.params).name}'"
+
+
+def _before_damage(verdict: Verdict, job: Job) -> Verdict:
+    """The verdict up to the first accepted token behind which the model gives no law; that one ends it.
+
+    Plain decoding emits the token, too: its parent's law decided it. If nothing can follow, the next step says so.
+    """
+    for place, node in enumerate(verdict.path):
+        if node in job.damaged:
+            emitted = slice(place + 1)
+            return Verdict(
+                verdict.path[:place],
+                job.draft.tree.tokens[node],
+                verdict.distortions[emitted],
+                verdict.divergences[emitted],
+            )
+    return verdict
 
 
 def _read_prompt(job: Job, logits_MV: Tensor) -> None:

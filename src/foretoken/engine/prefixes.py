@@ -128,7 +128,7 @@ class Prefixes:
 
     def _limit(self, request: Request) -> int:
         """How much of a prompt can be reused at most: of the rest logits are needed, or what a drafter is shown."""
-        return request.num_prompt - max(1, self._last or 0)
+        return max(0, request.num_prompt - max(1, self._last or 0))
 
     def _usable(self, slot: int) -> int:
         """Rows of a slot of which the drafter can be shown what it asks for."""

@@ -24,6 +24,7 @@ class Job:
         prompt: whether the rows are a chunk of its prompt.
         read: rows in front of the decided ones whose logits say how probable the prompt was.
         laws, logits_MV: the target's at the decided rows without probes, once the forward is done.
+        damaged: nodes of the draft, and probes behind them, whose own logits are NaN or infinite.
         guess: the token that a drafter expects behind the draft, as a draft of one node; None: it was not asked ahead.
         verdict: None until its rule has decided; it stays so where the request has ended.
     """
@@ -36,6 +37,7 @@ class Job:
     read: int = 0
     laws: Laws | None = None
     logits_MV: Tensor | None = None
+    damaged: frozenset[int] = frozenset()
     guess: Draft | None = None
     verdict: Verdict | None = None
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from foretoken.core.errors import ModelError
@@ -80,6 +82,7 @@ def merge(model: Any, correction: Correction, name: str | Path) -> Any:
             kind = adapted.active_peft_config
             if kind.is_prompt_learning:
                 raise ValueError(f"a {kind.peft_type.value} adapter cannot be merged")
+            _unshare(adapted)
             merged = adapted.merge_and_unload()
     except Exception as error:  # whatever peft, or the model inside of it, does not like about the files
         reason = " ".join(str(error).split())[:300]
@@ -89,3 +92,18 @@ def merge(model: Any, correction: Correction, name: str | Path) -> Any:
         raise ModelError(f"model '{name}': weights are missing from the adapter: {missing[0][:300]}")
     merged.config._name_or_path = correction.source
     return merged
+
+
+def _unshare(adapted: Any) -> None:
+    """Give what is corrected weights of its own: a head tied to its embedding, or a layer that stands in two places,
+    would take the other's correction over with the merge."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    places = Counter(id(weight) for _, weight in adapted.named_parameters(remove_duplicate=False))
+    for module in adapted.modules():
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        base = module.get_base_layer()
+        for name, weight in list(base.named_parameters(recurse=False)):
+            if places[id(weight)] > 1:
+                setattr(base, name, nn.Parameter(weight.detach().clone(), requires_grad=False))

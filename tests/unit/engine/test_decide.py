@@ -114,12 +114,42 @@ def test_every_rule_sees_its_own_rows(params: dict[str, Any]) -> None:
 def test_logits_that_are_none_end_their_request(value: float) -> None:
     bad, good = make_request([3]), make_request([4])
     logits_MV = rows(4)
-    logits_MV[2, 50] = value  # behind its second node
+    logits_MV[0, 50] = value
     jobs = [Job(bad, NODES, 3, 3), Job(good, NO_DRAFT, 1, 1)]
     decided(rule := Rule(), jobs, logits_MV)
     assert "NaN or infinite" in str(bad.error)
     assert (good.error, jobs[1].verdict) == (None, Verdict((), 5))
     assert rule.batches == []  # one request alone
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("damaged", "verdict", "expected"),
+    [
+        (1, Verdict((0, 1), 5, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)), Verdict((), 7, (0.1,), (1.0,))),
+        (2, Verdict((0, 1), 5, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)), Verdict((0,), 8, (0.1, 0.2), (1.0, 2.0))),
+        (1, Verdict((), 5), Verdict((), 5)),
+        (2, Verdict((0,), 5), Verdict((0,), 5)),
+        (3, Verdict((0, 1), 5), Verdict((0, 1), 5)),  # a probe
+    ],
+    ids=str,
+)
+def test_a_draft_is_decided_up_to_where_the_model_gives_no_law(
+    value: float, damaged: int, verdict: Verdict, expected: Verdict
+) -> None:
+    """What a drafter proposed harms nobody: a token behind which nothing can follow is emitted if it stands."""
+    request = make_request([3], temperature=1.0)
+    logits_MV = rows(4)
+    sound_MV = logits_MV.clone()
+    logits_MV[damaged, 50] = value
+    job = Job(request, NODES, 4, 4)
+    decided(rule := Rule(verdict), [job], logits_MV)
+    assert (request.error, job.verdict) == (None, expected)
+    (laws,) = rule.shown
+    assert bool(laws.p_MV.isfinite().all())
+    for row in {0, 1, 2} - {damaged}:
+        assert torch.equal(laws.raw_MV[row], sound_MV[row])
+    assert (laws.probe_logits_PV is None) == (damaged == 3)
 
 
 @pytest.mark.parametrize(

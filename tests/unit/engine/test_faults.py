@@ -8,6 +8,7 @@ from time import perf_counter
 import pytest
 import torch
 
+from foretoken import LLM
 from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass, ResumePoint
 from foretoken.core.sampling import SamplingParams
@@ -20,6 +21,7 @@ from foretoken.models.cache import KVCache
 from foretoken.verifiers.naive import NaiveVerifier
 from helpers.asking import asked_when
 from helpers.requests import make_request
+from helpers.tiny_models import load_eager, save_model
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, target, truth, with_config, with_drafter
 
 CULPRIT = 2
@@ -317,6 +319,40 @@ def test_no_draft_and_point_masses_are_still_welcome():
     assert [output.token_ids for output in outputs] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
     silent = with_drafter(Wrong(lambda draft: NO_DRAFT), num_nodes=4).generate(PROMPTS, plan())
     assert [output.token_ids for output in silent] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
+
+
+# ---------------------------------------------------------------- tokens that the target cannot read
+
+
+class Damaging(stubs.Stub):
+    """Hangs a token beside which the target computes NaN, and what may follow it, on every root."""
+
+    branches = True
+
+    def draft(self, context, budget):
+        return Draft(TokenTree([DAMAGED, 50, 51], [-1, 0, -1])) if budget.max_nodes >= 3 else NO_DRAFT
+
+
+DAMAGED = 77
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
+def test_a_draft_token_that_the_target_cannot_read_changes_nothing(family, params, tmp_path):
+    """Nor does it where the target says that token itself, and nothing can follow."""
+    folder = save_model(family, tmp_path)
+    model = load_eager(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[DAMAGED] = torch.nan
+    model.save_pretrained(folder)
+    plain = LLM(folder, device="cpu")
+    drafted = plain.with_method({"method": Damaging(), "num_speculative_tokens": 4})
+    prompts = [{"prompt_token_ids": [1, each, 30, 40]} for each in (20, 21)]
+    every = [plan(12, **params), plan(12, **params, logit_bias={DAMAGED: -100.0})]
+    expected, outputs = plain.generate(prompts, every), drafted.generate(prompts, every)
+    assert [(each.token_ids, each.error) for each in outputs] == [(each.token_ids, each.error) for each in expected]
+    assert (outputs[1].error, outputs[1].metrics.num_draft_tokens > 8) == (None, True)
+    assert (expected[0].error is not None) is bool(params)
 
 
 # ---------------------------------------------------------------- without a model

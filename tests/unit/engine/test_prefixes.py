@@ -113,6 +113,16 @@ def test_short_prefixes_and_failed_requests_are_not_kept() -> None:
     assert llm.engine.cache.free_slots == 3
 
 
+def test_a_prompt_shorter_than_what_a_drafter_is_shown_of_it_is_read() -> None:
+    """Somebody else's prefix is kept: there is something to compare with."""
+    llm = reusing("del")
+    assert llm.recipe.drafter.needs.hidden_layers.last > 3  # type: ignore[union-attr]
+    run(llm, [*SYSTEM, 7])
+    short = run(llm, [100, 101, 102])
+    assert (short.num_cached, short.error) == (0, None)
+    assert short.output_ids == run(with_config({"method": "none"}), [100, 101, 102]).output_ids
+
+
 def test_kept_slots_give_way_the_oldest_first() -> None:
     llm = reusing(max_num_seqs=2)
     prompts = [[*range(begin, begin + 30)] for begin in (300, 400, 500)]

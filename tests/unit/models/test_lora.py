@@ -79,6 +79,27 @@ def test_adapters_of_other_kinds(peft: Any, options: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("targets", "tied", "options"),
+    [
+        (["embed_tokens", "q_proj"], True, {}),
+        (["lm_head", "q_proj"], True, {}),
+        (["embed_tokens", "lm_head"], True, {}),
+        (["q_proj"], False, {"layer_replication": [[0, 2], [1, 3]]}),  # layer 1 stands in two places
+    ],
+    ids=str,
+)
+def test_what_shares_a_weight_keeps_its_own_correction(
+    peft: Any, targets: list[str], tied: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    base = save_model("llama", tmp_path / "base", tie_word_embeddings=tied)
+    folder = adapter(peft, base, tmp_path / "adapter", targets, **options)
+    expected = theirs(adapted(peft, base, folder))
+    assert expected != ours(base)
+    assert ours(folder) == expected
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_an_adapter_beside_its_base_model(peft: Any, tmp_path: Path) -> None:
     base = save_model("llama", tmp_path / "base")
     folder = adapter(peft, base, tmp_path / "adapter", ["q_proj", "v_proj"])

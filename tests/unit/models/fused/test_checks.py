@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build, selftest
+from foretoken.models.fused import build, checks, selftest
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Projection
+from foretoken.models.fused.packing import packed_of
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
@@ -265,3 +268,79 @@ def test_a_layout_that_does_not_fit_itself_is_refused(changes: dict[str, Any], m
     assert library is not None
     with pytest.raises(ValueError, match=message):
         FusedDecoder(replace(selftest._layout(torch.float32, None), **changes), library)
+
+
+# ---------------------------------------------------------------- by one, without a forward
+
+
+def sizes() -> checks.Sizes:
+    return checks.Sizes(2, 64, 2, 16, 50, 50, max_length=100, dtype=torch.float32, gated=True)
+
+
+def chunk(prefix: int, rows: int = 1) -> PackedBatch:
+    batch = PackedBatch()
+    batch.add_chunk(0, prefix, [3] * rows, wanted=1)
+    return batch
+
+
+def refused(message: str | None) -> Any:
+    return nullcontext() if message is None else pytest.raises(ValueError, match=message)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 2, 3, 16), None),
+        ((2, 2, 9, 16), None),
+        ((0, 2, 3, 16), r"\[0, 2, 3, 16\]"),
+        ((1, 1, 3, 16), r"\[1, 1, 3, 16\]"),
+        ((1, 2, 2, 16), r"\[1, 2, 2, 16\]"),  # the third block's would lie beyond
+        ((1, 2, 3, 15), r"\[1, 2, 3, 15\]"),
+        ((2, 3, 16), r"\[2, 3, 16\]"),
+    ],
+)
+def test_there_is_a_summary_of_every_block(shape: tuple[int, ...], message: str | None) -> None:
+    with refused(message):
+        checks.check_summaries(sizes(), chunk(48).segments, blocks(), {0: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize(
+    ("keep", "across", "message"), [(2, False, None), (1, False, "keep=1: 2 to 4"), (1, True, None)]
+)
+def test_every_head_that_selects_for_itself_keeps_a_block(keep: int, across: bool, message: str | None) -> None:
+    cache = KVCache(2, 1, 100)
+    cache.acquire()
+    plan = NativePlan(cache, blocks=blocks(keep=(keep,), across_heads=across))
+    with refused(message):
+        checks.check(sizes(), chunk(32), plan, Span(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("far", "message"),
+    [((0, 3), None), ((0, 4), "far.length=4: 0 to 3"), ((0, -1), "far.length=-1"), ((1, 0), "far.slot=1: 0 to 0")],
+)
+def test_of_another_cache_committed_rows_are_read(far: tuple[int, int], message: str | None) -> None:
+    cache = KVCache(1, 2, 100)
+    cache.commit(cache.acquire(), range(3))
+    with refused(message):
+        checks.check_far([far], cache, 1)
+    with pytest.raises(ValueError, match="1 of 2 segments"):
+        checks.check_far([(0, 3)], cache, 2)
+
+
+@pytest.mark.parametrize(("most", "message"), [(2, None), (3, "ahead.most=3: 1 to 2"), (0, "ahead.most=0")])
+def test_a_chain_ends_where_positions_do(most: int, message: str | None) -> None:
+    cache = KVCache(1, 1, 200)
+    cache.reserve(cache.acquire(), 200)
+    reach = SimpleNamespace(most=most, stands=[1.0], temperature=0.0, uniforms=[])
+    with refused(message):
+        checks.check_chain(sizes(), chunk(98), cache, 50, 50, None, [reach], 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(33, None), (48, None), (32, "head.vocab_size=32: 33 to 48"), (49, "head.vocab_size=49")]
+)
+def test_a_head_has_no_tiles_to_spare(count: int, message: str | None) -> None:
+    packed = packed_of([torch.zeros(33, 64)], torch.float32)
+    with refused(message):
+        checks.check_head(packed, packed, count, 1)
