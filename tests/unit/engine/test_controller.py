@@ -279,6 +279,17 @@ def test_the_rate_is_that_of_the_last_steps():
     assert regime.rate == pytest.approx(6.0 * 20 / 24, rel=0.02)  # five times as long as a step is, no longer
 
 
+@pytest.mark.parametrize(("gained", "tokens"), [(None, 3), (0.5, 1.5)])
+def test_the_rate_counts_what_stands_by_its_worth(gained, tokens):
+    controller, expected = Controller(), _Regime()
+    for _ in range(3):
+        controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.0, total=1.0)
+        expected.add(1, 1.0)
+    controller.measure(num_requests=1, nodes=2, accepted=2, gained=gained, draft=0.1, total=1.0)
+    expected.add(tokens, 1.0)
+    assert controller._regime(1).rate == pytest.approx(expected.rate)
+
+
 def test_how_often_nodes_stand_is_forgotten_beyond_two_hundred_of_a_confidence():
     confidence = Confidence()
     sure = Draft(TokenTree([1]), confidence=(0.95,))

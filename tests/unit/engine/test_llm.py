@@ -162,6 +162,7 @@ def test_limits_over_a_loaded_target_are_positive_integers_too(options):
 def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
     llm = LLM.from_target(target(), speculative_config={"method": "ngram"}, max_num_seqs=2, seed=0)
     assert llm.target is target()
+    assert (llm.tokenizer, llm.get_tokenizer()) == (target().tokenizer, target().tokenizer)
     assert llm.engine.cache is not base().engine.cache
     assert ids(llm.generate(PROMPTS, plan(20))) == [greedy(prompt)[:20] for prompt in PROMPTS]
     sampled = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
