@@ -159,6 +159,13 @@ def test_limits_over_a_loaded_target_are_positive_integers_too(options):
         LLM.from_target(target(), **options)
 
 
+@pytest.mark.parametrize("name", ["seed", "prefix_cache_bytes"])
+def test_numbers_of_63_bits_are_the_largest(name):
+    LLM.from_target(target(), **{name: 2**63 - 1})
+    with pytest.raises(ConfigError, match=f"at most {2**63 - 1}"):
+        LLM.from_target(target(), **{name: 2**63})
+
+
 def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
     llm = LLM.from_target(target(), speculative_config={"method": "ngram"}, max_num_seqs=2, seed=0)
     assert llm.target is target()
