@@ -57,10 +57,12 @@ def test_the_share_of_the_prefix_that_was_read() -> None:
 
 
 def test_every_number_of_another_request_is_added() -> None:
-    numbers = [each.name for each in dataclasses.fields(Metrics) if isinstance(getattr(Metrics(), each.name), int | float)]
+    numbers = [
+        each.name for each in dataclasses.fields(Metrics) if isinstance(getattr(Metrics(), each.name), int | float)
+    ]
     numbers.remove("sparse")
     found = Metrics(**{name: place for place, name in enumerate(numbers)})
-    found.add(Metrics(**{name: 100.0 for name in numbers}, sparse=True))
+    found.add(Metrics(**dict.fromkeys(numbers, 100.0), sparse=True))
     assert {name: getattr(found, name) for name in numbers} == {name: 100 + place for place, name in enumerate(numbers)}
     assert found.sparse
     found.add(Metrics())

@@ -205,7 +205,9 @@ def test_its_outlook_says_what_it_will_decide(empty):
             assert rule.worthwhile(reach, (tenth + 0.5) / 10, nodes) is foreseen
             decided.add((nodes, foreseen))
     assert len(outlook.stands) == 10
-    assert decided == {(0, True), (1, True), (2, True), (2, False)} | ({(0, False), (1, False)} if empty < 32 else set())
+    assert decided == {(0, True), (1, True), (2, True), (2, False)} | (
+        {(0, False), (1, False)} if empty < 32 else set()
+    )
 
 
 # ---------------------------------------------------------------- beside a request that fails

@@ -363,7 +363,9 @@ def test_at_temperature_0_a_token_near_the_argmax_stands_and_is_metered(name: st
             assert (verdict.path, verdict.extra, verdict.distortion) == ((), 0, 0.0)
 
 
-@pytest.mark.parametrize(("emitted", "spent", "stands"), [(0, 0.0, False), (3, 0.0, True), (3, 1.1, False), (2, 0.0, False)])
+@pytest.mark.parametrize(
+    ("emitted", "spent", "stands"), [(0, 0.0, False), (3, 0.0, True), (3, 1.1, False), (2, 0.0, False)]
+)
 def test_a_budget_is_that_of_all_that_the_request_has_emitted(emitted: int, spent: float, stands: bool) -> None:
     """A token that is not the argmax costs 1, and a quarter may be spent for each token."""
     rule = TypicalVerifier(TypicalVerifier.Config(epsilon=0.3, delta=1.0, max_distortion=0.25))
