@@ -246,6 +246,9 @@ def test_requests_that_are_driven_by_hand_are_those_of_generate():
         llm.engine.step()
     (output,) = base().generate(PROMPTS[0], SamplingParams(n=2, max_tokens=4, temperature=1.0, seed=3))
     assert [first.output_ids, second.output_ids] == [each.token_ids for each in output.outputs]
+    found, named = llm.output_of([first, second]), llm.output_of([first, second], "as it was asked")
+    assert (found.prompt, named.prompt) == (output.prompt, "as it was asked")
+    assert [each.text for each in named.outputs] == [each.text for each in output.outputs]
     with pytest.raises(InputError, match="prompt 0 is empty"):
         llm.new_requests("")
     with pytest.raises(ConfigError, match="stop_token_ids"):
@@ -729,6 +732,18 @@ def test_any_number_of_slots_and_rows_gives_the_same_tokens(config, slots, rows)
     assert ids(outputs) == [greedy(prompt, 20)[:length] for prompt, length in zip(many, lengths, strict=True)]
     assert max(counted.rows) <= rows
     assert_idle(llm)
+
+
+def test_on_a_cpu_no_prompt_is_begun_in_a_step_that_reads_enough_rows():
+    llm = with_config(None)
+    for _ in range(3):
+        for request in llm.new_requests({"prompt_token_ids": [5] * 100}, plan(1)):
+            llm.engine.add(request)
+    read = []
+    while llm.engine.busy:
+        ended = llm.engine.step()
+        read.append(len(ended))
+    assert read == [2, 1]
 
 
 def test_a_long_prompt_in_chunks_beside_short_ones():

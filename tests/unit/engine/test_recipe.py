@@ -236,6 +236,8 @@ def test_who_takes_turns_is_given_one():
     with pytest.raises(ConfigError, match="leaves no turn to the drafter"):
         compose.build({**settings, "num_speculative_tokens": 0}, target())
     assert compose.build({"method": stubs.Stub(), "verifier": Rule(), "num_speculative_tokens": 0}, target())
+    assert with_config(settings).engine.scheduler.drafted_first  # the first token may be the drafter's
+    assert not with_config({**settings, "verifier": Rule()}).engine.scheduler.drafted_first
 
 
 def test_a_stop_rule_of_its_own_is_not_the_controller_s():
