@@ -595,3 +595,4 @@ def test_the_gain_of_a_step_is_a_request_s():
         worth.measure(4, costs, nodes=2, accepted=8, draft=1.0, total=4.0, typical=True)
     # a row is believed to take a second, as the requests' own
     assert worth._gain(4).value == pytest.approx((8 - 1.0 - 2 * 1.0) / 4)
+    assert worth._gain(4).weight == pytest.approx(8.0, rel=0.1)  # two steps of four requests are eight to learn from
