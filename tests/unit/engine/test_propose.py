@@ -15,6 +15,7 @@ from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
 from foretoken.engine.controller import Controller
+from foretoken.engine.executors.ahead import AheadRule, Shadow
 from foretoken.engine.faults import Faults
 from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.propose import Proposer
@@ -208,6 +209,25 @@ def test_the_rooms_of_those_who_are_asked_ahead() -> None:
     assert proposer.rooms([seeded, asking, other], 100) == [2, 1, 6]
     assert proposer.rooms([seeded, asking, other], 11) == [2, 1, 4]  # nine rows for two, beside the two of its own
     assert proposer.rooms([other, other], 7) == [3, 3]
+
+
+def test_what_is_drafted_ahead_ends_when_the_target_is_done_but_for_a_seed_s() -> None:
+    drafter = Noting()
+    recipe = Recipe("noting", drafter, RatioVerifier(), 6, True, False, DensePlans())
+    proposer = proposer_of(recipe, cast(Faults, None), max_length=12)
+    requests = [make_request([9] * 4, max_tokens=room) for room in (50, 50, 3)]
+    requests[1].own_past = True
+    pending = Draft(TokenTree([7, 7]), PointMass())
+    for _ in range(2):
+        shadows = [Shadow(request, pending) for request in requests]
+        drafts = proposer.ahead(shadows, [9, 5, 9], lambda: True)
+        assert [len(each) for each in drafts if isinstance(each, Draft)] == [6, 5, 0]  # the cache, the room, the text
+    rules = [budget.stop_rule for budget in drafter.budgets]
+    for request, first, second in zip(requests, rules[:3], rules[3:], strict=True):
+        assert isinstance(first, AheadRule)
+        assert isinstance(second, AheadRule)
+        assert first.past is second.past is request.ahead_rule
+        assert first.stopped() is not request.own_past
 
 
 class Certain(Constraint):
