@@ -262,8 +262,8 @@ def test_its_outlook_says_what_it_will_decide(weight):
     """Of a probe, and of a draft; where a token is worth more, a node need promise less."""
     run = Run()
     probed, decided = 0, set()
-    run.go(World(0.2, 0.4, 0.1, (0.85,)), 50)
-    for _ in range(70):
+    run.go(World(0.2, 0.4, 0.1, (0.85,)), 200)
+    for _ in range(100):
         (rule,) = run.controller.choose([run.request], 1)
         if rule is not None:
             rule = _Rule(run.controller, weight, rule._least)

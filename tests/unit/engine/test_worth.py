@@ -432,9 +432,9 @@ def test_without_hope_is_who_will_be_over_before_another_trial_is_earned():
     """By one 128th of the time, of all who run; of nobody before it is known what drafting brings, or if it pays."""
     book = Book()
     assert not book.worth.hopeless(unread(10, room=1), 1)
-    book.steps(100, unread(10), gained=-0.5)
-    missing = 16 * 0.5 - book.worth._purse(1)
-    assert missing > 16 * 0.5 + 1.0  # something is owed, too
+    book.steps(100, unread(10), gained=-5.0)
+    missing = 16 * 5.0 - book.worth._purse(1)
+    assert missing > 16 * 5.0 + 1.0  # something is owed, too
     for steps, hopeless in ((0.98 * 128 * missing, True), (1.02 * 128 * missing, False)):
         assert book.worth.hopeless(unread(10, room=int(steps)), 1) is hopeless
     assert not book.worth.hopeless(unread(10, room=1), 8)
@@ -442,8 +442,8 @@ def test_without_hope_is_who_will_be_over_before_another_trial_is_earned():
         book.worth.ended(5)  # answers end, however much room there is
     assert book.worth.hopeless(unread(10), 1)
     among = Worth(Reading(0.0))
-    among_eight(among, 300, lost=0.5)
-    missing = 16 * 0.5 - among._purse(8)
+    among_eight(among, 200, lost=2.0)
+    missing = 16 * 2.0 - among._purse(8)
     assert missing > 1.0
     for steps, hopeless in ((0.95 * 16 * missing, True), (1.05 * 16 * missing, False)):
         assert among.hopeless(unread(10, room=int(steps)), 8) is hopeless
