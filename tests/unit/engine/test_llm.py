@@ -334,6 +334,13 @@ def test_a_stream_with_a_stop_string_never_shows_it(stop):
         assert greedy(PROMPTS[0], 48)[: len(whole.token_ids)] == whole.token_ids
 
 
+def test_a_stream_tells_how_far_its_prompt_is_read():
+    llm, told = with_config(None, max_num_seqs=1, max_rows_per_step=16), []
+    chunks = [*llm.stream([5] * 40, plan(3), reading=lambda *rows: told.append(rows))]
+    assert told == [(16, 40), (32, 40)]  # the third step gives the first token
+    assert [token for chunk in chunks for token in chunk.token_ids] == greedy([5] * 40, 3)
+
+
 def test_streaming_several_completions_is_refused():
     with pytest.raises(ConfigError, match="n=2"):
         base().stream("x", SamplingParams(n=2))

@@ -403,6 +403,31 @@ def test_a_lane_hands_on_an_error_and_goes_on() -> None:
     lane.close()
 
 
+def test_a_lane_does_one_thing_at_a_time() -> None:
+    lane, done, gate = Lane(1), list[int](), threading.Event()
+
+    def first(stopped: Callable[[], bool]) -> None:
+        gate.wait(5.0)
+        done.append(1)
+
+    tickets = [lane.begin(first), lane.begin(lambda stopped: done.append(2))]
+    time.sleep(0.02)
+    gate.set()
+    for ticket in tickets:
+        ticket.take()
+    lane.close()
+    assert done == [1, 2]
+
+
+def test_each_side_has_its_share_of_the_threads(monkeypatch) -> None:
+    monkeypatch.setattr("foretoken.engine.executors.overlapped.split", lambda: (5, 3))
+    executor = OverlappedExecutor()
+    lane, team = executor._places()
+    assert (team.threads, lane.team.threads) == (5, 3)
+    assert executor._places() == (lane, team)
+    executor.close()
+
+
 def test_a_child_of_a_fork_has_a_thread_of_its_own_and_a_lane_may_be_closed_twice(monkeypatch) -> None:
     lane = Lane(1)
     thread = lane.begin(lambda stopped: threading.current_thread()).take()
