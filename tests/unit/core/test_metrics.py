@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -53,6 +54,19 @@ def test_tokens_per_second_and_experts() -> None:
 def test_the_share_of_the_prefix_that_was_read() -> None:
     assert Metrics().prefix_read is None
     assert Metrics(prefix_rows=8, prefix_rows_read=2.0).prefix_read == 0.25
+
+
+def test_every_number_of_another_request_is_added() -> None:
+    numbers = [
+        each.name for each in dataclasses.fields(Metrics) if isinstance(getattr(Metrics(), each.name), int | float)
+    ]
+    numbers.remove("sparse")
+    found = Metrics(**{name: place for place, name in enumerate(numbers)})
+    found.add(Metrics(**dict.fromkeys(numbers, 100.0), sparse=True))
+    assert {name: getattr(found, name) for name in numbers} == {name: 100 + place for place, name in enumerate(numbers)}
+    assert found.sparse
+    found.add(Metrics())
+    assert found.sparse
 
 
 def test_a_draft_s_nodes_are_counted_by_who_proposed_them() -> None:

@@ -172,6 +172,23 @@ def test_categorical_follows_unnormalised_weights_over_many_blocks() -> None:
     assert stats.chisquare(places, (share / share.sum() * 20_000).numpy()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("size", [2048, 2049])
+def test_draws_are_foreseen_and_come_so(size: int) -> None:
+    """Of a flat law the token that is drawn tells the uniforms: the share of all, or of the blocks and of one block."""
+    streams, even_V = Streams(6), torch.ones(size)
+    streams.categorical("draft", even_V)
+    foreseen = streams.foreseen("draft", size, 3)
+    assert streams.foreseen("draft", size, 3) == foreseen  # the stream stays where it stands
+    assert len(foreseen) == 6
+    for first, second in zip(foreseen[::2], foreseen[1::2], strict=True):
+        drawn = streams.categorical("draft", even_V)
+        if size == 2048:
+            assert (drawn, second) == (int(first * size), 0.0)
+        else:  # two blocks, and one token behind them
+            block = int(first * size / 1024)
+            assert drawn == 1024 * block + int(second * min(1024, size - 1024 * block))
+
+
 def test_distinct_draws_are_different_and_follow_the_weights_that_are_left() -> None:
     q_V = torch.tensor([0.5, 0.0, 0.3, 0.2])
     drawn = [tuple(Streams(seed).distinct("draft", q_V, 2)) for seed in range(4000)]

@@ -18,7 +18,9 @@ def test_a_tree_without_parents_is_a_chain() -> None:
     assert chain.is_chain
     assert chain.depths == (1, 2, 3)
     assert chain.children == {-1: (0,), 0: (1,), 1: (2,)}
-    assert chain == TokenTree(torch.tensor([7, 8, 9]), torch.tensor([-1, 0, 1]))
+    of_tensors = TokenTree(torch.tensor([7, 8, 9]), torch.tensor([-1, 0, 1]))
+    assert chain == of_tensors
+    assert {type(each) for each in (*of_tensors.tokens, *of_tensors.parents)} == {int}
     assert TokenTree([7, 8], [-1, 0]).is_chain
     assert not TokenTree([7, 8], [-1, -1]).is_chain
     assert TokenTree([7]).path_to(0) == [0]

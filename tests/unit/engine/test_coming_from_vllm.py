@@ -230,7 +230,7 @@ def test_options_that_cannot_be_had_are_refused_by_name(options, message):
 def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
     with caplog.at_level(logging.WARNING):
         llm = LLM(model="zoo:draft", tensor_parallel_size=1, gpu_memory_utilization=0.9, dtype=target().dtype)
-    assert "gpu_memory_utilization, tensor_parallel_size" in caplog.text
+    assert "options that change nothing here: gpu_memory_utilization, tensor_parallel_size" in caplog.text
     assert llm.generate("x", SamplingParams(max_tokens=1))[0].finished
 
 

@@ -11,7 +11,7 @@ from foretoken.core.draft import Draft
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.confidence import Confidence, Reaches
-from foretoken.engine.controller import Controller, _Regime
+from foretoken.engine.controller import Controller, _Regime, _Rule
 from foretoken.engine.worth import Standing
 
 MOST = 16
@@ -257,6 +257,29 @@ def test_a_probe_that_stands_calls_for_another_one():
     assert [silent.until_a_probe(accepted)[0] for accepted in (2, 2, 1, 0)] == [0, 0, 0, 32]
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_its_outlook_says_what_it_will_decide(weight):
+    """Of a probe, and of a draft; where a token is worth more, a node need promise less."""
+    run = Run()
+    probed, decided = 0, set()
+    run.go(World(0.2, 0.4, 0.1, (0.85,)), 200)
+    for _ in range(100):
+        (rule,) = run.controller.choose([run.request], 1)
+        if rule is not None:
+            rule = _Rule(run.controller, weight, rule._least)
+            outlook = rule.outlook()
+            probed += outlook.free > 0
+            for nodes, reach in ((0, 1.0), (1, 0.777), (2, 0.777), (2, 0.222)):
+                least = outlook.later if nodes else outlook.first
+                for tenth, stands in enumerate(outlook.stands):
+                    foreseen = nodes < outlook.free or reach * stands > least
+                    assert rule.worthwhile(reach, (tenth + 0.5) / 10, nodes) is foreseen
+                    decided.add((nodes > 0, foreseen))
+        run.controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.01, total=1.0)
+    assert probed > 0
+    assert len(decided) == 4
+
+
 def test_each_time_another_request_probes():
     silent = Silent(num_requests=3)
     found = [silent.until_a_probe()[1] for _ in range(12)]
@@ -277,6 +300,17 @@ def test_the_rate_is_that_of_the_last_steps():
     assert regime.rate == pytest.approx(6.0, rel=0.01)
     regime.add(3, 1000.0)
     assert regime.rate == pytest.approx(6.0 * 20 / 24, rel=0.02)  # five times as long as a step is, no longer
+
+
+@pytest.mark.parametrize(("gained", "tokens"), [(None, 3), (0.5, 1.5)])
+def test_the_rate_counts_what_stands_by_its_worth(gained, tokens):
+    controller, expected = Controller(), _Regime()
+    for _ in range(3):
+        controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.0, total=1.0)
+        expected.add(1, 1.0)
+    controller.measure(num_requests=1, nodes=2, accepted=2, gained=gained, draft=0.1, total=1.0)
+    expected.add(tokens, 1.0)
+    assert controller._regime(1).rate == pytest.approx(expected.rate)
 
 
 def test_how_often_nodes_stand_is_forgotten_beyond_two_hundred_of_a_confidence():

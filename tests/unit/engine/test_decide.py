@@ -198,3 +198,10 @@ def test_a_guess_is_coupled_where_all_before_it_stood(
     if error is None:
         assert job.verdict == Verdict(path, extra)  # type: ignore[arg-type]
     assert getattr(rule, "asked", None) == (((guess,), 2) if len(path) == 2 else None)
+
+
+def test_who_has_no_guess_keeps_nobody_from_one() -> None:
+    plain, guessed = make_request([3]), make_request([4])
+    jobs = [Job(plain, NO_DRAFT, 1, 1), Job(guessed, NODES, 3, 3, guess=Draft(TokenTree([11])))]
+    decided(Guessing(Verdict((), 5), Verdict((0, 1), 5)), jobs, rows(4))
+    assert [job.verdict for job in jobs] == [Verdict((), 5), Verdict((0, 1), 11)]

@@ -159,9 +159,17 @@ def test_limits_over_a_loaded_target_are_positive_integers_too(options):
         LLM.from_target(target(), **options)
 
 
+@pytest.mark.parametrize("name", ["seed", "prefix_cache_bytes"])
+def test_numbers_of_63_bits_are_the_largest(name):
+    LLM.from_target(target(), **{name: 2**63 - 1})
+    with pytest.raises(ConfigError, match=f"at most {2**63 - 1}"):
+        LLM.from_target(target(), **{name: 2**63})
+
+
 def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
     llm = LLM.from_target(target(), speculative_config={"method": "ngram"}, max_num_seqs=2, seed=0)
     assert llm.target is target()
+    assert (llm.tokenizer, llm.get_tokenizer()) == (target().tokenizer, target().tokenizer)
     assert llm.engine.cache is not base().engine.cache
     assert ids(llm.generate(PROMPTS, plan(20))) == [greedy(prompt)[:20] for prompt in PROMPTS]
     sampled = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
@@ -238,6 +246,9 @@ def test_requests_that_are_driven_by_hand_are_those_of_generate():
         llm.engine.step()
     (output,) = base().generate(PROMPTS[0], SamplingParams(n=2, max_tokens=4, temperature=1.0, seed=3))
     assert [first.output_ids, second.output_ids] == [each.token_ids for each in output.outputs]
+    found, named = llm.output_of([first, second]), llm.output_of([first, second], "as it was asked")
+    assert (found.prompt, named.prompt) == (output.prompt, "as it was asked")
+    assert [each.text for each in named.outputs] == [each.text for each in output.outputs]
     with pytest.raises(InputError, match="prompt 0 is empty"):
         llm.new_requests("")
     with pytest.raises(ConfigError, match="stop_token_ids"):
@@ -321,6 +332,13 @@ def test_a_stream_with_a_stop_string_never_shows_it(stop):
     assert chunks[-1].output.finish_reason == whole.finish_reason
     if whole.finish_reason == "stop":
         assert greedy(PROMPTS[0], 48)[: len(whole.token_ids)] == whole.token_ids
+
+
+def test_a_stream_tells_how_far_its_prompt_is_read():
+    llm, told = with_config(None, max_num_seqs=1, max_rows_per_step=16), []
+    chunks = [*llm.stream([5] * 40, plan(3), reading=lambda *rows: told.append(rows))]
+    assert told == [(16, 40), (32, 40)]  # the third step gives the first token
+    assert [token for chunk in chunks for token in chunk.token_ids] == greedy([5] * 40, 3)
 
 
 def test_streaming_several_completions_is_refused():
@@ -721,6 +739,18 @@ def test_any_number_of_slots_and_rows_gives_the_same_tokens(config, slots, rows)
     assert ids(outputs) == [greedy(prompt, 20)[:length] for prompt, length in zip(many, lengths, strict=True)]
     assert max(counted.rows) <= rows
     assert_idle(llm)
+
+
+def test_on_a_cpu_no_prompt_is_begun_in_a_step_that_reads_enough_rows():
+    llm = with_config(None)
+    for _ in range(3):
+        for request in llm.new_requests({"prompt_token_ids": [5] * 100}, plan(1)):
+            llm.engine.add(request)
+    read = []
+    while llm.engine.busy:
+        ended = llm.engine.step()
+        read.append(len(ended))
+    assert read == [2, 1]
 
 
 def test_a_long_prompt_in_chunks_beside_short_ones():

@@ -86,6 +86,15 @@ def test_a_seed_gives_the_same_tokens_whatever_was_reused(method: str) -> None:
     assert found[0].output_ids == found[1].output_ids == found[3].output_ids
 
 
+def test_what_a_cancelled_request_has_read_is_kept() -> None:
+    llm = reusing()
+    (request,) = llm.new_requests([*SYSTEM, 7, 8], LONG)
+    llm.engine.add(request)
+    llm.engine.step()
+    llm.engine.cancel(request)
+    assert run(llm, [*SYSTEM, 9]).num_cached == len(SYSTEM)
+
+
 def test_another_salt_shares_nothing() -> None:
     llm = reusing()
     run(llm, [*SYSTEM, 7], salt="a")

@@ -110,6 +110,22 @@ def test_seeded_samples_are_the_same() -> None:
     assert plain == probed
 
 
+class Judging(Probing):
+    """What it decides may follow from its probes, so that a seed's must not depend on who else runs."""
+
+    promise = "approximate"
+    offers = Offers(probes=True)
+
+
+@pytest.mark.parametrize(("seed", "count", "probed"), [(4, 1, True), (4, 2, False), (None, 2, True)])
+def test_a_seed_s_probes_find_room_in_rows_of_its_own(seed: int | None, count: int, probed: bool) -> None:
+    """Six rows for each of two: a root, two drafted ones, and three more, although the request is alone."""
+    rule = Judging(target().vocab_size, count)
+    llm = with_drafter(drafter("chain"), num_nodes=2, verifier=rule, max_num_seqs=2, max_rows_per_step=12)
+    llm.generate(PROMPTS[0], SamplingParams(temperature=1.0, seed=seed, max_tokens=6, ignore_eos=True))
+    assert rule.seen[0] is probed
+
+
 @pytest.mark.parametrize(
     "config", [{"method": "kangaroo", "adapter": "random:2", "threshold": 0.1}, {"method": "del"}], ids=str
 )

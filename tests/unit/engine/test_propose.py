@@ -9,10 +9,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from foretoken.core.draft import Draft, PointMass, ResumePoint
+from foretoken.core.constraint import Constraint
+from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, PointMass, ResumePoint, Sampled
+from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
 from foretoken.engine.controller import Controller
+from foretoken.engine.executors.ahead import AheadRule, Shadow
 from foretoken.engine.faults import Faults
 from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.propose import Proposer
@@ -100,6 +103,7 @@ def test_a_seeded_request_has_rows_of_its_own_and_a_rule_of_its_own() -> None:
     assert (first.max_nodes, first.own_past, type(first.stop_rule)) == (2, True, OwnPastRule)
     assert (second.max_nodes, second.own_past, second.stop_rule) == (3, False, None)
     assert seeded.own_rule is first.stop_rule
+    assert [seeded.own_rule.worthwhile(1.0, each, 0) for each in (0.05, 0.15)] == [False, True]  # a node costs a tenth
 
 
 class Failing(Stub):
@@ -195,3 +199,126 @@ def test_rows_are_shared_by_those_whom_the_controller_lets_draft() -> None:
     assert sorted(found) == [0, 0, 5]
     proposer.propose(requests, 100, [])
     assert max(budget.max_nodes for budget in drafter.budgets[3:]) == 6
+
+
+def test_the_rooms_of_those_who_are_asked_ahead() -> None:
+    recipe = Recipe("noting", Noting(), RatioVerifier(), 6, False, False, DensePlans())
+    proposer = proposer_of(recipe, cast(Faults, None))
+    seeded, asking, other = (make_request([9], max_tokens=50) for _ in range(3))
+    seeded.own_past, asking.max_draft = True, 1
+    assert proposer.rooms([seeded, asking, other], 100) == [2, 1, 6]
+    assert proposer.rooms([seeded, asking, other], 11) == [2, 1, 4]  # nine rows for two, beside the two of its own
+    assert proposer.rooms([other, other], 7) == [3, 3]
+
+
+def test_what_is_drafted_ahead_ends_when_the_target_is_done_but_for_a_seed_s() -> None:
+    drafter = Noting()
+    recipe = Recipe("noting", drafter, RatioVerifier(), 6, True, False, DensePlans())
+    proposer = proposer_of(recipe, cast(Faults, None), max_length=12)
+    requests = [make_request([9] * 4, max_tokens=room) for room in (50, 50, 3)]
+    requests[1].own_past = True
+    pending = Draft(TokenTree([7, 7]), PointMass())
+    for _ in range(2):
+        shadows = [Shadow(request, pending) for request in requests]
+        drafts = proposer.ahead(shadows, [9, 5, 9], lambda: True)
+        assert [len(each) for each in drafts if isinstance(each, Draft)] == [6, 5, 0]  # the cache, the room, the text
+    rules = [budget.stop_rule for budget in drafter.budgets]
+    for request, first, second in zip(requests, rules[:3], rules[3:], strict=True):
+        assert isinstance(first, AheadRule)
+        assert isinstance(second, AheadRule)
+        assert first.past is second.past is request.ahead_rule
+        assert first.stopped() is not request.own_past
+
+
+class Certain(Constraint):
+    """Sevens are all that may follow."""
+
+    def allowed(self, path: Sequence[int]) -> None:
+        raise AssertionError("nobody looks")
+
+    def possible(self, path: Sequence[int]) -> bool:
+        return all(token == 7 for token in path)
+
+    def forced(self, limit: int) -> list[int]:
+        return [7] * limit
+
+    def append(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def copy(self) -> Certain:
+        return self
+
+
+class Comparing(RatioVerifier):
+    needs = Needs(evidence=GreedyLaws)
+
+
+class Drawing(Stub):
+    laws = (Sampled,)
+
+
+class Seeing(Stub):
+    needs = Needs(hidden_layers=HiddenLayers((1,)))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier", "temperature", "forced"),
+    [
+        (Stub, None, 0.0, True),
+        (Stub, RatioVerifier, 1.0, True),
+        (Seeing, None, 0.0, False),  # it is not shown what it did not draft
+        (Drawing, None, 1.0, True),  # the rule is chosen for each draft
+        (Drawing, RatioVerifier, 1.0, False),
+        (Drawing, RatioVerifier, 0.0, True),
+        (Stub, Comparing, 0.0, False),  # a forced draft carries no law
+        (Stub, Comparing, 1.0, True),
+    ],
+)
+def test_what_a_constraint_forces_is_drafted_where_the_rule_takes_it(
+    drafter: type[Stub], verifier: type[RatioVerifier] | None, temperature: float, forced: bool
+) -> None:
+    recipe = Recipe("forced", drafter(), verifier and verifier(), 3, False, False, DensePlans())
+    proposer = proposer_of(recipe, cast(Faults, None), max_length=12)
+    requests = [make_request([9] * 4, max_tokens=room, temperature=temperature) for room in (6, 50, 50, 50, 50)]
+    requests[2].max_draft, requests[3].own_past = 0, True
+    for request in requests:
+        request.laws.constraint = Certain()
+    drafts = proposer.propose(requests, 15, [])
+    # what the text leaves room for, then the cache, then the step
+    assert [len(draft) for draft in drafts] == ([5, 8, 0, 0, 2] if forced else [0] * 5)
+    assert all(draft.forced and set(draft.tree.tokens) == {7} for draft in drafts if len(draft))
+    assert all(draft.sources == ("grammar",) * len(draft) for draft in drafts)
+
+
+TREE = Draft(
+    TokenTree([7, 3, 7, 7], [-1, -1, 0, 1]),
+    PointMass(),
+    confidence=(0.9, 0.8, 0.7, 0.6),
+    sources=("a", "b", "c", "d"),
+)
+CUT = Draft(TokenTree([7, 7], [-1, 0]), PointMass(), confidence=(0.9, 0.7), sources=("a", "c"))
+WHOLE = Draft(TokenTree([7, 7]), PointMass(), moved_bytes=5)
+DRAWN = Draft(TokenTree([3]), Sampled(torch.full((1, 100), 0.01), (0,)))
+
+
+@pytest.mark.parametrize(
+    ("draft", "cut"),
+    [(TREE, CUT), (WHOLE, WHOLE), (Draft(TokenTree([3, 7]), PointMass()), NO_DRAFT), (DRAWN, DRAWN)],
+    ids=["a tree", "whole", "nothing left", "drawn"],
+)
+def test_what_the_constraint_forbids_is_not_read_but_where_it_was_drawn(draft: Draft, cut: Draft) -> None:
+    class Given(Stub):
+        laws = (PointMass, Sampled)
+
+        def draft(self, context: Context, budget: Budget) -> Draft:
+            return draft
+
+    recipe = Recipe("given", Given(), None, 4, False, False, DensePlans())
+    request = make_request([9], max_tokens=50, temperature=1.0)
+    request.laws.constraint = Certain()
+    (found,) = proposer_of(recipe, cast(Faults, None)).propose([request], 4, [])
+    if not len(cut):
+        assert found.forced  # and what it asks for instead
+        return
+    assert (found.tree, found.law, found.confidence) == (cut.tree, cut.law, cut.confidence)
+    assert (found.sources, found.moved_bytes) == (cut.sources, cut.moved_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ def build(**settings):
     [
         ({"method": "ngram", "odd": 1}, "unknown option 'odd' for method 'ngram'(?!.*an option of verifier)"),
         ({"method": "ngram", "ngram.prompt_lookup_max": 3, "prompt_lookup_max": 3}, "are one option: keep one"),
+        (
+            {"method": "ngram", "epsilon": 0.1},
+            r"method 'ngram' \(an option of verifier 'typical'.*: add verifier=\.\.\.\)",
+        ),
         ({"method": "ngrm"}, "unknown method 'ngrm': did you mean 'ngram'"),
         ({"method": "greedy"}, "unknown method 'greedy'"),
         ({"method": ""}, "unknown method ''"),
@@ -227,6 +232,9 @@ def test_a_rule_gets_the_evidence_that_it_decides_by_or_is_refused():
     assert compose.build({"method": Approving(), "verifier": asking}, target()).verifier is asking
     with pytest.raises(ConfigError, match=r"decides by what the drafter's own head approves of.*carry none"):
         compose.build({"method": stubs.Stub(), "verifier": asking}, target())
+    asking.name = "sprinter"  # which a method of the catalogue brings
+    with pytest.raises(ConfigError, match="carry none: use method='sprinter', or another verifier"):
+        compose.build({"method": stubs.Stub(), "verifier": asking}, target())
     compose.build({"method": stubs.Stub(), "verifier": Rule(evidence=GreedyLaws)}, target())  # asked for at 0 only
 
 
@@ -236,6 +244,8 @@ def test_who_takes_turns_is_given_one():
     with pytest.raises(ConfigError, match="leaves no turn to the drafter"):
         compose.build({**settings, "num_speculative_tokens": 0}, target())
     assert compose.build({"method": stubs.Stub(), "verifier": Rule(), "num_speculative_tokens": 0}, target())
+    assert with_config(settings).engine.scheduler.drafted_first  # the first token may be the drafter's
+    assert not with_config({**settings, "verifier": Rule()}).engine.scheduler.drafted_first
 
 
 def test_a_stop_rule_of_its_own_is_not_the_controller_s():
@@ -257,3 +267,68 @@ def test_a_stop_rule_of_its_own_is_not_the_controller_s():
         assert (recipe.num_nodes, recipe.adaptive, recipe.weighed) == (7, False, weighed)
     counted = compose.build({"method": Own(), "num_speculative_tokens": 3}, target())
     assert (counted.num_nodes, counted.adaptive, counted.weighed) == (3, False, False)
+
+
+class Maker(DensePlans):
+    """A plan that says what it was made of."""
+
+    settings_key = ""
+
+    def __init__(self, given: Any, base: Any = None) -> None:
+        self.given, self.base = given, base
+
+    @classmethod
+    def arranged(cls, settings, target):
+        return cls(dict(settings))
+
+    def over(self, base):
+        return type(self)(self.given, base)
+
+
+class States(Maker):
+    name = "states"
+
+    @classmethod
+    def suits(cls, target):
+        return target.name == "hybrid"
+
+
+class Wide(Maker):
+    name = "wide"
+
+
+class Sparse(Maker):
+    name, settings_key = "sparse", "verification"
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """A plan for one kind of target, one that is asked for by name, and one that is asked for by settings."""
+    entries = [SimpleNamespace(name=each.name, load=lambda each=each: each) for each in (States, Wide, Sparse)]
+    monkeypatch.setattr(compose.catalog, "entries", lambda kind: {"plan": entries}[kind])
+    return lambda name, **settings: compose.plan_of(settings, SimpleNamespace(name=name))
+
+
+def test_a_plan_is_the_target_s_or_the_one_that_is_asked_for(plans):
+    assert type(plans("plain")) is type(plans("plain", plan="dense")) is DensePlans
+    assert type(plans("hybrid")) is type(plans("hybrid", plan="states")) is States
+    assert type(plans("plain", plan="wide")) is Wide
+    for own in ("plain", "hybrid"):
+        sparse = plans(own, verification={"ffn": 0.5})
+        assert (type(sparse), sparse.given, sparse.base) == (Sparse, {"ffn": 0.5}, None)
+    both = plans("plain", plan="wide", **{"verification.ffn": 0.5})
+    assert (type(both), both.given, type(both.base)) == (Sparse, {"ffn": 0.5}, Wide)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "message"),
+    [
+        ("hybrid", "dense", "plan='dense' does not compute what model 'hybrid' needs: leave it out for 'states'"),
+        ("hybrid", "wide", "plan='wide' does not compute what model 'hybrid' needs"),
+        ("plain", "sparse", r"unknown plan 'sparse': it is switched on by its settings, verification\.\*"),
+        ("plain", "wid", "unknown plan 'wid': did you mean 'wide'"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plans, name, plan, message):
+    with pytest.raises(ConfigError, match=message):
+        plans(name, plan=plan)

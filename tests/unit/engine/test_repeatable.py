@@ -190,6 +190,26 @@ def test_after_many_steps_without_a_draft_one_is_made_anyway():
     assert not rule.worthwhile(1.0, 0.05, 0)
 
 
+@pytest.mark.parametrize("empty", [0, 31, 32])
+def test_its_outlook_says_what_it_will_decide(empty):
+    rule = OwnPastRule(0.25)
+    teach(rule, 0.35, stands=True)
+    teach(rule, 0.75, stands=False)
+    for _ in range(empty):
+        rule.learn(NO_DRAFT, Verdict((), 6))
+    outlook, decided = rule.outlook(), set()
+    for nodes, reach in ((0, 1.0), (1, 0.777), (2, 0.777), (2, 0.222)):
+        least = outlook.later if nodes else outlook.first
+        for tenth, stands in enumerate(outlook.stands):
+            foreseen = nodes < outlook.free or reach * stands > least
+            assert rule.worthwhile(reach, (tenth + 0.5) / 10, nodes) is foreseen
+            decided.add((nodes, foreseen))
+    assert len(outlook.stands) == 10
+    assert decided == {(0, True), (1, True), (2, True), (2, False)} | (
+        {(0, False), (1, False)} if empty < 32 else set()
+    )
+
+
 # ---------------------------------------------------------------- beside a request that fails
 
 

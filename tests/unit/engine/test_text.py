@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.engine.text import TextStream
+from foretoken.engine.text import TextStream, text_of
 from helpers.zoo_llms import base, prompt_ids
 
 VOCAB = 8192
@@ -121,6 +121,24 @@ def test_a_stop_string_in_front_of_an_unfinished_character_is_cut_at_the_end():
         text.push(token)
     text.close()
     assert text.text == "go "
+
+
+class Tidying:
+    """A tokenizer like those of word pieces: unless told not to, it takes spaces in front of full stops away."""
+
+    words = ("no", " .", " more", " .")
+
+    def decode(self, ids, *, skip_special_tokens, clean_up_tokenization_spaces):
+        text = "".join(self.words[each] for each in ids)
+        return text.replace(" .", ".") if clean_up_tokenization_spaces else text
+
+
+def test_a_space_in_front_of_a_full_stop_stays():
+    assert text_of(Tidying(), [0, 1, 2, 3]) == "no . more ."
+    text = TextStream(Tidying())
+    for token in range(4):
+        text.push(token)
+    assert text.text == "no . more ."
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -428,6 +428,30 @@ def test_nothing_goes_on_credit_while_anything_is_owed():
     assert among_eight(book.worth, 20, lost=0.5) > 0
 
 
+def test_without_hope_is_who_will_be_over_before_another_trial_is_earned():
+    """By one 128th of the time, of all who run; of nobody before it is known what drafting brings, or if it pays."""
+    book = Book()
+    assert not book.worth.hopeless(unread(10, room=1), 1)
+    book.steps(100, unread(10), gained=-5.0)
+    missing = 16 * 5.0 - book.worth._purse(1)
+    assert missing > 16 * 5.0 + 1.0  # something is owed, too
+    for steps, hopeless in ((0.98 * 128 * missing, True), (1.02 * 128 * missing, False)):
+        assert book.worth.hopeless(unread(10, room=int(steps)), 1) is hopeless
+    assert not book.worth.hopeless(unread(10, room=1), 8)
+    for _ in range(20):
+        book.worth.ended(5)  # answers end, however much room there is
+    assert book.worth.hopeless(unread(10), 1)
+    among = Worth(Reading(0.0))
+    among_eight(among, 200, lost=2.0)
+    missing = 16 * 2.0 - among._purse(8)
+    assert missing > 1.0
+    for steps, hopeless in ((0.95 * 16 * missing, True), (1.05 * 16 * missing, False)):
+        assert among.hopeless(unread(10, room=int(steps)), 8) is hopeless
+    paying = Book()
+    paying.steps(100, unread(10), gained=1.0)
+    assert not paying.worth.hopeless(unread(10, room=1), 1)
+
+
 @pytest.mark.parametrize("gained", [-0.1, -0.5, -3.0])
 def test_in_the_long_run_trials_lose_no_more_than_their_share(gained):
     book, request = Book(), unread(10)
@@ -571,3 +595,4 @@ def test_the_gain_of_a_step_is_a_request_s():
         worth.measure(4, costs, nodes=2, accepted=8, draft=1.0, total=4.0, typical=True)
     # a row is believed to take a second, as the requests' own
     assert worth._gain(4).value == pytest.approx((8 - 1.0 - 2 * 1.0) / 4)
+    assert worth._gain(4).weight == pytest.approx(8.0, rel=0.1)  # two steps of four requests are eight to learn from

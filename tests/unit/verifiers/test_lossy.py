@@ -312,6 +312,13 @@ def test_a_bound_itself_is_on_the_side_that_the_rule_says(rule: Any, stands: lis
         assert rule.decide(p_V, torch.tensor([0.5, 0.5], dtype=torch.float64), (0,), Unlucky(0))[0] == expected
 
 
+def test_laws_that_are_as_far_apart_as_is_allowed_are_alike() -> None:
+    rule = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.0))
+    p_V = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    assert rule.members(p_V, p_V).tolist() == [True, True]
+    assert rule.members(p_V, p_V.flip(0)).tolist() == [False, False]
+
+
 def test_where_the_target_is_uncertain_less_is_typical() -> None:
     """Of twenty tokens alike, exp(-entropy) is a twentieth: delta decides; of two, epsilon does."""
     flat, pair = torch.full((20,), 0.05), torch.tensor([0.9, 0.1])
@@ -354,6 +361,17 @@ def test_at_temperature_0_a_token_near_the_argmax_stands_and_is_metered(name: st
         for token in (2, 3):
             verdict = rule.verify(Draft(TokenTree((token, 0)), law), near_argmax(), Streams(0))
             assert (verdict.path, verdict.extra, verdict.distortion) == ((), 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("emitted", "spent", "stands"), [(0, 0.0, False), (3, 0.0, True), (3, 1.1, False), (2, 0.0, False)]
+)
+def test_a_budget_is_that_of_all_that_the_request_has_emitted(emitted: int, spent: float, stands: bool) -> None:
+    """A token that is not the argmax costs 1, and a quarter may be spent for each token."""
+    rule = TypicalVerifier(TypicalVerifier.Config(epsilon=0.3, delta=1.0, max_distortion=0.25))
+    so_far = Metrics(num_tokens=emitted, distortion_sum=spent)
+    verdict = rule.verify_within(Draft(TokenTree((1,))), near_argmax(), Streams(0), so_far)
+    assert (verdict.path == (0,)) is stands
 
 
 def test_at_temperature_0_a_younger_argmax_stands_where_the_budget_is_spent() -> None:

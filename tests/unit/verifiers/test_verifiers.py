@@ -373,3 +373,56 @@ def test_the_factor_of_kseq_is_exact_however_few_rounds_its_search_has(monkeypat
                 rho, beta = float(rho_B), float(beta_B)
                 assert 1.0 <= rho <= count
                 assert 1.0 - (1.0 - beta) ** count <= rho * beta + 1e-12
+
+
+class Told(Streams):
+    """Decides as it is told, draws the most probable token, and keeps what it was asked."""
+
+    def __init__(self, *decisions: bool) -> None:
+        super().__init__(0)
+        self.decisions = list(decisions)
+        self.asked: list[tuple[str, tuple[float, ...]]] = []
+        self.drawn: list[tuple[str, torch.Tensor]] = []
+
+    def bernoulli(self, purpose, chances):
+        self.asked.append((purpose, tuple(chances)))
+        return [self.decisions.pop(0) and chance > 0.0 for chance in chances]
+
+    def categorical(self, purpose, p_V):
+        self.drawn.append((purpose, p_V / p_V.sum()))
+        return int(p_V.argmax())
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["point mass", "drawn"])
+@pytest.mark.parametrize("stands", [False, True], ids=["falls", "stands"])
+@pytest.mark.parametrize("verifier", [RatioVerifier(), BlockVerifier()], ids=name)
+def test_a_guess_is_tested_by_the_row_in_front_of_it(verifier: Verifier, stands: bool, drawn: bool) -> None:
+    p_MV, q_1V = random_laws(3, seed=4), random_laws(1, seed=5)
+    token = int((p_MV[2] / q_1V[0]).argmin())
+    p, q = float(p_MV[2, token]), float(q_1V[0, token])
+    assert p < q
+    rng = Told(stands)
+    found = verifier.finish(chain((token,), q_1V if drawn else None), laws(p_MV), 2, rng)
+    assert rng.asked == [("accept", (pytest.approx(p / q if drawn else p),))]
+    if stands:
+        assert (found, rng.drawn) == (token, [])
+        return
+    left_V = (p_MV[2] - q_1V[0]).clamp_min(0.0) if drawn else p_MV[2].index_fill(0, torch.tensor([token]), 0.0)
+    ((purpose, weights_V),) = rng.drawn
+    assert (found, purpose) == (int(left_V.argmax()), "residual")
+    torch.testing.assert_close(weights_V, left_V / left_V.sum())
+    assert verifier.finish(chain((token,)), laws(p_MV, greedy=True), 2, rng) is None
+
+
+def test_the_block_rule_decides_once_for_each_token_of_a_chain() -> None:
+    """Also of those that cannot stand any more."""
+    rng = Told(*[True] * 5)
+    assert BlockVerifier().verify(chain((4, 9, 6, 7)), laws(onehot(4, 5, 6, 7, 8)), rng) == Verdict((0,), 5)
+    assert rng.asked[0] == ("accept", (1.0, 0.0, 0.0, 0.0))
+
+
+def test_who_is_certain_to_pass_passes_in_spite_of_rounding() -> None:
+    counts = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    for beta, passes in ((0.0, [0.0, 0.0]), (0.5, [0.5, 0.875]), (1.0, [1.0, 1.0]), (1.0 + 1e-9, [1.0, 1.0])):
+        found = kseq.pass_rate(torch.full((2,), beta, dtype=torch.float64), counts)
+        assert found.tolist() == pytest.approx(passes)

@@ -265,6 +265,47 @@ def test_the_parts_of_a_serial_step_are_told_their_own_times(monkeypatch: pytest
     assert executor.timeline.intervals == parts
 
 
+def test_the_parts_of_an_overlapped_step_are_told_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting takes what the target waits for it, once it is done itself."""
+    now, told = [100.0], dict[str, float]()
+    request = make_request([5])
+    current = Round(PackedBatch(), [Job(request, NO_DRAFT, 1, 1)], [])
+
+    def verb(seconds: float, result: object = None) -> Callable[..., object]:
+        def called(*given: object) -> object:
+            now[0] += seconds
+            return result
+
+        return called
+
+    def ahead(shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Draft]:
+        while not stopped():
+            time.sleep(0.001)
+        now[0] += 2.0
+        return [NO_DRAFT]
+
+    engine: Any = SimpleNamespace(
+        schedule=verb(1.0, Work([request], [], 0)),
+        room=verb(4.0, [3]),
+        pack=verb(8.0, current),
+        ahead=ahead,
+        forward=verb(16.0),
+        expect=verb(32.0),
+        verify=verb(64.0),
+        commit=verb(128.0, [request]),
+        account=lambda current, **times: told.update(times),
+    )
+    monkeypatch.setattr("foretoken.engine.executors.overlapped.perf_counter", lambda: now[0])
+    executor = OverlappedExecutor()
+    executor.timeline = Timeline()
+    assert executor.step(engine) == [request]
+    executor.close()
+    assert current.ahead
+    assert told == {"draft": 2.0, "verify": 16.0, "total": 255.0}
+    parts = [Interval("target", 113.0, 129.0), Interval("engine", 131.0, 355.0)]
+    assert [each for each in executor.timeline.intervals if each.who != "drafter"] == parts
+
+
 class Hasty(SerialExecutor):
     """Planted: it lets the first token of a draft stand that its verdict refuses, as if the verdict came too late."""
 

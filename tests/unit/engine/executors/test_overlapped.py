@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 
 import pytest
 import torch
@@ -16,11 +18,13 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.draft_model import ModelDrafter
+from foretoken.engine.executors.ahead import AheadRule
 from foretoken.engine.executors.auto import _SETTLING, _TRIAL, _Turns
 from foretoken.engine.executors.lane import Lane, split
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.llm import LLM
+from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.scheduler import Work
 from foretoken.models.load import load
 from helpers.adapters import shelf
@@ -399,6 +403,44 @@ def test_a_lane_hands_on_an_error_and_goes_on() -> None:
     lane.close()
 
 
+def test_a_lane_does_one_thing_at_a_time() -> None:
+    lane, done, gate = Lane(1), list[int](), threading.Event()
+
+    def first(stopped: Callable[[], bool]) -> None:
+        gate.wait(5.0)
+        done.append(1)
+
+    tickets = [lane.begin(first), lane.begin(lambda stopped: done.append(2))]
+    time.sleep(0.02)
+    gate.set()
+    for ticket in tickets:
+        ticket.take()
+    lane.close()
+    assert done == [1, 2]
+
+
+def test_each_side_has_its_share_of_the_threads(monkeypatch) -> None:
+    monkeypatch.setattr("foretoken.engine.executors.overlapped.split", lambda: (5, 3))
+    executor = OverlappedExecutor()
+    lane, team = executor._places()
+    assert (team.threads, lane.team.threads) == (5, 3)
+    assert executor._places() == (lane, team)
+    executor.close()
+
+
+def test_a_child_of_a_fork_has_a_thread_of_its_own_and_a_lane_may_be_closed_twice(monkeypatch) -> None:
+    lane = Lane(1)
+    thread = lane.begin(lambda stopped: threading.current_thread()).take()
+    parents = lane._pool
+    assert parents is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        assert lane.begin(lambda stopped: threading.current_thread()).take() is not thread
+        lane.close()
+        lane.close()
+    parents.shutdown()
+
+
 # ---------------------------------------------------------------------------------------------------- what fits, auto
 
 
@@ -426,6 +468,29 @@ def test_an_unknown_executor_is_refused_with_the_nearest_name() -> None:
         with_config({**PEARL, "executor": "perl"})
 
 
+class Past(OwnPastRule):
+    """Says what it is told to, and keeps what it was asked."""
+
+    def __init__(self, pays: bool) -> None:
+        super().__init__(0.1)
+        self.pays = pays
+        self.asked: list[tuple[float, float, int]] = []
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        self.asked.append((reach, confidence, num_nodes))
+        return self.pays
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "pays", "stopped", "drafted"),
+    [(0, False, True, True), (1, True, False, True), (1, True, True, False), (1, False, False, False)],
+)
+def test_ahead_is_drafted_what_pays_until_the_target_is_done(num_nodes, pays, stopped, drafted) -> None:
+    rule = AheadRule(past := Past(pays), lambda: stopped)
+    assert rule.worthwhile(0.5, 0.25, num_nodes) is drafted
+    assert past.asked == [(0.5, 0.25, num_nodes)]  # the first one, too: what it finds is of the path below
+
+
 def feed(turns: _Turns, rates: dict[bool, float], steps: int) -> list[bool]:
     """Which order each step had, where a token takes what the rates say."""
     had = []
@@ -442,6 +507,28 @@ def test_the_faster_order_gets_nearly_all_turns(ahead: float, wins: bool) -> Non
     assert had == [False] * (_SETTLING + _TRIAL) + [True] * (_SETTLING + _TRIAL)
     had = feed(turns, {False: 100.0, True: ahead}, 20_000)
     assert sum(each is not wins for each in had) <= 0.02 * len(had)
+
+
+def runs(had: list[bool]) -> list[tuple[bool, int]]:
+    """Turns of one order after another, and how long each was."""
+    return [(ahead, len([*each])) for ahead, each in groupby(had)]
+
+
+def test_the_slower_order_is_tried_again_after_rests_that_double_until_the_other_one_wins() -> None:
+    turns, trial = _Turns(), _SETTLING + _TRIAL
+    had = feed(turns, {False: 100.0, True: 50.0}, 7 * trial + 2048 + 4096 + 8192 + 2 * 16384)
+    rests = (trial, 2048, 4096, 8192, 16384, 16384)
+    assert runs(had) == [each for rest in rests for each in ((False, rest), (True, trial))]
+    had = feed(turns, {False: 100.0, True: 200.0}, 16384 + trial + 1024 + trial)
+    assert runs(had) == [(False, 16384), (True, trial + 1024), (False, trial)]
+
+
+def test_the_first_steps_of_a_turn_are_not_counted() -> None:
+    turns = _Turns()
+    for _ in range(2):
+        for step in range(_SETTLING + _TRIAL):
+            turns.measure(2, 100.0 if step < _SETTLING else 1.0)
+    assert turns.rates == {False: 2.0, True: 2.0}
 
 
 def test_an_order_that_has_become_faster_is_found() -> None:
