@@ -280,13 +280,17 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,
         embedding_scale=parts.embedding_scale,
         residual_scale=getattr(config, "residual_multiplier", 1.0),
-        logit_scale=float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", 1.0))
-        / getattr(config, "logits_scaling", 1.0),
+        logit_scale=_logit_scale(config),
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
         centred=parts.family.centred,
         final_shift_D=parts.shift(norm),
         places_ND=None if parts.places is None else parts.places[:max_length],
     )
+
+
+def _logit_scale(config: Any) -> float:
+    found = [getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier", "logits_scaling")]
+    return float(found[0] * found[1] / found[2])
 
 
 def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock | MLPBlock]:
