@@ -147,6 +147,14 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
         assert ids(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)) == expected
 
 
+def test_a_convolution_may_reach_back_beyond_a_long_chunk(tmp_path: Path) -> None:
+    folder = save_model("mamba2", tmp_path, conv_kernel=LONG + 8)
+    prompt = golden.tokens_of(6, 2 * LONG + 4, VOCAB_SIZE)
+    llm = LLM.from_target(load(folder, device="cpu"), max_rows_per_step=LONG + 2)
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=8))
+    assert output.token_ids == generated(load_eager(folder), prompt, 8)
+
+
 @pytest.mark.parametrize("name", LIMITED)
 def test_a_prompt_s_last_row_is_limited_in_whatever_chunk(name: str, root: Path) -> None:
     """Also where the budget of a step cuts off all but one row of it."""

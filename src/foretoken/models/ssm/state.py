@@ -240,7 +240,7 @@ class StateCache:
             y_THP, after_HNP = run(base_HNP, rows)
             ahead = self.ahead[slot]
             ahead.base_LHNP[place] = after_HNP
-            ahead.conv_LWC[place] = raw_TC[len(raw_TC) - self.taps + 1 :]
+            ahead.conv_LWC[place] = torch.cat([conv_WC, raw_TC])[len(raw_TC) :]
             ahead.layers.add(place)
             return mixer.skipped(y_THP, rows)
         behind = slice(committed - begin, first + len(raw_TC))
