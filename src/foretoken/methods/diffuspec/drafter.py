@@ -46,7 +46,8 @@ class DiffuSpecDrafter(Drafter):
     Differs: the paper verifies the searched path by min(1, p/q), as if it had been drawn from the lattice, which is
              biased: so does the verifier of this name (verifier.py). Else what is verified by p/q is drawn. A law that
              is drawn from is not pruned. The network may be fed by the target's hidden states, and is by default;
-             trees; batches; the length is the adaptive controller's unless ``length`` is "adl".
+             trees; batches; the length is the adaptive controller's unless ``length`` is "adl", whose bounds and step
+             are for blocks of 8, not of 20 to 30. An end token stays a candidate where it is ranked, not always.
     """
 
     name = "diffuspec"
