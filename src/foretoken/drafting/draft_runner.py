@@ -147,8 +147,11 @@ class DraftRunner(Drafter, ABC):
         """Grow one draft per request, level by level; one forward per level for all of them."""
         growing = []
         for context, budget in zip(contexts, budgets, strict=True):
-            # The draft may have fewer positions than the target: then the request goes on without drafts.
+            # The draft may have fewer positions than the target, or fewer rows in its table: then the request goes on
+            # without drafts.
             room = self.model.max_length - len(context.tokens)
+            if self.model.vocab_size < self.vocab_size and max(context.tokens) >= self.model.vocab_size:
+                room = 0
             nodes, depth = min(budget.max_nodes, room), min(budget.max_depth, room)
             if nodes > 0 and depth > 0 and self._has_place(context):
                 bounded = replace(budget, max_nodes=nodes, max_depth=depth)

@@ -357,6 +357,17 @@ def test_tables_of_other_sizes_are_accepted(saved: Path, tmp_path: Path, size: i
     assert drafted[0].token_ids == plain[0].token_ids
 
 
+def test_behind_a_token_that_the_draft_has_no_row_for_nothing_is_drafted(saved: Path, tmp_path: Path) -> None:
+    narrow = save_model("gpt2", tmp_path, vocab_size=99)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [5, VOCAB_SIZE - 1, 6]}, {"prompt_token_ids": [5, 6, 7]}]
+    plain = LLM(saved, device="cpu").generate(prompts, params)
+    drafted = pair_of(saved, narrow).generate(prompts, params)
+    assert [each.outputs[0].error for each in drafted] == [None, None]
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert drafted[0].metrics.num_draft_tokens == 0
+
+
 def test_a_family_list_without_doubles() -> None:
     """The families of the golden tests differ from each other."""
     seen = [(family.model_type, repr(family.options)) for family in FAMILIES.values()]
