@@ -341,6 +341,13 @@ def test_a_stream_tells_how_far_its_prompt_is_read():
     assert [token for chunk in chunks for token in chunk.token_ids] == greedy([5] * 40, 3)
 
 
+def test_a_prompt_s_text_shows_its_special_tokens():
+    tokens = [*base().tokenizer.all_special_ids[:1], *prompt_ids("Once")]
+    (output,) = base().generate([tokens], plan(1))
+    assert output.prompt == base().tokenizer.decode(tokens)
+    assert output.prompt.startswith(base().tokenizer.all_special_tokens[0])
+
+
 def test_streaming_several_completions_is_refused():
     with pytest.raises(ConfigError, match="n=2"):
         base().stream("x", SamplingParams(n=2))

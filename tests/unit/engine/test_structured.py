@@ -253,3 +253,14 @@ def test_what_is_given_up_within_a_draft_is_no_free_text_behind_it(plain: LLM) -
         constraint.allowed([])
     assert not constraint.possible([a])
     assert constraint.forced(3) == []
+
+
+def test_behind_tokens_that_cannot_be_nothing_is_known() -> None:
+    """Of a draft that is looked beyond: the copy that has read it permits and forces nothing, the text's own goes on."""
+    own = Grammars(target()).constraint(StructuredOutputs(choice=("cats", "dogs")), frozenset({2}))
+    beyond = own.copy()
+    beyond.append(target().tokenizer("zebra")["input_ids"])
+    for lost in (beyond, beyond.copy()):
+        assert (lost.allowed([]), lost.possible([]), lost.forced(9)) == (None, False, [])
+    assert own.allowed([]) is not None
+    assert own.possible([])

@@ -529,6 +529,10 @@ def test_the_first_steps_of_a_turn_are_not_counted() -> None:
         for step in range(_SETTLING + _TRIAL):
             turns.measure(2, 100.0 if step < _SETTLING else 1.0)
     assert turns.rates == {False: 2.0, True: 2.0}
+    timeless = _Turns()
+    for _ in range(_SETTLING + _TRIAL):
+        timeless.measure(2, 0.0)
+    assert timeless.rates == {False: 0.0}
 
 
 def test_an_order_that_has_become_faster_is_found() -> None:
