@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import CHAINS, KINDS, LAW_OF, STYLES, TablePair, one_thread, step_law
+from foretoken.analysis.exactness.enumeration import (
+    CHAINS,
+    KINDS,
+    LAW_OF,
+    STYLES,
+    TablePair,
+    one_thread,
+    step_law,
+    target_law,
+)
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -24,6 +33,7 @@ from foretoken.verifiers.kseq import optimal_rho
 from foretoken.verifiers.match import MatchVerifier
 from foretoken.verifiers.ratio import RatioVerifier
 from foretoken.verifiers.recursive import RecursiveVerifier
+from foretoken.verifiers.spechub import SpecHubVerifier
 
 V = 40
 EVERY = [GreedyVerifier(), RatioVerifier(), BlockVerifier(), MatchVerifier(), RecursiveVerifier()]
@@ -241,6 +251,25 @@ def test_recursive_on_a_chain_is_the_ratio_rule() -> None:
         pair = TablePair(3, 3, "peaked")
         ours, theirs = (step_law(v, pair, (-1, 0), kind) for v in (RecursiveVerifier(), RatioVerifier()))
         assert ours.accepted == pytest.approx(theirs.accepted, abs=1e-12)
+
+
+@pytest.mark.parametrize("style", ["flat", "peaked", "zeros"])
+@pytest.mark.parametrize("shape", [(-1, -1), (-1,)], ids=["pair", "alone"])
+def test_a_hub_and_what_comes_with_it_have_the_target_s_law(shape: tuple[int, ...], style: str) -> None:
+    for seed in range(3):
+        pair = TablePair(4, seed, style)  # type: ignore[arg-type]
+        joint = step_law(SpecHubVerifier(), pair, shape, "hub", length=1).joint
+        torch.testing.assert_close(joint, target_law(pair, 1), rtol=0.0, atol=1e-12)
+
+
+def test_two_tokens_stand_more_often_than_one_where_one_of_them_is_the_hub() -> None:
+    gains = []
+    for seed in range(6):
+        pair = TablePair(4, seed, "peaked")
+        two, one = (step_law(SpecHubVerifier(), pair, shape, "hub", length=1).accepted for shape in ((-1, -1), (-1,)))
+        gains.append(two - one)
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.05
 
 
 @pytest.mark.parametrize("filtered", [False, True])
