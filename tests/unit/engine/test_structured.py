@@ -256,7 +256,7 @@ def test_what_is_given_up_within_a_draft_is_no_free_text_behind_it(plain: LLM) -
 
 
 def test_behind_tokens_that_cannot_be_nothing_is_known() -> None:
-    """Of a draft that is looked beyond: the copy that has read it permits and forces nothing, the text's own goes on."""
+    """Of a draft that is looked beyond: a copy that has read it permits nothing, the text goes on."""
     own = Grammars(target()).constraint(StructuredOutputs(choice=("cats", "dogs")), frozenset({2}))
     beyond = own.copy()
     beyond.append(target().tokenizer("zebra")["input_ids"])
