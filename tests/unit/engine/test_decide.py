@@ -51,7 +51,7 @@ class Rule(MatchVerifier):
         return super().verify_batch(drafts, targets, rngs)
 
 
-def decided(rule: Rule, jobs: Sequence[Job], logits_MV: torch.Tensor) -> None:
+def decided(rule: Rule, jobs: Sequence[Job], logits_MV: torch.Tensor, states: Any = None) -> None:
     recipe = Recipe("stub", stubs.Stub(), rule, 4, False, False, DensePlans())
     scheduler = Scheduler(KVCache(1, 8, 1000), 64)
     for job in jobs:
@@ -59,7 +59,7 @@ def decided(rule: Rule, jobs: Sequence[Job], logits_MV: torch.Tensor) -> None:
             scheduler.add(job.request)
     scheduler.next()
     current = Round(PackedBatch(), list(jobs), [], Output.of(logits_MV))
-    Decider(recipe, V, None, Faults(scheduler, recipe.drafter)).decide(current)
+    Decider(recipe, V, states, Faults(scheduler, recipe.drafter)).decide(current)
 
 
 def rows(count: int) -> torch.Tensor:
@@ -173,6 +173,21 @@ def test_a_verdict_is_a_path_and_one_token(verdict: Verdict, message: str | None
     decided(Rule(verdict), [job], rows(3))
     assert job.verdict == (verdict if message is None else None)
     assert request.error is None if message is None else message in str(request.error)
+
+
+class States:
+    """The number of its row is a row's state."""
+
+    def of(self, output: Output, rows: range) -> torch.Tensor:
+        return torch.tensor([*rows])
+
+
+@pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.5}], ids=str)
+def test_a_rule_sees_the_states_of_its_draft_s_rows(params: dict[str, Any]) -> None:
+    """Behind another request's row, and in front of one that is probed."""
+    jobs = [Job(make_request([3]), NO_DRAFT, 1, 1), Job(make_request([4], **params), NODES, 4, 4)]
+    decided(rule := Rule(), jobs, rows(5), States())
+    assert rule.shown[1].hidden_MD.tolist() == [1, 2, 3]
 
 
 class Guessing(Rule):
