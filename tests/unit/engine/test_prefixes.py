@@ -148,6 +148,17 @@ def test_kept_slots_give_way_the_oldest_first() -> None:
     assert all(request.num_output == 8 for request in together)
 
 
+def test_a_slot_that_was_copied_is_used_again() -> None:
+    llm = reusing()
+    first, second = [*SYSTEM, *range(300, 360)], [*range(400, 430)]
+    run(llm, first)
+    run(llm, second)
+    assert run(llm, [*SYSTEM, 7]).num_cached == len(SYSTEM)
+    run(llm, [*range(500, 530)])  # a stranger takes the place of the second
+    assert run(llm, [*first, 9]).num_cached == len(first)
+    assert run(llm, [*second, 9]).num_cached == 0
+
+
 def test_the_cache_is_not_made_larger_than_is_said() -> None:
     llm = reusing(max_num_seqs=8, prefix_cache_bytes=1)
     for begin in range(300, 900, 100):
