@@ -19,6 +19,7 @@ from foretoken.analysis.exactness.enumeration import (
     worst_error,
 )
 from foretoken.analysis.exactness.own_checks import (
+    NUM_SEEDS,
     ColderTarget,
     LenientTarget,
     batch_differences,
@@ -80,6 +81,13 @@ def closed_form(rules: Sequence[Verifier], *, quick: bool = False) -> Section:
     parts = [f"largest error {max(errors):.1e} (allowed {TOLERANCE:.0e})"] if errors else []
     if "match" in details:
         parts.append(f"match over seeds p = {details['match']['over_seeds']['p_value']:.2f}")
+        if differing := details["match"]["sampler_differences"]:
+            parts.append(f"{differing} of {NUM_SEEDS} seeds give another token than their noise")
+    parts += [
+        f"{name} decides otherwise for several requests at once than for each alone"
+        for name, found in details.items()
+        if found.get("batch_differences")
+    ]
     return Section("closed_form", passed, f"{', '.join(details)}: {'; '.join(parts)}", details)
 
 

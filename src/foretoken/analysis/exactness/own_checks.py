@@ -26,6 +26,7 @@ from foretoken.core.verdict import Verdict
 _SIZE = 4  # tokens of the tables
 _VOCAB = 12  # of the rows that the sampler is compared on
 _POSITION = 9
+NUM_SEEDS = 2000  # that the sampler is compared over
 
 
 def batch_differences(rule: Verifier, num_seeds: int = 6) -> int:
@@ -74,7 +75,7 @@ def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int
     return tuple(path)
 
 
-def sampler_differences(rule: Verifier, num_seeds: int = 2000) -> int:
+def sampler_differences(rule: Verifier, num_seeds: int = NUM_SEEDS) -> int:
     """Seeds whose first token under `match` is not that of the race over p run here; full and filtered rows."""
     generator = torch.Generator().manual_seed(0)
     differences = 0
