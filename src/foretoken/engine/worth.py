@@ -12,10 +12,10 @@ some steps all the same, because the text may have changed. That costs, and the 
     purse   + a small share of all time, and what drafting has gained     - what it has lost
 
 A trial of something known begins when the purse holds what it will cost; the first one of its kind, as soon as nothing
-is owed. Beside others the purse has to hold what that one reads: a batch is soon over. So in the long run the loss
-against plain decoding stays within that share, however dear the drafter and however long the prompts. Steps of a like
-number of requests have a purse of their own: what drafting gains where few run together would else be spent on trials
-where many do.
+is owed. Where more than a few run together, the purse has to hold what that one reads, too: they gain little, and a
+batch is soon over. So in the long run the loss against plain decoding stays within that share, however dear the drafter
+and however long the prompts. Steps of a like number of requests have a purse of their own: what drafting gains where
+few run together would else be spent on trials where many do.
 
 A token is not worth the same to everybody. A step takes what it takes however few requests run, and in addition a row
 for each. Where nobody waits for a place, a token saves the row of the step that its request leaves earlier; the rest of
@@ -38,6 +38,7 @@ _SHARE = 1.0 / 128  # of all time goes into trials, at most
 _MOST_SAVED = 256.0  # tokens in the purse at most: what was gained long ago is no licence to lose for hours
 _TRIAL = 16  # steps of one request
 _ENOUGH = 16.0  # of them, or so many tokens lost, before the gain is believed: a few drafts are luck
+_FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
 _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
 _KEEPS = 0.98
@@ -123,7 +124,7 @@ class Worth:
         per_token = self._reading.token(plain) / plain
         costs_of = [per_token * (len(each.tokens) - each.standing.num_read) for each in requests]
         if not pays:
-            self._begin_trials(requests, costs_of, purse, gain.value if known else None, alone=num_requests == 1)
+            self._begin_trials(requests, costs_of, purse, gain.value if known else None, few=num_requests <= _FEW)
         self._weigh(requests, num_requests, costs, queued)
         asked = []
         for request, cost in zip(requests, costs_of, strict=True):
@@ -212,11 +213,11 @@ class Worth:
             request.standing.weight = share + (lasting if steps >= longest else 0.0)
 
     def _begin_trials(
-        self, requests: Sequence[Candidate], costs_of: Sequence[float], purse: float, gain: float | None, *, alone: bool
+        self, requests: Sequence[Candidate], costs_of: Sequence[float], purse: float, gain: float | None, *, few: bool
     ) -> None:
         """Let requests try that cost little, as far as the purse goes.
 
-        The first one of its kind goes on credit, but for what it reads beside others.
+        The first one of its kind goes on credit, what it reads first only where few run together.
         """
         known = gain is not None
         if known and purse < 0.0:
@@ -232,7 +233,7 @@ class Worth:
             request, cost = requests[place], costs_of[place]
             if request.standing.trial or cost > _HOPED * self._to_come(request):
                 continue
-            if not (known or alone) and cost > purse:
+            if not (known or few) and cost > purse:
                 return
             left -= cost + a_trial
             if known and left < 0.0:

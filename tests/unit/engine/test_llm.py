@@ -829,7 +829,7 @@ def test_a_draft_model_with_a_shorter_context_stops_drafting_and_the_text_goes_o
     drafter = llm.recipe.drafter
     inner = drafter.model
     limit = len(prompt_ids(PROMPTS[0])) + 12
-    drafter.model = SimpleNamespace(forward=inner.forward, max_length=limit)
+    drafter.model = SimpleNamespace(forward=inner.forward, max_length=limit, vocab_size=inner.vocab_size)
     drafter.cache.max_length = drafter.cache.capacity = limit
     (output,) = llm.generate(PROMPTS[0], plan(40))
     assert output.token_ids == greedy(PROMPTS[0], 40)

@@ -262,7 +262,7 @@ def test_a_copy_that_a_sliding_window_hides_the_draft_from_is_not_read(nodes, re
         with_config({**config, "prompt": (9, 10, 11)}, target=model)
 
 
-def test_a_probe_without_numbers_ends_its_own_request_only(monkeypatch):
+def test_where_a_probe_has_no_numbers_the_draft_is_decided_without_it(monkeypatch):
     llm = reflective(0.5)
     engine, forward = llm.engine, llm.engine.forward
     marked = prompt_ids(PROMPTS[2])
@@ -277,9 +277,10 @@ def test_a_probe_without_numbers_ends_its_own_request_only(monkeypatch):
 
     monkeypatch.setattr(engine, "forward", broken)
     outputs = llm.generate(PROMPTS, GREEDY)
-    assert [each.error is not None for each in outputs] == [False, False, True]
-    assert [each.token_ids for each in outputs if not each.error] == [
-        ids(reflective(0.5).generate(PROMPTS[k], GREEDY))[0] for k in (0, 1)
+    assert [each.error for each in outputs] == [None] * 3
+    assert [each.token_ids for each in outputs] == [
+        ids(reflective(alpha).generate(prompt, GREEDY))[0]
+        for prompt, alpha in zip(PROMPTS, (0.5, 0.5, 0.0), strict=True)
     ]
     assert_idle(llm)
 

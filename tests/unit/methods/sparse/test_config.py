@@ -57,7 +57,7 @@ def test_every_spelling_says_the_same(settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"verification": "per_head"}, r"must be a mapping.*--set verification\.ffn=0\.05"),
+        ({"verification": "per_head"}, r"must be a mapping.*--set verification\.NAME=VALUE"),
         ({"verification.attn": "global"}, r"unknown setting 'verification\.attn': did you mean 'attention'"),
         ({"verification": {"moee": 1}}, "did you mean 'moe'"),
         ({"verification": {"ffn": 0.1}, "verification.ffn": 0.2}, "given twice"),
