@@ -24,7 +24,6 @@ from foretoken.analysis.exactness.enumeration import (
     Shape,
     TablePair,
     drafts,
-    one_thread,
     random_shapes,
     step_law,
     target_law,
@@ -38,6 +37,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.siblings import draw_siblings
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.verifiers.greedy import GreedyVerifier
 from foretoken.verifiers.greedy_draft import GreedyDraftVerifier

@@ -26,6 +26,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
 from foretoken.core.errors import MismatchError
 from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
+from foretoken.core.threads import threads_for
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
@@ -163,7 +164,9 @@ class DraftRunner(Drafter, ABC):
                 self._read(active)
                 rows = self._forward_roots(active)
                 while active:
-                    active = self._expand(active, rows)
+                    count = sum(its.stop - its.start for its in rows) * len(self.columns)
+                    with threads_for(count):
+                        active = self._expand(active, rows)
                     if active:
                         rows = self._forward_level(active)
         done = {draft.context.request_id: self._finish(draft) for draft in growing}

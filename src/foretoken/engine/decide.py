@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from foretoken.core.errors import NothingFits, RequestError
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
+from foretoken.core.threads import threads_for
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.engine.faults import Faults
@@ -43,6 +45,12 @@ class Decider:
 
     def decide(self, current: Round) -> None:
         """Fill in the laws and the verdict of every job that has logits; one that fails ends its request."""
+        count = len(current.batch.wanted) * self._vocab_size
+        sampled = not all(job.request.laws.trivial for job in current.jobs)
+        with threads_for(count) if sampled else nullcontext():
+            self._decide(current)
+
+    def _decide(self, current: Round) -> None:
         output = current.output
         assert output is not None
         row = 0

@@ -20,7 +20,6 @@ from typing import Any
 
 from foretoken import catalog
 from foretoken.analysis.exactness.certificate import Certificate
-from foretoken.analysis.exactness.enumeration import one_thread
 from foretoken.analysis.exactness.on_models import draft_law, drafts, greedy_text, same_stream, tokens_of
 from foretoken.analysis.exactness.on_tables import closed_form, teeth
 from foretoken.analysis.exactness.sampled_law import sampled_law
@@ -28,6 +27,7 @@ from foretoken.core.draft import PointMass, Tabulated
 from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
+from foretoken.core.threads import one_thread
 from foretoken.engine.recipe import BEST_OF_TREES
 
 _NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe says otherwise

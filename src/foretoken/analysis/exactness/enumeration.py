@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
@@ -46,17 +45,6 @@ LAW_OF: dict[Kind, type[Law]] = {
     "hub": HubPair,
 }
 STYLES = ("flat", "peaked", "steep", "zeros", "point", "equal")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread inside: on tensors of four numbers, threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class ReplayedStreams(Streams):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from foretoken.analysis.exactness import on_tables
-from foretoken.analysis.exactness.enumeration import one_thread
 from foretoken.analysis.exactness.on_tables import closed_form, teeth
 from foretoken.analysis.exactness.own_checks import LenientTarget, batch_differences, sampler_differences
 from foretoken.analysis.exactness.plain_rules import PlainRatio
@@ -16,6 +15,7 @@ from foretoken.analysis.exactness.teeth import TEETH, SameNoise, Tooth
 from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
+from foretoken.core.threads import one_thread
 from foretoken.core.verdict import Verdict
 from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.greedy import GreedyVerifier

@@ -1,0 +1,30 @@
+"""Small work of torch on one thread: others would take longer to wake than to help.
+
+Where a forward runs on threads of its own (models/fused/team.py), torch's threads do harm besides: they go on spinning
+for a while after every operation that they have shared, on the cores that the next forward needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+_SMALL = 1 << 18  # numbers of a tensor: an operation over so many takes one thread a tenth of a millisecond
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_for(count: int) -> AbstractContextManager[None]:
+    """As many threads as work over ``count`` numbers is worth: one, or what torch uses."""
+    return one_thread() if count <= _SMALL else nullcontext()
