@@ -17,7 +17,6 @@ from foretoken import catalog
 from foretoken.analysis.exactness.enumeration import (
     TablePair,
     drafts,
-    one_thread,
     step_law,
     target_law,
     verdicts,
@@ -31,6 +30,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.engine.compose import OWN_KEYS
 from foretoken.testing import Empty

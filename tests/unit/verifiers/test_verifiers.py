@@ -15,7 +15,6 @@ from foretoken.analysis.exactness.enumeration import (
     LAW_OF,
     STYLES,
     TablePair,
-    one_thread,
     step_law,
     target_law,
 )
@@ -24,6 +23,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, gumbel
 from foretoken.core.residual import ratio, residual, residual_without
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict, follow
 from foretoken.verifiers import kseq, recursive

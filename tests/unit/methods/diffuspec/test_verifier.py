@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.exactness.enumeration import TablePair, one_thread, verdicts
+from foretoken.analysis.exactness.enumeration import TablePair, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.engine import compose
 from foretoken.methods.diffuspec.verifier import DiffuSpecVerifier, SlotLaws

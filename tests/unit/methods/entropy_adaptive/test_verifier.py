@@ -9,13 +9,14 @@ from collections import defaultdict
 import pytest
 import torch
 
-from foretoken.analysis.exactness.enumeration import TablePair, one_thread
+from foretoken.analysis.exactness.enumeration import TablePair
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.methods.entropy_adaptive import verifier as module
 from foretoken.methods.entropy_adaptive.turns import LargeTurn, Turns

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.analysis.exactness.enumeration import TablePair, continuation, drafts, one_thread, target_law, verdicts
+from foretoken.analysis.exactness.enumeration import TablePair, continuation, drafts, target_law, verdicts
 from foretoken.analysis.exactness.statistics import goodness_of_fit
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled, WithoutReplacement
@@ -23,6 +23,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.needs import LastState
 from foretoken.core.randomness import Streams
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.methods.judge.verifier import JudgeVerifier

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import TablePair, one_thread, verdicts
+from foretoken.analysis.exactness.enumeration import TablePair, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.methods.reflective.probe import with_copies
 from foretoken.methods.reflective.verifier import RULES, ReflectiveVerifier

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import TablePair, one_thread, verdicts
+from foretoken.analysis.exactness.enumeration import TablePair, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.methods.reflective import verifier as module
 from foretoken.methods.reflective.given_draft import law_given

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from foretoken.analysis.exactness.enumeration import TablePair, continuation, one_thread, target_law, verdicts
+from foretoken.analysis.exactness.enumeration import TablePair, continuation, target_law, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Approvals, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
@@ -17,6 +17,7 @@ from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine import compose
