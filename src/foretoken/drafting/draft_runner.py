@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -165,7 +166,8 @@ class DraftRunner(Drafter, ABC):
                 rows = self._forward_roots(active)
                 while active:
                     count = sum(its.stop - its.start for its in rows) * len(self.columns)
-                    with threads_for(count):
+                    processed = not all(draft.context.laws.trivial for draft in active)
+                    with threads_for(count) if processed else nullcontext():
                         active = self._expand(active, rows)
                     if active:
                         rows = self._forward_level(active)

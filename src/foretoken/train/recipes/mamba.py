@@ -7,8 +7,7 @@ from transformers import Mamba2Config, PreTrainedTokenizerBase
 from foretoken.train.objectives import Distil
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
-from foretoken.train.recipes.base import special_ids
-from foretoken.train.recipes.hybrid import mixture
+from foretoken.train.recipes.base import mixture, special_ids
 from foretoken.train.ssd import CHUNK, faster_scan, initialise
 from foretoken.train.trainer import Bounds, Schedule
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -235,18 +235,22 @@ def test_a_time_line_tells_every_part_of_every_step(make: type[SerialExecutor] |
     assert all(one.begin <= one.end <= other.begin for one, other in pairwise(engine))
 
 
+def verb_of(now: list[float], seconds: float, result: object = None) -> Callable[..., object]:
+    """A verb of an engine that takes so long by the clock ``now``."""
+
+    def called(*given: object) -> object:
+        now[0] += seconds
+        return result
+
+    return called
+
+
 def test_the_parts_of_a_serial_step_are_told_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [100.0], dict[str, float]()
     request = make_request([5])
     current = Round(PackedBatch(), [Job(request, NO_DRAFT, 1, 1)], [])
 
-    def verb(seconds: float, result: object = None) -> Callable[..., object]:
-        def called(*given: object) -> object:
-            now[0] += seconds
-            return result
-
-        return called
-
+    verb = partial(verb_of, now)
     engine: Any = SimpleNamespace(
         schedule=verb(1.0, Work([request], [], 0)),
         propose=verb(2.0, [NO_DRAFT]),
@@ -271,12 +275,7 @@ def test_the_parts_of_an_overlapped_step_are_told_their_own_times(monkeypatch: p
     request = make_request([5])
     current = Round(PackedBatch(), [Job(request, NO_DRAFT, 1, 1)], [])
 
-    def verb(seconds: float, result: object = None) -> Callable[..., object]:
-        def called(*given: object) -> object:
-            now[0] += seconds
-            return result
-
-        return called
+    verb = partial(verb_of, now)
 
     def ahead(shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Draft]:
         while not stopped():
