@@ -5,6 +5,9 @@
 Questions about QMSum's meetings (validation and test, which no recipe reads) and hidden keys, behind as much text as
 the context says. Every prompt goes through all methods one after the other, in an order that rotates; reading it is not
 part of the rate. ``draft_model`` is ``zoo:draft``, whose context ends at 4,096 tokens.
+
+With ``--fill exchanges`` the same questions are asked behind every context, each about the same passage of the smallest
+context; what makes a context longer are earlier exchanges about other meetings.
 """
 
 from __future__ import annotations
@@ -97,15 +100,11 @@ def _measure(llm: LLM, options: argparse.Namespace) -> list[dict[str, Any]]:
     totals: dict[tuple[str, int, str], Total] = defaultdict(Total)
     params = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True, temperature=options.temperature, seed=0)
 
-    def count(text: str) -> int:
-        return len(llm.tokenizer(text, add_special_tokens=False)["input_ids"])
-
     for task in options.tasks:
         for context in options.contexts:
             room = min(context, llm.target.max_length - options.max_tokens) - _TEMPLATE
-            setting = catalog.Setting(data=options.data, context=room, count=count)
-            for example in catalog.find(task).examples(options.limit, setting):
-                prompt = llm.chat_prompt([{"role": "user", "content": example.prompt}])
+            for messages in _questions(llm, task, room, options):
+                prompt = llm.chat_prompt(messages)
                 turn += 1
                 texts = {}
                 for name in names[turn % len(names) :] + names[: turn % len(names)]:
@@ -125,6 +124,28 @@ def _measure(llm: LLM, options: argparse.Namespace) -> list[dict[str, Any]]:
         }
         for (task, context, name), total in totals.items()
     ]
+
+
+def _questions(llm: LLM, task: str, room: int, options: argparse.Namespace) -> list[list[dict[str, str]]]:
+    """Conversations of at most ``room`` tokens, nearly, that end with a question of the task."""
+
+    def count(text: str) -> int:
+        return len(llm.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    alike = options.fill == "exchanges"
+    smallest = min(options.contexts) - _TEMPLATE if alike else room
+    setting = catalog.Setting(data=options.data, context=smallest, count=count)
+    # enough others for the longest context, and for every context the same ones in the same order
+    examples = catalog.find(task).examples(options.limit + (room // smallest if alike else 0), setting)
+    asked, others = examples[: options.limit], examples[options.limit :]
+    earlier: list[dict[str, str]] = []
+    for example in others:
+        exchange = [("user", example.prompt), ("assistant", example.answer)]
+        room -= sum(count(text) + _TEMPLATE // 4 for _, text in exchange)
+        if room < smallest:
+            break
+        earlier += [{"role": role, "content": text} for role, text in exchange]
+    return [[*earlier, {"role": "user", "content": example.prompt}] for example in asked]
 
 
 def _answer(llm: LLM, prompt: Any, params: SamplingParams, total: Total) -> list[int]:
@@ -175,6 +196,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--head", type=Path, help="of longspec; default: the target's own")
     parser.add_argument("--data", type=Path, help="folder of the corpora")
     parser.add_argument("--tasks", nargs="+", default=["qmsum", "keys"])
+    parser.add_argument("--fill", choices=["meeting", "exchanges"], default="meeting", help="what makes a context longer")
     parser.add_argument("--contexts", nargs="+", type=int, default=[1000, 4000, 8000, 16000])
     parser.add_argument(
         "--methods", nargs="+", default=["ngram", "suffix", "draft_model", "longspec", "longspec, tree"]
