@@ -1,16 +1,21 @@
 """Tokens per second of our trainer against the Trainer of transformers: the same model, blocks, batch and precision.
 
-    python benchmarks/training.py --data DATA [--steps 6] [--repeats 3] [--threads 2] [--json OUT]
+    python benchmarks/training.py --data DATA [--steps 6] [--repeats 3] [--threads 2] [--against CHECKOUT] [--json OUT]
+
+With --against, ours stands beside ours of another checkout, as that one's own script measures it. They train the same
+model on the same blocks as long as both checkouts make these in the same way; the loss of the last step tells.
 
 Each arm runs in a process of its own, by turns. The first step is not counted. Ours trains with Muon and AdamW, which
-costs more than AdamW alone; ``ours (AdamW)`` leaves Muon out, so that the loops alone are compared. Needs
-``pip install accelerate`` for the other arm.
+costs more than AdamW alone; ``ours (AdamW)`` leaves Muon out, so that the loops alone are compared. Transformers' arm
+needs ``pip install accelerate``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ARMS = ("ours", "ours (AdamW)", "transformers Trainer")
+THERE = "ours, the other checkout"
 
 
 def main() -> None:
@@ -29,44 +35,62 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.arm:
-        print(json.dumps({"rate": _rate(options.arm, options)}))
+        rate, loss = _rate(options.arm, options)
+        print(json.dumps({"rate": rate, "loss": loss}))
         return
-    rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    for _ in range(options.repeats):
-        for arm in ARMS:
-            rates[arm].append(_measure(arm, options))
-            print(f"{arm}: {rates[arm][-1]:,.0f} tokens/s", flush=True)
-    found = {}
-    for arm in ARMS:
-        ratios = [ours / theirs for ours, theirs in zip(rates[arm], rates[ARMS[-1]], strict=True)]
-        found[arm] = {
-            "tokens_per_second": [round(rate) for rate in rates[arm]],
+    if options.against and not (options.against / "src" / "foretoken").is_dir():
+        raise SystemExit(f"--against {options.against}: no src/foretoken in it")
+    arms = (ARMS[0], THERE) if options.against else ARMS
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
+    for turn in range(options.repeats):
+        for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
+            found[arm].append(_measure(arm, options))
+            print(f"{arm}: {found[arm][-1]['rate']:,.0f} tokens/s, loss {found[arm][-1]['loss']:.3f}", flush=True)
+    told = {}
+    for arm in arms:
+        ratios = [ours["rate"] / theirs["rate"] for ours, theirs in zip(found[arm], found[arms[-1]], strict=True)]
+        told[arm] = {
+            "tokens_per_second": [round(each["rate"]) for each in found[arm]],
+            "last_loss": [round(each["loss"], 4) for each in found[arm]],
             "ratio": [round(ratio, 3) for ratio in sorted(ratios)],
         }
-        print(f"{arm}: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of the Trainer")
+        print(f"{arm}: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of {arms[-1]}")
     if options.json:
         from foretoken.core.provenance import provenance
 
-        record = {"arms": found, "provenance": provenance(sys.argv, threads=options.threads, steps=options.steps)}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        facts = provenance(sys.argv, threads=options.threads, steps=options.steps)
+        if options.against:
+            facts["against"] = _commit(options.against)
+        options.json.write_text(json.dumps({"arms": told, "provenance": facts}, indent=1) + "\n", encoding="utf-8")
 
 
-def _measure(arm: str, options: argparse.Namespace) -> float:
-    command = [sys.executable, __file__, "--arm", arm, "--data", str(options.data)]
-    command += ["--steps", str(options.steps), "--threads", str(options.threads)]
-    done = subprocess.run(command, capture_output=True, text=True)
+def _commit(checkout: Path) -> str:
+    done = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _measure(arm: str, options: argparse.Namespace) -> dict[str, float]:
+    """One run of an arm in a process of its own; that of another checkout is its own script and package."""
+    root = options.against if arm == THERE else Path(__file__).parents[1]
+    command = [sys.executable, str(root / "benchmarks" / "training.py"), "--arm", ARMS[0] if arm == THERE else arm]
+    command += ["--data", str(options.data), "--steps", str(options.steps), "--threads", str(options.threads)]
+    paths = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, env=paths)
     if done.returncode:
         raise SystemExit(f"{arm} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["rate"])
+    return {"loss": math.nan, **json.loads(done.stdout.splitlines()[-1])}  # older scripts say the rate alone
 
 
-def _rate(arm: str, options: argparse.Namespace) -> float:
+def _rate(arm: str, options: argparse.Namespace) -> tuple[float, float]:
+    """Tokens per second, and the loss of the last step."""
     import torch
 
     from foretoken.models.load import load_tokenizer
+    from foretoken.train import attention
     from foretoken.train.mixture import Mixture
     from foretoken.train.recipe import build
     from foretoken.train.recipes import find
@@ -82,12 +106,13 @@ def _rate(arm: str, options: argparse.Namespace) -> float:
         mixture = Mixture(sources, encoder(tokenizer), Path(folder) / "tokens", recipe.block, len(tokenizer), 0)
         blocks = mixture.next(recipe.schedule.batch * options.steps)
         if arm == ARMS[-1]:
-            times = _with_trainer(model, blocks, recipe, folder)
+            times, loss = _with_trainer(model, blocks, recipe, folder)
         else:
+            attention.use(model)  # as foretoken train does
             mixture.resume({"number": 0, "given": {source.name: 0 for source in sources}})
-            times = _with_ours(model, mixture, recipe, options.steps, Path(folder), muon=arm == "ours")
+            times, loss = _with_ours(model, mixture, recipe, options.steps, Path(folder), muon=arm == "ours")
     per_step = recipe.schedule.batch * recipe.block
-    return per_step * (len(times) - 1) / (times[-1] - times[0])
+    return per_step * (len(times) - 1) / (times[-1] - times[0]), loss
 
 
 def _with_ours(model, mixture, recipe, steps, folder, muon):
@@ -96,6 +121,12 @@ def _with_ours(model, mixture, recipe, steps, folder, muon):
 
     schedule = recipe.schedule if muon else replace(recipe.schedule, rates=replace(recipe.schedule.rates, muon=None))
     times: list[float] = []
+    losses: list[float] = []
+
+    def report(progress):
+        times.append(time.perf_counter())
+        losses.append(progress.loss)
+
     bounds = trainer.Bounds(tokens=steps * recipe.schedule.batch * recipe.block)
     trainer.fit(
         model,
@@ -104,9 +135,9 @@ def _with_ours(model, mixture, recipe, steps, folder, muon):
         schedule,
         bounds,
         folder / "checkpoints",
-        report=lambda progress: times.append(time.perf_counter()),
+        report=report,
     )
-    return times
+    return times, losses[-1]
 
 
 def _with_trainer(model, blocks, recipe, folder):
@@ -114,9 +145,13 @@ def _with_trainer(model, blocks, recipe, folder):
 
     class Clock(TrainerCallback):
         times: list[float] = []  # noqa: RUF012
+        losses: list[float] = []  # noqa: RUF012
 
         def on_step_end(self, *arguments, **keywords):
             self.times.append(time.perf_counter())
+
+        def on_log(self, arguments, state, control, logs=None, **keywords):
+            self.losses += [logs["loss"]] if "loss" in logs else []
 
     rows = [{"input_ids": block, "labels": block} for block in blocks]
     micro = recipe.schedule.micro_batch
@@ -131,11 +166,11 @@ def _with_trainer(model, blocks, recipe, folder):
         weight_decay=0.1,
         report_to=[],
         save_strategy="no",
-        logging_strategy="no",
+        logging_steps=1,
         disable_tqdm=True,
     )
     Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Clock()]).train()
-    return Clock.times
+    return Clock.times, Clock.losses[-1]
 
 
 if __name__ == "__main__":
