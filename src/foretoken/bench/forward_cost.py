@@ -90,9 +90,8 @@ class AttentionShapes:
                 products, numbers = _selection(layer, prefix, seen, blocks, sparse.rule.score)
                 attention += products
                 memory += numbers * (element if sparse.rule.score == "exact" else 4)
-        computed, held = _parameters(self.model)
-        total = attention + 2 * rows * computed
-        return Cost(total, attention, memory + held * element, sum(shares) / len(shares))
+        total = attention + 2 * rows * _met(self.model)
+        return Cost(total, attention, memory + self.model.weight_bytes, sum(shares) / len(shares))
 
 
 class _Noting(DensePlan):
@@ -129,12 +128,9 @@ def _selection(layer: _Layer, prefix: int, seen: int, blocks: int, score: str) -
     return 2 * numbers, numbers
 
 
-def _parameters(model: LanguageModel) -> tuple[int, int]:
-    """Parameters that a row is multiplied with, and that a forward reads."""
-    held = model.num_parameters
+def _met(model: LanguageModel) -> int:
+    """Parameters that a row is multiplied with."""
+    met = model.num_parameters
     if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
-        held -= model.model.get_input_embeddings().weight.numel()
-    computed = held
-    for each in routed_experts(model.model):
-        computed -= (each.num_experts - each.num_chosen) * each.size
-    return computed, held
+        met -= model.model.get_input_embeddings().weight.numel()
+    return met - sum((each.num_experts - each.num_chosen) * each.size for each in routed_experts(model.model))

@@ -36,7 +36,7 @@ from foretoken.models.span import Span, passed_by, within
 from foretoken.models.ssm import adopt
 from foretoken.models.ssm.layout import REMEDY
 from foretoken.models.ssm.state import cache_for
-from foretoken.models.work import num_parameters, sizes
+from foretoken.models.work import num_parameters, sizes, weight_bytes
 
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
 
@@ -166,7 +166,7 @@ class LanguageModel:
         self.device: torch.device = first.device
         self.dtype: torch.dtype = first.dtype
         self.precision: str = precision_of(model) or str(self.dtype).removeprefix("torch.")  # of its weights
-        self.num_parameters = num_parameters(model)  # before they are packed
+        self.num_parameters, self.weight_bytes = num_parameters(model), weight_bytes(model)  # before they are packed
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model, name, self.vocab_size)
         self.mixers = adopt.mixers(model, name)  # state-space layers; empty where there are none

@@ -68,6 +68,18 @@ def num_parameters(model: Any) -> int:
     return sum(each.numel() for each in model.parameters()) + sum(count for _, count in quantised.values())
 
 
+def weight_bytes(model: Any) -> int:
+    """What a forward reads of a model's weights: all but a table of embeddings that is no head, too."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    looked_up = isinstance(head, QuantisedLinear) or head is None or head.weight is not table
+    plain = sum(each.nbytes for each in model.parameters() if each is not table or not looked_up)
+    coded = [module.quantised for module in model.modules() if isinstance(module, QuantisedLinear)]
+    for module in model.modules():
+        if isinstance(module, QuantisedExperts):
+            coded += [weight for pair in module.weights for weight in pair]
+    return plain + sum(each.num_bytes for each in coded)
+
+
 def _quantised(model: Any) -> dict[Any, tuple[str, int]]:
     """The name of each quantised layer, or of all experts of one, and the elements of its weights."""
     found: dict[Any, tuple[str, int]] = {}

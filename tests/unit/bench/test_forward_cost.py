@@ -11,9 +11,10 @@ from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.models import attention
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.quantised.rounding import round_weights
 
 
-def make(kind: str, **options: object) -> LanguageModel:
+def make(kind: str, dtype: str | None = None, **options: object) -> LanguageModel:
     config = AutoConfig.for_model(
         kind,
         **{
@@ -31,6 +32,8 @@ def make(kind: str, **options: object) -> LanguageModel:
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
+    if dtype is not None:
+        round_weights(model, dtype, kind)
     return LanguageModel(model.eval(), None, name=kind)
 
 
@@ -79,3 +82,14 @@ def test_of_routed_experts_a_row_uses_its_share() -> None:
     experts = 3 * 4 * 3 * 24 * 32
     assert cost.flops - cost.attention_flops == 2 * 2 * (model.num_parameters - experts * 3 // 4)
     assert cost.bytes == 4 * (model.num_parameters + 3 * 2 * 2 * 16 * 102)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 4)])
+def test_codes_are_read_with_their_scales_and_the_table_is_not(dtype: str, bits: int) -> None:
+    plain, coded = make("llama"), make("llama", dtype)
+    norms, columns = 4 * 7 * 32, 4 * 3 * 2 * 2 * 16 * 103
+    elements = plain.num_parameters - 7 * 32  # the head, which is the embedding, among them
+    rows = 3 * (64 + 32 + 32 + 32 + 64 + 64 + 32) + 100
+    scales = 2 * rows if dtype == "int8" else 2 * 2 * (elements // 32)  # of a row one, of 32 elements two; float16
+    assert AttentionShapes(plain).cost(100, 3, None).bytes == 4 * elements + norms + columns
+    assert AttentionShapes(coded).cost(100, 3, None).bytes == elements * bits // 8 + scales + norms + columns

@@ -106,8 +106,7 @@ def coded_tiles(weight: QuantisedWeight) -> CodedTiles:
     codes_OK = (weight.codes_OK.to(torch.int16) + offset).to(torch.uint8)
     given = [weight.scale_OG] if weight.minimum_OG is None else [weight.scale_OG, weight.minimum_OG]
     parameters_OGn = torch.stack(given, dim=-1)
-    short = parameters_OGn.half()
-    kind = torch.float16 if torch.equal(short.float(), parameters_OGn) else torch.float32
+    kind = weight.kept_in
     parameters = _padded(parameters_OGn.to(kind).flatten(1), tiles).view(tiles, 16, -1).transpose(1, 2).contiguous()
     codes = _padded(codes_OK, tiles).view(tiles, 16, -1, 4 if bits == 8 else 8)
     if bits == 4:

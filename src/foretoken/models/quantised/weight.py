@@ -94,6 +94,18 @@ class QuantisedWeight:
         """Elements that share a scale."""
         return int(self.codes_OK.shape[1] // self.scale_OG.shape[1])
 
+    @property
+    def kept_in(self) -> torch.dtype:
+        """What holds all scales and minimums exactly: float16 if that does, else float32."""
+        given = [self.scale_OG] if self.minimum_OG is None else [self.scale_OG, self.minimum_OG]
+        return torch.float16 if all(torch.equal(each.half().float(), each) for each in given) else torch.float32
+
+    @property
+    def num_bytes(self) -> int:
+        """Codes of ``bits`` bits, scales and minimums."""
+        numbers = self.scale_OG.numel() * (1 if self.minimum_OG is None else 2)
+        return self.codes_OK.numel() * self.bits // 8 + numbers * self.kept_in.itemsize
+
     def dense(self) -> Tensor:
         """The weight that this is, float32 [O, K], columns in the layer's order."""
         outputs, inputs = self.shape
