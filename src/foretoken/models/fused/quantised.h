@@ -11,15 +11,17 @@
  */
 
 #define LINE 64
-#define LINES_AHEAD 48 /* of each tile's codes, that a product asks for before it uses them: not yet into the nearest cache,
-                          which waits for fewer lines at a time than there are on their way from memory */
+/* Of each tile's codes, that a product asks for before it uses them: not yet into the nearest cache, which waits for fewer
+ * lines at a time than there are on their way from memory. As many as that are on their way from several tiles together. */
+#define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
 #define UNITS_AT_ONCE 16 /* between two looks at what to ask for */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: beside every sum of integers a sum of
- * floats is kept. */
+ * floats is kept. Four rows and more are enough to keep the processor busy with one part; with two, groups of few inputs
+ * (4 bits) share what they load. */
 #if REGISTERS > 16
-#define CODED_PARTS(MR) ((MR) <= 3 ? 4 : (MR) <= 6 ? 2 : 1)
+#define CODED_PARTS(BITS, MR) ((MR) <= 3 ? 4 : (BITS) == 4 && (MR) <= 6 ? 2 : 1)
 #else
-#define CODED_PARTS(MR) ((MR) <= 2 ? 2 : 1)
+#define CODED_PARTS(BITS, MR) ((MR) <= 2 ? 2 : 1)
 #endif
 #ifndef MOST_CODED /* a test may take fewer: each of them is compiled by itself */
 #if REGISTERS > 16
@@ -195,7 +197,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.h */
     sums_of_codes whole[MOST_CODED][4];
     const char *codes = tile + at->codes + part_of_tile * 4 * LANES, *after = next + at->codes;
-    const long units = at->groups * at->units, far = units > LINES_AHEAD ? units - LINES_AHEAD : 0;
+    const long early = LINES_AHEAD(NP / PARTS), units = at->groups * at->units, far = units > early ? units - early : 0;
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) sums[m][n] = (part){0};
     for (long g = 0, k = 0; g < at->groups; g++) {
@@ -205,7 +207,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
             UNROLL for (int n = 0; n < NP; n++) whole[m][n] = (sums_of_codes){0} + correction;
         }
         for (const long end = k + at->units; k < end;) {
-            const char *ahead = k < far ? codes + LINES_AHEAD * LINE : after - far * LINE;
+            const char *ahead = k < far ? codes + early * LINE : after - far * LINE;
             for (const long stop = end - k < UNITS_AT_ONCE ? end : k + UNITS_AT_ONCE; k < stop; k++) {
                 UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + k * LINE, 0, 2);
                 UNROLL for (int n = 0; n < NP; n++) {
@@ -244,7 +246,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
 /* MR rows times tiles t .. last - 1: as many parts at a time as there are registers for, then those that are left. */
 #define CODED_CASE(MR)                                                                                                  \
     case MR: {                                                                                                          \
-        const int parts = CODED_PARTS(MR), wide = parts / PARTS;                                                        \
+        const int parts = CODED_PARTS(BITS, MR), wide = parts / PARTS;                                                  \
         for (; wide && t + wide <= last; t += wide)                                                                     \
             coded_block(MR, parts, BITS, w, at, tiles + t * w->stride,                                                  \
                         tiles + (t + 2 * wide <= end ? t + wide : t) * w->stride, 0, x, x_stride, out + t * 16,         \
