@@ -5,8 +5,8 @@ outputs (train/feature_heads/objective.py). EAGLE-2's network is trained in the 
 (arXiv:2406.16858) does not: there a feature is regressed.
 
 Differs: see the loss; four steps are unrolled instead of seven; half of the text is by default the target's own
-(``own_words``); the rate is ours, the schedule linear, and the gradient is clipped by its norm (1.0). A head of its own
-(``own_head``) begins as the target's rows, which are otherwise shared and stay as they are.
+(``own_words``); matrices are trained by Muon, the schedule is linear, and the gradient is clipped by its norm (1.0). A
+head of its own (``own_head``) begins as the target's rows, which are otherwise shared and stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EagleConfig
 from foretoken.methods.eagle.network import Eagle, config_for
 from foretoken.train.feature_heads.course import STEPS, Course, HeadShape, Stage, begun, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
+
+# Matrices by Muon: after 0.2 M tokens a fifth of a nat below AdamW, at rates from 6e-3 to 1.5e-2; beyond, it is worse.
+RATES = Rates(muon=1e-2, adamw=3e-3, warmup=0.03, decay=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    return recipe_for("eagle", f"{shape.algorithm} head of {target}", target, own_words)
+    return recipe_for("eagle", f"{shape.algorithm} head of {target}", target, own_words, RATES)
 
 
 def course(target: str, shape: Shape, own_words: float) -> Course:

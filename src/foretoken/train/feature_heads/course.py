@@ -112,7 +112,7 @@ class Course:
     read: Callable[[Iterable[list[int]], Path], dict[str, Any]] | None = None
 
 
-def recipe_for(method: str, description: str, target: str, own_words: float) -> Recipe:
+def recipe_for(method: str, description: str, target: str, own_words: float, rates: Rates = RATES) -> Recipe:
     """What decides a run on text, beside the shape, of every head that learns from blocks of ``BLOCK`` tokens.
 
     Raises:
@@ -126,7 +126,7 @@ def recipe_for(method: str, description: str, target: str, own_words: float) -> 
         config=lambda tokenizer: load_config(target),
         sources=mixture,
         block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=RATES),
+        schedule=Schedule(batch=4, micro_batch=4, rates=rates),
         bounds=Bounds(minutes=30),
         tokenizer=target,
         teacher=target,
