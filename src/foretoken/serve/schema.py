@@ -406,6 +406,8 @@ class Reasoning(Fields):
 class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
+    user: Annotated[str | None, Field(description="Ignored, and given back.")] = None
+    metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and given back.")] = None
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None

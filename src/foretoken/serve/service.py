@@ -189,6 +189,7 @@ class Service:
             total.add(request.metrics)
         firsts = requests[:: max(1, len(requests) // num_prompts)]
         prompt = sum(request.num_prompt for request in firsts)
+        cached = sum(request.num_cached for request in firsts)
         tokens = sum(request.num_output for request in requests)
         speculation = {
             "method": self.llm.recipe.method,
@@ -203,7 +204,10 @@ class Service:
             "prompt_tokens": prompt,
             "completion_tokens": tokens,
             "total_tokens": prompt + tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(request.num_cached for request in firsts)},
+            "prompt_tokens_details": {
+                "cached_tokens": cached,
+                "cache_write_tokens": 0 if self.llm.engine.prefixes is None else prompt - cached,
+            },
             "completion_tokens_details": {"reasoning_tokens": reasoning, "speculation": speculation},
         }
 
