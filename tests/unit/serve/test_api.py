@@ -9,6 +9,11 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response as OpenAIResponse
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from foretoken.core.errors import RequestError
 from foretoken.core.sampling import SamplingParams
@@ -142,6 +147,36 @@ def test_an_echoed_prompt_has_log_probabilities_and_offsets(server: Served) -> N
     assert scored["usage"]["completion_tokens"] == 0
 
 
+SPOKEN = "Zürich 🙂\n\n" * 2
+WITH_ENDS = {"ignore_eos": True, "max_tokens": 8, "logit_bias": {"5": 60, "60": 60, "61": 60}, "temperature": 1}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"structured_outputs": {"choice": [SPOKEN]}},
+        {"structured_outputs": {"choice": [SPOKEN]}, "stop": ["\n\n!"]},
+        {"structured_outputs": {"choice": [SPOKEN]}, "echo": True},
+        WITH_ENDS,
+        WITH_ENDS | {"skip_special_tokens": False},
+    ],
+)
+def test_offsets_are_places_in_the_text(server: Served, more: dict[str, Any]) -> None:
+    """Also behind a token that is no text, within a character of several tokens, and while a stop string may come."""
+    asked = continued("One 🙂 <|end|>", max_tokens=40, logprobs=0, seed=3) | more
+    (whole,) = server.send(TEXT, asked)[1]["choices"]
+    pieces = [each["choices"][0] for each in server.events(TEXT, asked | {"stream": True})[:-1]]
+    shown = whole["logprobs"]
+    for name in ("tokens", "text_offset"):
+        assert [each for piece in pieces for each in piece["logprobs"][name]] == shown[name]
+    assert "<|end|>" in shown["tokens"][:-1] or more.get("structured_outputs")
+    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
+        if "\ufffd" in token:
+            assert whole["text"][offset] in "ü🙂"
+        elif token != "<|end|>" or "skip_special_tokens" in more:
+            assert whole["text"][offset : offset + len(token)] == token
+
+
 def test_a_stop_string_inside_an_accepted_block_trims_all_alike() -> None:
     asked = continued(PROMPTS[2], max_tokens=24, logprobs=0, ignore_eos=True)
     (known,) = base().generate([PROMPTS[2]], SamplingParams(max_tokens=24, ignore_eos=True))
@@ -264,6 +299,9 @@ def test_what_was_read_of_a_prompt_is_not_read_again() -> None:
         other = running.send(TEXT, continued(long, cache_salt="theirs"))[1]
         cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (plain, again, other)]
         assert cached == [0, plain["usage"]["prompt_tokens"] - 1, 0]
+        count = plain["usage"]["prompt_tokens"]
+        written = [each["usage"]["prompt_tokens_details"]["cache_write_tokens"] for each in (plain, again, other)]
+        assert written == [count, 1, count]
         assert plain["choices"] == again["choices"] == other["choices"]
         assert f'vllm:prefix_cache_hits_total{{model_name="{NAME}"}} {float(cached[1])}' in running.get("/metrics")[1]
 
@@ -368,6 +406,12 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
         (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more completions than one request may ask for, 128"),
         (TEXT, {"suffix": "x"}, "suffix", "should be None"),
         (TEXT, {"max_tokens": 0}, "max_tokens", "echo=true"),
+        (RESPONSES, {"metadata": {"a": 1}}, "metadata.a", "valid string"),
+        (RESPONSES, {"user": 1}, "user", "valid string"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "the server's"),
+        (CHAT, {"chat_template_kwargs": {"e": 1}}, "chat_template_kwargs", "no such variable"),
+        (CHAT, {"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens", "must be able to end"),
+        (CHAT, {"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "must be able to end"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "should be None"),
     ],
 )
@@ -510,3 +554,20 @@ def test_draining_answers_503() -> None:
         assert late.headers["retry-after"]
         assert running.get("/health")[0] == 503
         assert b"[DONE]" in response.read()  # what ran has ended
+
+
+def test_answers_have_the_forms_of_the_official_client(server: Served) -> None:
+    """Its types, in which nothing that is asked for may be missing: the client itself takes anything."""
+    chatted = said(PROMPTS[0], max_tokens=5, logprobs=True, top_logprobs=1, n=2)
+    ChatCompletion.model_validate(server.send(CHAT, chatted)[1])
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for event in server.events(CHAT, chatted | options)[:-1]:
+        ChatCompletionChunk.model_validate(event)
+    OpenAICompletion.model_validate(server.send(TEXT, continued(PROMPTS[0], max_tokens=5, logprobs=1))[1])
+    function = {**TOOL["function"], "type": "function"}
+    asked = {"model": NAME, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 40, "user": "me"}
+    called = {"tools": [function], "tool_choice": {"type": "function", "name": "f"}}
+    for more in ({}, called):
+        OpenAIResponse.model_validate(server.send(RESPONSES, asked | more)[1])
+        for event in server.events(RESPONSES, asked | more | {"stream": True}):
+            TypeAdapter(ResponseStreamEvent).validate_python(event)
