@@ -76,6 +76,7 @@ class Completion:
             },
             usage=every or (options is not None and bool(options.include_usage)),
         )
+        told = 0
         with self.service.running(self.requests) as ticket:
             async for deltas in ticket.deltas():
                 for delta in deltas:
@@ -84,15 +85,16 @@ class Completion:
                     except ApiError as error:
                         yield event(error.body)
                         return
-                    yield chunk([self._choice(delta)], self._usage() if every else None)
+                    told += len(delta.token_ids)
+                    yield chunk([self._choice(delta)], self._usage(told) if every else None)
         if options is not None and options.include_usage:
             yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
 
-    def _usage(self) -> dict[str, Any]:
-        usage = self.service.usage(self.requests, len(self.prompts))
+    def _usage(self, told: int | None = None) -> dict[str, Any]:
+        usage = self.service.usage(self.requests, len(self.prompts), told=told)
         if self.nothing:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage

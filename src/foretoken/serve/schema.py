@@ -73,7 +73,9 @@ class StreamOptions(Fields):
     """What a stream says beside the text."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="Say with every chunk what was used so far; how speculation went, at the end.")
+    ] = None
     include_obfuscation: Annotated[bool | None, Field(description="Taken; nothing is added.")] = None
 
 

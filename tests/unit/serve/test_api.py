@@ -112,6 +112,24 @@ def test_a_stream_is_the_same_text_in_pieces(server: Served, text: str) -> None:
     assert all(each["usage"] is None for each in events[:-2])
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_usage_in_the_middle_counts_what_was_told(server: Served, path: str) -> None:
+    """Not what the engine has written since: chunk and count belong together."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    more = {"max_tokens": 150, "ignore_eos": True, "n": 2, "stream": True, "stream_options": options}
+    asked = said(PROMPTS[2], logprobs=True) if path == CHAT else continued(PROMPTS[2], logprobs=0)
+    *events, last, _ = server.events(path, asked | more)
+    told = 0
+    for event in events:
+        (choice,) = event["choices"]
+        told += len((choice["logprobs"] or {}).get("content" if path == CHAT else "tokens", ()))
+        assert event["usage"]["completion_tokens"] == told
+        assert event["usage"]["total_tokens"] == told + last["usage"]["prompt_tokens"]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], told)
+    assert told == 300
+    assert "speculation" in last["usage"]["completion_tokens_details"]
+
+
 def test_texts_are_continued_many_at_once(server: Served) -> None:
     prompts = list(PROMPTS[:3])
     params = SamplingParams(max_tokens=10, temperature=0.9, seed=1, n=2)
