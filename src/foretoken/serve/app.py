@@ -161,7 +161,7 @@ class _Guard:
     def __init__(self, app: ASGIApp, *, limit: int, api_key: str | None) -> None:
         self._app = app
         self._limit = limit
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -194,7 +194,8 @@ class _Guard:
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
         assert self._key is not None
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.strip()):
             message = "no API key, or another one: send 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 

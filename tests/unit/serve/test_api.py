@@ -506,13 +506,19 @@ def test_a_client_that_goes_away_ends_its_request(server: Served, stream: bool) 
 
 def test_a_key_is_asked_for_under_v1_only() -> None:
     with served(with_config({"method": "none"}), api_key="secret") as running:
-        for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer other"},
+            {"Authorization": "secret"},
+            {"Authorization": "Basic secret"},
+        ):
             status, body, response = running.send(TEXT, continued("Hi"), headers=headers)
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
             assert response.headers["www-authenticate"] == "Bearer"
         assert running.get("/v1/models")[0] == 401
-        good = {"Authorization": "Bearer secret"}
-        assert running.send(TEXT, continued("Hi", max_tokens=2), headers=good)[0] == 200
+        for good in ("Bearer secret", "bearer  secret"):  # the kind is written as one likes, says HTTP
+            asked = continued("Hi", max_tokens=2)
+            assert running.send(TEXT, asked, headers={"Authorization": good})[0] == 200
         assert running.get("/health")[0] == 200
         assert running.get("/metrics")[0] == 200
 
