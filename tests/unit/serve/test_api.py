@@ -112,6 +112,19 @@ def test_a_stream_is_the_same_text_in_pieces(server: Served, text: str) -> None:
     assert all(each["usage"] is None for each in events[:-2])
 
 
+def test_the_description_names_every_kind_of_answer(server: Served) -> None:
+    paths = server.get("/openapi.json")[1]["paths"]
+    bodies = {CHAT: said("Hi", max_tokens=1), TEXT: continued("Hi", max_tokens=1), RESPONSES: {"model": NAME}}
+    bodies[RESPONSES] |= {"input": "Hi", "max_output_tokens": 1}
+    for path, body in bodies.items():
+        (described,) = paths[path].values()
+        for more, kind in (({}, "application/json"), ({"stream": True}, "text/event-stream")):
+            assert server.send(path, body | more)[2].headers["content-type"].split(";")[0] == kind
+            assert kind in described["responses"]["200"]["content"]
+    kind = server.get("/metrics")[2].headers["content-type"].split(";")[0]
+    assert kind in paths["/metrics"]["get"]["responses"]["200"]["content"]
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_usage_in_the_middle_counts_what_was_told(server: Served, path: str) -> None:
     """Not what the engine has written since: chunk and count belong together."""
@@ -521,6 +534,11 @@ def test_a_key_is_asked_for_under_v1_only() -> None:
             assert running.send(TEXT, asked, headers={"Authorization": good})[0] == 200
         assert running.get("/health")[0] == 200
         assert running.get("/metrics")[0] == 200
+        described = running.get("/openapi.json")[1]
+        (scheme,) = described["components"]["securitySchemes"].values()
+        assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+        asks = {path for path, methods in described["paths"].items() for each in methods.values() if "security" in each}
+        assert asks == {path for path in described["paths"] if path.startswith("/v1")}
 
 
 def test_a_request_that_fails_in_the_engine(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
