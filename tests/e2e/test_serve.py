@@ -172,6 +172,39 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
     process.stderr.close()
 
 
+@pytest.mark.parametrize(("drain", "signals"), [("0.2", 1), ("60", 2)])
+def test_what_is_ended_by_force_is_told(drain: str, signals: int) -> None:
+    """By time or by a second signal: as an error in the usual form, not as a connection that breaks."""
+    process, address = start("--method", "none", "--drain-seconds", drain)
+    endless = {"model": "zoo:base", "prompt": "Once", "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+    refused: list[openai.APIStatusError] = []
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0, timeout=60) as client:
+
+        def whole() -> None:
+            with pytest.raises(openai.InternalServerError) as found:
+                client.completions.create(**endless)
+            refused.append(found.value)
+
+        beside = threading.Thread(target=whole)
+        beside.start()
+        stream = iter(client.completions.create(**endless, stream=True))
+        next(stream)
+        while 'running{model_name="zoo:base"} 2.0' not in urlopen(f"{address}/metrics").read().decode():
+            time.sleep(0.01)
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        beside.join(timeout=30)
+    assert [each.status_code for each in refused] == [503]
+    assert "shutting down" in refused[0].message
+    assert process.wait(timeout=30) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
 def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*FORETOKEN, *arguments], capture_output=True, text=True, env=ENVIRONMENT, input=given, timeout=120, check=False

@@ -84,7 +84,23 @@ def test_two_replicas_one_of_which_is_killed() -> None:
     assert ask(address) == (200, expected)
 
     left = replicas(server)
+    last: list[tuple[int, str]] = []
+    long = {"max_tokens": 3000, "cache_salt": "last"}
+    running = [
+        threading.Thread(target=lambda stream=stream: last.append(ask(address, stream=stream, **long)))
+        for stream in (False, True)
+    ]
+    for thread in running:
+        thread.start()
+    time.sleep(1.0)
     process.send_signal(signal.SIGTERM)
+    while (late := ask(address, max_tokens=1))[0] == 200:  # until the proxy has heard of it
+        time.sleep(0.05)
+    assert late[0] == 503, late
+    for thread in running:
+        thread.join(timeout=120)
+    assert [code for code, _ in last] == [200, 200], last
+    assert last[0] == last[1]
     assert process.wait(timeout=90) == 0
     process.stderr.close()
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in left)

@@ -32,6 +32,12 @@ _NOTHING_FROM_ELSEWHERE = {
 }
 _CODES = {400: "bad request", 401: "no key, or another one", 404: "no such model", 413: "too large"}
 _MORE_CODES = {429: "the queue is full", 500: "the request failed", 503: "shutting down"}
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
+}
+_NUMBERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "In Prometheus' text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 
 def create_app(service: Service, *, api_key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
@@ -64,32 +70,41 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
     app.add_exception_handler(Exception, _on_bug)
     app.router.route_class = StrictRoute
     _add_paths(app, service)
-    _describe(app)
+    _describe(app, asks_key=api_key is not None)
     return app
 
 
-def _describe(app: FastAPI) -> None:
-    """Take FastAPI's 422 out of the description: invalid fields are answered with 400 here."""
+def _describe(app: FastAPI, *, asks_key: bool) -> None:
+    """Take FastAPI's 422 out of the description: invalid fields are answered with 400. Say where a key is asked."""
     described = app.openapi()
-    for methods in described["paths"].values():
+    for path, methods in described["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+            if asks_key and path.startswith("/v1"):
+                operation["security"] = [{"key": []}]
+    if asks_key:
+        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for name in ("HTTPValidationError", "ValidationError"):
         described["components"]["schemas"].pop(name, None)
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"])
+    @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"], responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         asked = await asyncio.to_thread(Chat, service, body)  # templates, tokens and grammars take their time
         return await _answer(asked, body, request, stream=bool(body.stream))
 
-    @app.post("/v1/completions", summary="Continue a text", tags=["openai"])
+    @app.post("/v1/completions", summary="Continue a text", tags=["openai"], responses=_STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         asked = await asyncio.to_thread(Completion, service, body)
         return await _answer(asked, body, request, stream=bool(body.stream))
 
-    @app.post("/v1/responses", summary="Make a response, without a memory of earlier ones", tags=["openai"])
+    @app.post(
+        "/v1/responses",
+        summary="Make a response, without a memory of earlier ones",
+        tags=["openai"],
+        responses=_STREAMED,
+    )
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         asked = await asyncio.to_thread(MadeResponse, service, body)
         return await _answer(asked, body, request, stream=bool(body.stream))
@@ -146,7 +161,9 @@ def _add_paths(app: FastAPI, service: Service) -> None:
             raise ApiError(503, why, code="unavailable")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", summary="Numbers for Prometheus", tags=["operation"], response_class=Response)
+    @app.get(
+        "/metrics", summary="Numbers for Prometheus", tags=["operation"], response_class=Response, responses=_NUMBERS
+    )
     async def metrics() -> Response:
         return Response(exposition(service.timings.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -161,7 +178,7 @@ class _Guard:
     def __init__(self, app: ASGIApp, *, limit: int, api_key: str | None) -> None:
         self._app = app
         self._limit = limit
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -194,7 +211,8 @@ class _Guard:
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
         assert self._key is not None
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._key):
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.strip()):
             message = "no API key, or another one: send 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.engine.llm import LLM
+from foretoken.serve.body import read_json
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
 from foretoken.serve.errors import ApiError, api_error, invalid
@@ -52,10 +53,10 @@ def read(path: Path) -> list[Line]:
     """
     found: dict[str, Line] = {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() would part texts that have a U+2028
         if not raw.strip():
             continue
         line = _line(raw, f"{path}, line {number}")
@@ -69,9 +70,10 @@ def read(path: Path) -> list[Line]:
 
 def _line(raw: str, place: str) -> Line:
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is not JSON: {error}") from None
+        value = read_json(raw.encode(), place)
+    except ApiError as error:
+        said = str(error)
+        raise InputError(said if said.startswith(place) else f"{place}: {said}") from None
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
         raise InputError(f"{place}: an object with a text 'custom_id' is meant")
     if value.get("method", "POST") != "POST" or value.get("url") not in _WAYS:
@@ -117,7 +119,11 @@ class Answering:
         self._most = 2 * llm.max_num_seqs  # under way at once: enough that no slot is ever empty
 
     async def answers(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
-        """One answer for each request, as they are done."""
+        """One answer for each request, as they are done.
+
+        Raises:
+            ForetokenError: the engine has died.
+        """
         waiting = iter(lines)
         running: set[asyncio.Task[dict[str, Any]]] = set()
         try:
@@ -129,6 +135,8 @@ class Answering:
                 if not running:
                     return
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if self._loop.failure is not None:  # its answers say so: written, they would be there for ever
+                    raise ForetokenError(f"the engine has died: {self._loop.failure}")
                 for task in done:
                     yield task.result()
         finally:

@@ -52,63 +52,70 @@ class _Asked(Request):
         return self._value
 
 
-def read_json(body: bytes) -> Any:
-    """The value of a body.
+def read_json(body: bytes, what: str = "the body") -> Any:
+    """The value of a body, or of another JSON text.
 
+    Args:
+        what: it is, for messages.
     Raises:
         ApiError: 400, says what is wrong and where.
     """
+
+    def of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return _object(pairs, what)
+
     try:
         text = body.decode("utf-8-sig")
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=of_pairs)
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not JSON: byte {error.start} is not UTF-8") from None
+        raise ApiError(400, f"{what} is not JSON: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
+        raise ApiError(400, f"{what} is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise ApiError(400, _TOO_DEEP) from None
+        raise ApiError(400, _too_deep(what)) from None
     except ValueError:  # an integer of thousands of digits
-        raise ApiError(400, "the body has a number of too many digits") from None
+        raise ApiError(400, f"{what} has a number of too many digits") from None
     if _SUSPECT.search(text) or text.count("[") + text.count("{") > _DEEPEST:
-        _check(value)
+        _check(value, what)
     return value
 
 
-_TOO_DEEP = f"the body has parts within parts to more than {_DEEPEST} levels"
+def _too_deep(what: str) -> str:
+    return f"{what} has parts within parts to more than {_DEEPEST} levels"
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ApiError(400, f"the body has '{twice:.60}' twice in one object: which one is meant?", param=twice)
+        raise ApiError(400, f"{what} has '{twice:.60}' twice in one object: which one is meant?", param=twice)
     return found
 
 
-def _check(body: Any) -> None:
+def _check(body: Any, what: str) -> None:
     """Refuse what no JSON text stands for, and name its place."""
     waiting: list[tuple[str, int, Any]] = [("", 0, body)]
     while waiting:
         place, depth, value = waiting.pop()
         if depth > _DEEPEST:
-            raise ApiError(400, _TOO_DEEP)
+            raise ApiError(400, _too_deep(what))
         if isinstance(value, dict):
             for name, each in value.items():
-                _check_text(name, place)
+                _check_text(name, place, what)
                 waiting.append((f"{place}.{name}" if place else name, depth + 1, each))
         elif isinstance(value, list):
             waiting += [
                 (f"{place}.{index}" if place else str(index), depth + 1, each) for index, each in enumerate(value)
             ]
         elif isinstance(value, str):
-            _check_text(value, place)
+            _check_text(value, place, what)
         elif isinstance(value, float) and not math.isfinite(value):
-            message = f"{place or 'the body'} is {value}: JSON has finite numbers only"
+            message = f"{place or what} is {value}: JSON has finite numbers only"
             raise ApiError(400, message, param=place or None)
 
 
-def _check_text(text: str, place: str) -> None:
+def _check_text(text: str, place: str, what: str) -> None:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        message = f"{place or 'the body'} has half of a pair of surrogates, which is not valid Unicode"
+        message = f"{place or what} has half of a pair of surrogates, which is not valid Unicode"
         raise ApiError(400, message, param=place or None)

@@ -84,8 +84,10 @@ class Chat:
             usage=every or (options is not None and bool(options.include_usage)),
         )
         with self.service.running(self.requests) as ticket:
+            told = 0
             for index in range(len(self.requests)):
-                yield chunk([_piece(index, {"role": "assistant", "content": ""})])
+                opening = _piece(index, {"role": "assistant", "content": ""})
+                yield chunk([opening], self._usage(told) if every else None)
             async for deltas in ticket.deltas():
                 for delta in deltas:
                     try:
@@ -94,15 +96,17 @@ class Chat:
                         yield event(error.body)
                         return
                     streamed = self._streamed(delta)
-                    yield chunk([streamed], self._usage() if every else None)
+                    told += len(delta.token_ids)
+                    yield chunk([streamed], self._usage(told) if every else None)
         if options is not None and options.include_usage:
             yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
 
-    def _usage(self) -> dict[str, Any]:
-        return self.service.usage(self.requests, 1, reasoning=sum(each.reasoning_tokens for each in self.readers))
+    def _usage(self, told: int | None = None) -> dict[str, Any]:
+        reasoning = sum(each.reasoning_tokens for each in self.readers)
+        return self.service.usage(self.requests, 1, reasoning=reasoning, told=told)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         reader = self.readers[delta.index]

@@ -23,6 +23,9 @@ from foretoken.serve import proxy
 from foretoken.serve.loop import EngineLoop, Totals
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
+_LOOK = 0.2  # seconds between two looks at whether the replicas have gone
+_GOING = 10.0  # seconds that a replica may take to go, beside what runs
+_APPLICATION = "foretoken"  # its name in Ray Serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
             )
         }
     deployment = serve.deployment(serve.ingress()(Replica)).options(
-        name="foretoken",
+        name=_APPLICATION,
         max_ongoing_requests=2 * slots,
         max_queued_requests=settings.max_queue,
         graceful_shutdown_timeout_s=settings.drain_seconds,
@@ -155,9 +158,9 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
     )
     try:
         serve.start(http_options={"host": host, "port": port})
-        serve.run(deployment.bind(settings), name="foretoken", route_prefix="/", logging_config=_quiet(verbose))
+        serve.run(deployment.bind(settings), name=_APPLICATION, route_prefix="/", logging_config=_quiet(verbose))
     except (RuntimeError, TimeoutError) as error:
-        serve.shutdown()
+        _end()
         raise ForetokenError(f"the replicas do not come up: {error}") from None
     return f"http://{host}:{port}"
 
@@ -179,27 +182,47 @@ def begin(*, verbose: bool) -> None:
 
 
 def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) -> None:
-    """Serve until SIGTERM or SIGINT; running requests then have ``drain_seconds`` to end.
+    """Serve until SIGTERM or SIGINT; running requests then have ``drain_seconds`` to end, unless a second one comes.
 
     Args:
         ready: called with the address once the replicas answer.
     """
-    over = threading.Event()
+    over, at_once = threading.Event(), threading.Event()
     address = deploy(settings, host, port, verbose=verbose)
     for sign in (signal.SIGTERM, signal.SIGINT):  # now, since Ray has handlers of its own
-        signal.signal(sign, lambda *_: over.set())
+        signal.signal(sign, lambda *_: (at_once if over.is_set() else over).set())
     ready(address)
     over.wait()
+    _drain(settings.drain_seconds, at_once)
     stop()
 
 
-def stop() -> None:
-    """End the replicas, and the cluster if it was begun here."""
-    import ray
+def _drain(seconds: float, at_once: threading.Event) -> None:
+    """Take the application from the proxies, and wait for its replicas, which end what runs first."""
     from ray import serve
 
-    serve.shutdown()
+    serve.delete(_APPLICATION, _blocking=False)
+    deadline = time.monotonic() + seconds + _GOING
+    while _APPLICATION in serve.status().applications and time.monotonic() < deadline:
+        if at_once.wait(_LOOK):
+            return
+
+
+def stop() -> None:
+    """End the replicas, and the cluster if it was begun here. Applications of others on the cluster go on."""
+    import ray
+
+    _end()
     ray.shutdown()
+
+
+def _end() -> None:
+    from ray import serve
+
+    if set(serve.status().applications) - {_APPLICATION}:
+        serve.delete(_APPLICATION, _blocking=False)
+    else:
+        serve.shutdown()
 
 
 def _quiet(verbose: bool) -> Any:

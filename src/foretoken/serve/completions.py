@@ -13,6 +13,7 @@ from foretoken.serve.loop import Delta
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
 from foretoken.serve.stream import DONE, Chunks, event
+from foretoken.serve.token_text import Places
 
 _LENGTH = 16  # OpenAI's default
 
@@ -44,6 +45,8 @@ class Completion:
         params = service.params(body, max_tokens=max(1, length), logprobs=body.logprobs, prompt_logprobs=scored)
         self.prompts = _prompts(body)
         self.n = params.n
+        self.skip_special = params.skip_special_tokens
+        self._places: dict[int, Places] = {}
         self.requests = service.requests(self.prompts, params, body, "prompt")
 
     async def answer(self) -> dict[str, Any]:
@@ -54,7 +57,7 @@ class Completion:
             "object": "text_completion",
             "created": self.created,
             "model": self.service.name,
-            "choices": [self._choice(delta, first=True, offset=0) for delta in deltas],
+            "choices": [self._choice(delta) for delta in deltas],
             "usage": self._usage(),
             "system_fingerprint": FINGERPRINT,
         }
@@ -73,7 +76,7 @@ class Completion:
             },
             usage=every or (options is not None and bool(options.include_usage)),
         )
-        offsets: dict[int, int] = {}
+        told = 0
         with self.service.running(self.requests) as ticket:
             async for deltas in ticket.deltas():
                 for delta in deltas:
@@ -82,33 +85,38 @@ class Completion:
                     except ApiError as error:
                         yield event(error.body)
                         return
-                    offset = offsets.get(delta.index)
-                    choice = self._choice(delta, first=offset is None, offset=offset or 0)
-                    offsets[delta.index] = (offset or 0) + len(choice["text"])
-                    yield chunk([choice], self._usage() if every else None)
+                    told += len(delta.token_ids)
+                    yield chunk([self._choice(delta)], self._usage(told) if every else None)
         if options is not None and options.include_usage:
             yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
 
-    def _usage(self) -> dict[str, Any]:
-        usage = self.service.usage(self.requests, len(self.prompts))
+    def _usage(self, told: int | None = None) -> dict[str, Any]:
+        usage = self.service.usage(self.requests, len(self.prompts), told=told)
         if self.nothing:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    def _choice(self, delta: Delta, *, first: bool, offset: int) -> dict[str, Any]:
+    def _choice(self, delta: Delta) -> dict[str, Any]:
         text = "" if self.nothing else delta.text
         entries: list[TokenLogprob | None] = [] if self.nothing else list(delta.logprobs)
-        if first and self.body.echo:
-            prompt = self._prompt_text(delta.index)
-            text = prompt + text
-            entries = [*self._prompt_entries(delta.index), *entries]
+        places = self._places.get(delta.index)
+        offsets: list[int] = []
+        if places is None:  # the first that is told of it
+            places = self._places[delta.index] = Places(self.service.token_text, self.skip_special)
+            if self.body.echo:
+                prompt = self._prompt_text(delta.index)
+                text = prompt + text
+                scored = self._prompt_entries(delta.index)
+                offsets = places.of_prompt(self.requests[delta.index].tokens[: len(scored)], prompt)
+                entries = [*scored, *entries]
+        offsets += places.of_answer([each.token_id for each in entries[len(offsets) :] if each is not None])
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": text,
-            "logprobs": None if self.body.logprobs is None else self._logprobs(delta.index, entries, offset),
+            "logprobs": None if self.body.logprobs is None else self._logprobs(delta.index, entries, offsets),
             "finish_reason": "length" if self.nothing else delta.finish_reason,
         }
         if self.body.speculation is not None and self.body.speculation.show:
@@ -127,9 +135,9 @@ class Completion:
         scored = self.requests[index - index % self.n].prompt_logprobs
         return [None, *scored] if scored is not None else []
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob | None], offset: int) -> dict[str, Any]:
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob | None], offsets: Sequence[int]) -> dict[str, Any]:
         first = self.requests[index].tokens[0]
-        tokens, values, tops, offsets = [], [], [], []
+        tokens, values, tops = [], [], []
         for entry in entries:
             text = self.service.token_text(first if entry is None else entry.token_id)[0]
             tokens.append(text)
@@ -138,9 +146,7 @@ class Completion:
             if entry is not None:
                 best.setdefault(text, entry.logprob)
             tops.append(None if entry is None else best)
-            offsets.append(offset)
-            offset += len(text)
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": list(offsets)}
 
 
 def _prompts(body: CompletionRequest) -> list[Prompt]:

@@ -7,6 +7,7 @@ the form of Hermes, in which calls are read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,16 @@ To call one, write its name and its arguments, in this form:
 {begin}
 {{"name": "the function's name", "arguments": {{"the parameter's name": "its value"}}}}
 {end}"""
-_RESERVED = ("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize", "return_dict")
+_RESERVED = (
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "tokenize",
+    "return_dict",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +215,7 @@ def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
             raise ApiError(
                 400, f"chat_template_kwargs.{name} is the server's: leave it out", param="chat_template_kwargs"
             )
-        if name in template:
+        if re.search(rf"\b{re.escape(name)}\b", template):
             found[name] = value
         elif value:
             message = f"chat_template_kwargs.{name}: the model's chat template has no such variable: leave it out"

@@ -18,7 +18,7 @@ from foretoken.serve import schema
 from foretoken.serve.loop import Overloaded, Stopped
 from foretoken.serve.schema import ChatRequest, CompletionRequest, ResponsesRequest
 
-_NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has |'|\.)")
+_NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has | with |'|\.)")
 _BODIES = (ChatRequest, CompletionRequest, ResponsesRequest)
 _ADDED = {"body", "str", "int", *(name for name, each in vars(schema).items() if isinstance(each, type))}
 _OTHERWISE = {

@@ -138,8 +138,10 @@ class _Answer:
             return
         if self._words is not None:
             assert self._head is not None
-            words = b"".join(self._words).decode("utf-8", "replace")
-            await self._refuse(self._head["status"], words, self._head["headers"])
+            status, words = self._head["status"], b"".join(self._words).decode("utf-8", "replace")
+            if status == 404:  # the application has every path: it is not there any more
+                status, words = 503, "the server is shutting down"
+            await self._refuse(status, words, self._head["headers"])
         elif not self.begun:
             await self._refuse(503, "the replica has died, and no other could answer: try again", [])
         elif self._head is not None and _kind(self._head).startswith(b"text/event-stream"):

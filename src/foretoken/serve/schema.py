@@ -73,7 +73,9 @@ class StreamOptions(Fields):
     """What a stream says beside the text."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Field(description="Say with every chunk what was used so far; how speculation went, at the end.")
+    ] = None
     include_obfuscation: Annotated[bool | None, Field(description="Taken; nothing is added.")] = None
 
 
@@ -406,6 +408,8 @@ class Reasoning(Fields):
 class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
+    user: Annotated[str | None, Field(description="Ignored, and given back.")] = None
+    metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and given back.")] = None
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None

@@ -46,7 +46,8 @@ def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_sec
     Args:
         loop: of the application; closed at the end.
         listening: see :func:`bind`.
-        drain_seconds: that running requests may take after the first SIGTERM or SIGINT; a second one ends them.
+        drain_seconds: that running requests may take after the first SIGTERM or SIGINT; a second one ends them, a third
+            one does not wait for their readers.
     """
     config = uvicorn.Config(
         app,
@@ -72,13 +73,15 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
         """See uvicorn: called for SIGINT and SIGTERM."""
-        if self._loop.accepting:
-            log.info("draining after %s", signal.Signals(sig).name)
-            self._loop.drain()
-            threading.Thread(target=self._drain, name="foretoken-drain", daemon=True).start()
-        else:
-            self.should_exit = self.force_exit = True
+        if self.should_exit:
+            self.force_exit = True
+            return
+        log.info("draining after %s", signal.Signals(sig).name)
+        seconds = self._seconds if self._loop.accepting else 0.0
+        self._loop.drain()
+        threading.Thread(target=self._end, args=(seconds,), name="foretoken-drain", daemon=True).start()
 
-    def _drain(self) -> None:
-        self._loop.wait_until_idle(self._seconds)
+    def _end(self, seconds: float) -> None:
+        """End what still runs after so many seconds; whoever waits for it is told, and then the server ends."""
+        self._loop.close(seconds)
         self.should_exit = True

@@ -177,20 +177,38 @@ class Service:
                         found[delta.index] = delta
         return [found[index] for index in sorted(found)]
 
-    def usage(self, requests: Sequence[Request], num_prompts: int, *, reasoning: int = 0) -> dict[str, Any]:
-        """What requests have used so far, and how speculation went.
+    def usage(
+        self, requests: Sequence[Request], num_prompts: int, *, reasoning: int = 0, told: int | None = None
+    ) -> dict[str, Any]:
+        """What requests have used, and how speculation went.
 
         Args:
             num_prompts: of how many prompts they are: a prompt counts once.
             reasoning: tokens of their reasoning.
+            told: tokens that their reader knows of, where they still run; None: they have ended. How speculation
+                goes is not said before: the engine is writing it down.
         """
+        firsts = requests[:: max(1, len(requests) // num_prompts)]
+        prompt = sum(request.num_prompt for request in firsts)
+        cached = sum(request.num_cached for request in firsts)
+        tokens = sum(request.num_output for request in requests) if told is None else told
+        speculation = self._speculation(requests) if told is None else {}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": cached,
+                "cache_write_tokens": 0 if self.llm.engine.prefixes is None else prompt - cached,
+            },
+            "completion_tokens_details": {"reasoning_tokens": reasoning, **speculation},
+        }
+
+    def _speculation(self, requests: Sequence[Request]) -> dict[str, Any]:
         total = Metrics()
         for request in requests:
             total.add(request.metrics)
-        firsts = requests[:: max(1, len(requests) // num_prompts)]
-        prompt = sum(request.num_prompt for request in firsts)
-        tokens = sum(request.num_output for request in requests)
-        speculation = {
+        report = {
             "method": self.llm.recipe.method,
             "promise": self.llm.recipe.promise_for(requests[0].params),
             "steps": total.num_steps,
@@ -199,13 +217,7 @@ class Service:
             "accepted_tokens": total.num_accepted_tokens,
             "distortion": None if total.distortion != total.distortion else total.distortion,
         }
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": tokens,
-            "total_tokens": prompt + tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(request.num_cached for request in firsts)},
-            "completion_tokens_details": {"reasoning_tokens": reasoning, "speculation": speculation},
-        }
+        return {"speculation": report}
 
     def shown(self, delta: Delta) -> list[dict[str, Any]]:
         """The tokens of a delta and where each comes from; special ones, which are no text, have no bytes."""

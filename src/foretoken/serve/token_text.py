@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import getincrementaldecoder
+from collections.abc import Container, Sequence
 from typing import Any
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -45,8 +47,47 @@ class TokenText:
             if match := _BYTE.fullmatch(piece):
                 raw = bytes([int(match[1], 16)])
                 return raw.decode("utf-8", "replace"), raw
+            if piece.startswith("▁"):  # SentencePiece: alone, it would be decoded without its space
+                text = piece.replace("▁", " ")
+                return text, text.encode("utf-8")
         text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text, text.encode("utf-8")
+
+
+class Places:
+    """Where the tokens of a text begin in it, in characters. A token within a character begins where that does.
+
+    Args:
+        token_text: of the tokenizer.
+        skip_special: whether the text of an answer leaves special tokens out.
+    """
+
+    def __init__(self, token_text: TokenText, skip_special: bool) -> None:
+        self._token_text = token_text
+        self._skip_special = skip_special
+        self._at = 0
+        self._characters = getincrementaldecoder("utf-8")("replace")
+
+    def of_prompt(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Of a prompt's tokens; a special one that the text does not have is what the tokenizer has added."""
+        special = self._token_text.special
+        added = {token for token in tokens if token in special and self._token_text(token)[0] not in text}
+        found = self._next(tokens, added)
+        self._at = len(text)
+        self._characters.reset()
+        return found
+
+    def of_answer(self, tokens: Sequence[int]) -> list[int]:
+        """Of the answer's next tokens."""
+        return self._next(tokens, self._token_text.special if self._skip_special else ())
+
+    def _next(self, tokens: Sequence[int], left_out: Container[int]) -> list[int]:
+        found = []
+        for token in tokens:
+            found.append(self._at)
+            if token not in left_out:
+                self._at += len(self._characters.decode(self._token_text(token)[1]))
+        return found
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

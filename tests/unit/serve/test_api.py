@@ -9,6 +9,11 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response as OpenAIResponse
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from foretoken.core.errors import RequestError
 from foretoken.core.sampling import SamplingParams
@@ -107,6 +112,37 @@ def test_a_stream_is_the_same_text_in_pieces(server: Served, text: str) -> None:
     assert all(each["usage"] is None for each in events[:-2])
 
 
+def test_the_description_names_every_kind_of_answer(server: Served) -> None:
+    paths = server.get("/openapi.json")[1]["paths"]
+    bodies = {CHAT: said("Hi", max_tokens=1), TEXT: continued("Hi", max_tokens=1), RESPONSES: {"model": NAME}}
+    bodies[RESPONSES] |= {"input": "Hi", "max_output_tokens": 1}
+    for path, body in bodies.items():
+        (described,) = paths[path].values()
+        for more, kind in (({}, "application/json"), ({"stream": True}, "text/event-stream")):
+            assert server.send(path, body | more)[2].headers["content-type"].split(";")[0] == kind
+            assert kind in described["responses"]["200"]["content"]
+    kind = server.get("/metrics")[2].headers["content-type"].split(";")[0]
+    assert kind in paths["/metrics"]["get"]["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_usage_in_the_middle_counts_what_was_told(server: Served, path: str) -> None:
+    """Not what the engine has written since: chunk and count belong together."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    more = {"max_tokens": 150, "ignore_eos": True, "n": 2, "stream": True, "stream_options": options}
+    asked = said(PROMPTS[2], logprobs=True) if path == CHAT else continued(PROMPTS[2], logprobs=0)
+    *events, last, _ = server.events(path, asked | more)
+    told = 0
+    for event in events:
+        (choice,) = event["choices"]
+        told += len((choice["logprobs"] or {}).get("content" if path == CHAT else "tokens", ()))
+        assert event["usage"]["completion_tokens"] == told
+        assert event["usage"]["total_tokens"] == told + last["usage"]["prompt_tokens"]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], told)
+    assert told == 300
+    assert "speculation" in last["usage"]["completion_tokens_details"]
+
+
 def test_texts_are_continued_many_at_once(server: Served) -> None:
     prompts = list(PROMPTS[:3])
     params = SamplingParams(max_tokens=10, temperature=0.9, seed=1, n=2)
@@ -140,6 +176,36 @@ def test_an_echoed_prompt_has_log_probabilities_and_offsets(server: Served) -> N
     assert scored["choices"][0]["text"] == PROMPTS[1]
     assert scored["choices"][0]["logprobs"]["token_logprobs"] == shown["token_logprobs"][:count]
     assert scored["usage"]["completion_tokens"] == 0
+
+
+SPOKEN = "Zürich 🙂\n\n" * 2
+WITH_ENDS = {"ignore_eos": True, "max_tokens": 8, "logit_bias": {"5": 60, "60": 60, "61": 60}, "temperature": 1}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"structured_outputs": {"choice": [SPOKEN]}},
+        {"structured_outputs": {"choice": [SPOKEN]}, "stop": ["\n\n!"]},
+        {"structured_outputs": {"choice": [SPOKEN]}, "echo": True},
+        WITH_ENDS,
+        WITH_ENDS | {"skip_special_tokens": False},
+    ],
+)
+def test_offsets_are_places_in_the_text(server: Served, more: dict[str, Any]) -> None:
+    """Also behind a token that is no text, within a character of several tokens, and while a stop string may come."""
+    asked = continued("One 🙂 <|end|>", max_tokens=40, logprobs=0, seed=3) | more
+    (whole,) = server.send(TEXT, asked)[1]["choices"]
+    pieces = [each["choices"][0] for each in server.events(TEXT, asked | {"stream": True})[:-1]]
+    shown = whole["logprobs"]
+    for name in ("tokens", "text_offset"):
+        assert [each for piece in pieces for each in piece["logprobs"][name]] == shown[name]
+    assert "<|end|>" in shown["tokens"][:-1] or more.get("structured_outputs")
+    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
+        if "\ufffd" in token:
+            assert whole["text"][offset] in "ü🙂"
+        elif token != "<|end|>" or "skip_special_tokens" in more:
+            assert whole["text"][offset : offset + len(token)] == token
 
 
 def test_a_stop_string_inside_an_accepted_block_trims_all_alike() -> None:
@@ -264,6 +330,9 @@ def test_what_was_read_of_a_prompt_is_not_read_again() -> None:
         other = running.send(TEXT, continued(long, cache_salt="theirs"))[1]
         cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (plain, again, other)]
         assert cached == [0, plain["usage"]["prompt_tokens"] - 1, 0]
+        count = plain["usage"]["prompt_tokens"]
+        written = [each["usage"]["prompt_tokens_details"]["cache_write_tokens"] for each in (plain, again, other)]
+        assert written == [count, 1, count]
         assert plain["choices"] == again["choices"] == other["choices"]
         assert f'vllm:prefix_cache_hits_total{{model_name="{NAME}"}} {float(cached[1])}' in running.get("/metrics")[1]
 
@@ -368,6 +437,12 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
         (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more completions than one request may ask for, 128"),
         (TEXT, {"suffix": "x"}, "suffix", "should be None"),
         (TEXT, {"max_tokens": 0}, "max_tokens", "echo=true"),
+        (RESPONSES, {"metadata": {"a": 1}}, "metadata.a", "valid string"),
+        (RESPONSES, {"user": 1}, "user", "valid string"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "the server's"),
+        (CHAT, {"chat_template_kwargs": {"e": 1}}, "chat_template_kwargs", "no such variable"),
+        (CHAT, {"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens", "must be able to end"),
+        (CHAT, {"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "must be able to end"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "should be None"),
     ],
 )
@@ -444,15 +519,26 @@ def test_a_client_that_goes_away_ends_its_request(server: Served, stream: bool) 
 
 def test_a_key_is_asked_for_under_v1_only() -> None:
     with served(with_config({"method": "none"}), api_key="secret") as running:
-        for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer other"},
+            {"Authorization": "secret"},
+            {"Authorization": "Basic secret"},
+        ):
             status, body, response = running.send(TEXT, continued("Hi"), headers=headers)
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
             assert response.headers["www-authenticate"] == "Bearer"
         assert running.get("/v1/models")[0] == 401
-        good = {"Authorization": "Bearer secret"}
-        assert running.send(TEXT, continued("Hi", max_tokens=2), headers=good)[0] == 200
+        for good in ("Bearer secret", "bearer  secret"):  # the kind is written as one likes, says HTTP
+            asked = continued("Hi", max_tokens=2)
+            assert running.send(TEXT, asked, headers={"Authorization": good})[0] == 200
         assert running.get("/health")[0] == 200
         assert running.get("/metrics")[0] == 200
+        described = running.get("/openapi.json")[1]
+        (scheme,) = described["components"]["securitySchemes"].values()
+        assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+        asks = {path for path, methods in described["paths"].items() for each in methods.values() if "security" in each}
+        assert asks == {path for path in described["paths"] if path.startswith("/v1")}
 
 
 def test_a_request_that_fails_in_the_engine(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,3 +596,20 @@ def test_draining_answers_503() -> None:
         assert late.headers["retry-after"]
         assert running.get("/health")[0] == 503
         assert b"[DONE]" in response.read()  # what ran has ended
+
+
+def test_answers_have_the_forms_of_the_official_client(server: Served) -> None:
+    """Its types, in which nothing that is asked for may be missing: the client itself takes anything."""
+    chatted = said(PROMPTS[0], max_tokens=5, logprobs=True, top_logprobs=1, n=2)
+    ChatCompletion.model_validate(server.send(CHAT, chatted)[1])
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for event in server.events(CHAT, chatted | options)[:-1]:
+        ChatCompletionChunk.model_validate(event)
+    OpenAICompletion.model_validate(server.send(TEXT, continued(PROMPTS[0], max_tokens=5, logprobs=1))[1])
+    function = {**TOOL["function"], "type": "function"}
+    asked = {"model": NAME, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 40, "user": "me"}
+    called = {"tools": [function], "tool_choice": {"type": "function", "name": "f"}}
+    for more in ({}, called):
+        OpenAIResponse.model_validate(server.send(RESPONSES, asked | more)[1])
+        for event in server.events(RESPONSES, asked | more | {"stream": True}):
+            TypeAdapter(ResponseStreamEvent).validate_python(event)

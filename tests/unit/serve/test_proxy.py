@@ -130,6 +130,15 @@ def test_errors_of_rays_own_have_our_form() -> None:
     assert json.loads(body)["error"]["message"] == "too many requests"
 
 
+def test_no_application_is_one_that_goes() -> None:
+    """It is at every path, so that Ray's own 404 says that it is not there any more."""
+    head, body = asked(Replicas([start("text/plain", 404), part(b"Path '/v1/models' not found.")]))
+    assert head is not None
+    assert head["status"] == 503
+    assert dict(head["headers"])[b"retry-after"] == b"1"
+    assert "shutting down" in json.loads(body)["error"]["message"]
+
+
 def test_errors_of_a_replica_are_left_as_they_are() -> None:
     refused = start("application/json", 500)
     assert asked(Replicas([refused, part(b'{"error": 1}')])) == (refused, b'{"error": 1}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.serve.token_text import TokenText
+from foretoken.serve.token_text import Places, TokenText
 from helpers.zoo_llms import PROMPTS, base
 
 
@@ -40,5 +40,12 @@ class SentencePiece:
 def test_bytes_of_other_tokenizers() -> None:
     token_text = TokenText(SentencePiece())
     assert token_text(1) == ("�", b"\xc3")
-    assert token_text(2) == ("the", b"the")
+    assert token_text(2) == (" the", b" the")
     assert token_text(0) == ("<s>", b"<s>")
+
+
+def test_places_behind_what_the_tokenizer_has_added() -> None:
+    places = Places(TokenText(SentencePiece()), skip_special=True)
+    assert places.of_prompt([0, 2, 2], "the the") == [0, 0, 4]
+    assert places.of_answer([2, 0, 2]) == [7, 11, 11]
+    assert Places(TokenText(SentencePiece()), skip_special=False).of_answer([0, 2]) == [0, 3]
