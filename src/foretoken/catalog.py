@@ -194,7 +194,8 @@ _TABLE = (
         paper="arXiv:2510.02358, arXiv:2602.06036",
         promise="lossless",
         needs="a target that is a plain stack of layers, or a masked diffusion checkpoint (key 'model')",
-        weights="a block network (foretoken train diffuspec), bundled for zoo:base, or a masked diffusion checkpoint",
+        weights="a block network (foretoken train diffuspec); zoo:base has one. Or a masked diffusion checkpoint; "
+        "zoo:diffusion for other zoo models",
         training="foretoken.methods.diffuspec.command:COMMAND",
     ),
     Entry(

@@ -48,7 +48,8 @@ pytestmark = pytest.mark.statistical
 PROMPT = [5, 40, 17, 8]
 LENGTH = 6
 BIAS = {20: 60.0, 57: 60.0}
-DRAWS = 2000
+DRAWS = 1000  # every planted mistake but one is far below PLAUSIBLE with these
+MORE_DRAWS = 2000  # for that one: Kangaroo drops its last token where it is unsure of it
 PLAUSIBLE = 1e-4
 
 
@@ -83,7 +84,7 @@ def law() -> dict[tuple[int, ...], float]:
     return found
 
 
-def fit(method: Any, **options: Any) -> tuple[ChiSquare, float]:
+def fit(method: Any, *, draws: int = DRAWS, **options: Any) -> tuple[ChiSquare, float]:
     """How well texts fit the law, and the share of drafted tokens that stood."""
     config = {"method": method, **options}
     if isinstance(method, str):
@@ -91,9 +92,9 @@ def fit(method: Any, **options: Any) -> tuple[ChiSquare, float]:
     llm = with_config(config, target=model(), max_num_seqs=64)
     params = [
         SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, logit_bias=BIAS, seed=seed)
-        for seed in range(DRAWS)
+        for seed in range(draws)
     ]
-    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * DRAWS, params)
+    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * draws, params)
     assert all(output.error is None for output in outputs)
     counts = Counter(tuple(output.token_ids) for output in outputs)
     total = sum(law().values())
@@ -119,7 +120,8 @@ def test_the_law_is_not_trivial() -> None:
     ids=str,
 )
 def test_sampled_texts_have_the_target_s_law(method: str, options: dict[str, Any], verifier: str | None) -> None:
-    found, stood = fit(method, verifier=verifier, **options)
+    draws = MORE_DRAWS if method == "kangaroo" else DRAWS
+    found, stood = fit(method, draws=draws, verifier=verifier, **options)
     assert found.p_value > PLAUSIBLE
     assert 0.1 < stood < 0.99
 
@@ -164,7 +166,7 @@ class DroppingExits(_Dropping, DynamicExitDrafter):
 def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any]) -> None:
     """With one token a draft, which shows it soonest."""
     drafter = method(method.Config(**options), model())
-    found, _ = fit(drafter, num_speculative_tokens=drafter.offers.length, verifier="ratio")
+    found, _ = fit(drafter, draws=MORE_DRAWS, num_speculative_tokens=drafter.offers.length, verifier="ratio")
     assert found.p_value < PLAUSIBLE / 100
 
 

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foretoken import catalog
+from foretoken import catalog, zoo
 from foretoken.bench.harness import BASELINE, Method
 from foretoken.core.errors import ConfigError, nearest
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
 DEFAULT_DRAFT = "zoo:draft"
-_HAS_DEFAULT_DRAFT = re.compile(r"zoo:base|grown:(zoo:)?base:.*")  # a grown model has its original's texts
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
@@ -75,7 +74,7 @@ def speculative_config(
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
     if wants_draft and not config.get("model"):
-        if not _HAS_DEFAULT_DRAFT.fullmatch(target):
+        if not zoo.drafts_for(DEFAULT_DRAFT, target):
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
         config["model"] = DEFAULT_DRAFT
     return config

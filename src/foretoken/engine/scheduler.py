@@ -91,13 +91,13 @@ class Scheduler:
         filling: list[Request] = []
         lengths = self.cache.lengths
         for request in self.running:
-            # a prompt that was reused or cut but for one token is read like any other: a seed gives the same first one;
-            # and so is any prompt's rest where a prompt's rows are not those of an answer
-            cut = request.num_cached or request.borders or (lengths[request.slot] and not self.cache.reads_as_written)
+            # a prompt that was reused, or cut, but for one token is read like any other: whether its first token is
+            # drafted would follow from who runs beside it, and a seed would not give the same tokens
+            cut = lengths[request.slot] or request.borders
             reads = bool(cut) and not request.num_output and not self.drafted_first
             last = lengths[request.slot] == len(request.tokens) - 1
             (decoding if last and not reads else filling).append(request)
-        # a request with one token left to process needs one row either way: the last prompt token is its first root
+        # a prompt of one token needs one row either way: it is a root
         kept = sum(map(self.kept, decoding))
         spare = self.max_rows - len(decoding) - kept
         prefill: list[tuple[Request, int]] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ MODELS = {
 
 # bundled weights that lie in the folder of an older name, under which results and records know them
 _FOLDERS = {"moe": "moe-tasks", "hybrid": "hybrid-tasks", "long": "long-tasks"}
+
+# what drafts where no draft is named, and for which: zoo:draft has base's words, zoo:diffusion the tokens of all
+_DRAFTS = {"zoo:draft": frozenset({"base"}), "zoo:diffusion": frozenset(MODELS)}
+_TARGET = re.compile(r"zoo:([^:]+)|grown:(?:zoo:)?([^:]+):.*")  # a grown model has its original's texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,17 @@ def find(name: str) -> Model:
             record = folder / "training.json"
             return Model(short, MODELS[short], folder, bundled, _read(record) if record.exists() else None)
     return Model(short, MODELS[short], None, False, None)
+
+
+def drafts_for(draft: str, target: str) -> bool:
+    """Whether a model of the zoo drafts for a target where no draft is named.
+
+    Args:
+        draft: with the prefix.
+        target: any model's name, as typed.
+    """
+    named = _TARGET.fullmatch(target)
+    return named is not None and (named[1] or named[2]) in _DRAFTS[draft]
 
 
 def _read(record: Path) -> dict[str, Any]:

@@ -61,9 +61,11 @@ def test_settings_are_json_scalars_or_strings():
 
 def test_the_draft_model_of_a_method():
     assert speculative_config("draft_model", {}, target="zoo:base")["model"] == "zoo:draft"
+    assert speculative_config("draft_model", {}, target="grown:base:100m")["model"] == "zoo:draft"
     assert speculative_config("draft_model", {}, target="./m", draft_model="./d")["model"] == "./d"
-    with pytest.raises(ConfigError, match="add --draft-model"):
-        speculative_config("draft_model", {}, target="./m")
+    for target in ("./m", "zoo:moe", "grown:./base:100m", "base"):
+        with pytest.raises(ConfigError, match="add --draft-model"):
+            speculative_config("draft_model", {}, target=target)
     with pytest.raises(ConfigError, match="does not go with method 'ngram'"):
         speculative_config("ngram", {}, target="./m", draft_model="./d")
     with pytest.raises(ConfigError, match="contradicts"):

@@ -60,6 +60,18 @@ def test_a_seed_gives_the_same_tokens_in_any_company(recipe):
     assert_idle(llm)
 
 
+def test_a_prompt_that_was_cut_but_for_a_token_begins_as_any_other():
+    """The one before it leaves all rows but one that it needs; whether its first token is drafted may not follow."""
+    prompt, rows = prompt_ids(PROMPTS[0]), 64
+    before = (prompt_ids(PROMPTS[1]) * 9)[: rows - len(prompt) + 1]
+    texts = []
+    for prompts in ([prompt], [before, prompt]):
+        llm = with_config(RECIPES["sampled tree"], max_num_seqs=2, max_rows_per_step=rows)
+        given = [{"prompt_token_ids": each} for each in prompts]
+        texts.append(ids(llm.generate(given, [*[other()] * (len(given) - 1), seeded()]))[-1])
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("recipe", ["draft_model", "del"])
 def test_neither_threads_nor_the_process_change_what_a_seed_gives(recipe):
     script = (

@@ -73,19 +73,12 @@ def test_of_prompts_that_come_at_once_the_first_is_answered_before_the_last_is_r
     assert work.spare_rows == 64
 
 
-def test_the_last_prompt_token_alone_is_a_root():
+def test_a_prompt_of_one_token_is_a_root_and_the_last_of_a_longer_one_is_not_however_it_was_cut():
     made, (single, other) = scheduler(1, 17, max_rows=17)
     work = made.next()
     assert work.decoding == [single]
     assert work.prefill == [(other, 16)]
     run(made, work)
-    assert made.next().decoding == [single, other]
-
-
-def test_it_is_no_root_where_prompts_are_read_in_another_way():
-    made, (single, other) = scheduler(1, 17, max_rows=17)
-    made.cache.reads_as_written = False
-    run(made, made.next())
     work = made.next()
     assert (work.decoding, work.prefill) == ([single], [(other, 1)])
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from foretoken import zoo
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
@@ -33,6 +34,7 @@ from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
 
 _MASKED_SLOTS = 8  # of a masked checkpoint, unless told
+_MASKED = "zoo:diffusion"  # for models of the zoo that have no block network
 
 
 class DiffuSpecDrafter(Drafter):
@@ -88,7 +90,8 @@ class DiffuSpecDrafter(Drafter):
             head: the folder of a block network (foretoken train diffuspec); None: ``diffuspec`` beside the target's
                 weights, unless ``model`` is given.
             model: a masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout
-                of Dream, LLaDA or a masked language model of the library.
+                of Dream, LLaDA or a masked language model of the library; None: zoo:diffusion for models of the zoo
+                that have no block network.
             slots: tokens of a pass at most; None: the network's, of a checkpoint 8.
             tree: the best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, and
                 where the verifier takes trees.
@@ -97,7 +100,7 @@ class DiffuSpecDrafter(Drafter):
             beam: paths that the search keeps.
             mass, candidates: of a slot, the fewest best tokens that have this probability, and so many at most.
             trigram: a trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if
-                there is one; "none": none.
+                there is one, and that of zoo:base for zoo:diffusion; "none": none.
             balance: weight of the lattice beside the trigram; 1: the trigram is not asked.
             length: "controller": as long as another token pays; "adl": the paper's rule.
             least: shortest draft of "adl".
@@ -191,16 +194,18 @@ class DiffuSpecDrafter(Drafter):
 
     def _found(self, target: LanguageModel) -> tuple[LatticeNetwork, Path | None]:
         """The network, and the folder where its trigram model may lie."""
-        config = self.config
-        if config.model is not None:
+        config, model = self.config, self.config.model
+        own = Path(target.source) / BlockNetwork.algorithm
+        if not model and not config.head and not BlockNetwork.lies_in(own) and zoo.drafts_for(_MASKED, target.name):
+            model = _MASKED
+        if model is not None:
             slots = config.slots or _MASKED_SLOTS
-            return MaskedLattices(
-                config.model, target, slots=slots, top=config.candidates, context=config.context
-            ), None
+            masked = MaskedLattices(model, target, slots=slots, top=config.candidates, context=config.context)
+            return masked, zoo.path("base") / BlockNetwork.algorithm if model == _MASKED else None
         network = find(BlockNetwork, config.head, target)
         if config.slots is not None and config.slots > network.config.slots:
             raise ConfigError(f"slots={config.slots}: the block network has {network.config.slots}")
-        beside = Path(config.head).expanduser() if config.head else Path(target.source) / BlockNetwork.algorithm
+        beside = Path(config.head).expanduser() if config.head else own
         return BlockLattices(network, target, top=config.candidates), beside
 
     def _grams(self, beside: Path | None, target: LanguageModel) -> Trigram | None:

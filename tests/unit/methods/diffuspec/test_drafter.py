@@ -20,6 +20,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
+from foretoken.methods.diffuspec import drafter as drafter_module
 from foretoken.methods.diffuspec.drafter import DiffuSpecDrafter
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
 from foretoken.methods.diffuspec.network import BlockNetwork
@@ -243,6 +244,31 @@ def test_the_bundled_network_drafts_for_zoo_base_without_an_option() -> None:
     (output,) = llm.generate(ZOO_PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
     assert output.token_ids == greedy(ZOO_PROMPTS[0], 40)
     assert output.metrics.num_accepted_tokens >= 8
+
+
+@pytest.mark.parametrize("name", ["moe", "hybrid", "mamba", "long", "base-ee"])
+def test_another_model_of_the_zoo_is_drafted_for_without_an_option(name: str) -> None:
+    """By the masked model of the zoo, which needs no states of the target, with the trigram model of zoo:base."""
+    over = load(f"zoo:{name}", dtype="float32", device="cpu")
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    (plain,) = with_config(None, target=over).generate(ZOO_PROMPTS[2], params)
+    llm = with_config({"method": "diffuspec", "num_speculative_tokens": 4}, target=over)
+    (output,) = llm.generate(ZOO_PROMPTS[2], params)
+    assert output.token_ids == plain.token_ids
+    assert output.metrics.num_accepted_tokens >= 3
+    assert llm.recipe.drafter._trigram is not None
+
+
+def test_who_is_drafted_for_without_an_option(model: LanguageModel, head: Path, monkeypatch: Any) -> None:
+    """Grown models as their originals; nobody's tokens are taken for those of the zoo."""
+    monkeypatch.setattr(drafter_module, "MaskedLattices", lambda name, *_, **__: pytest.fail(f"asks {name}"))
+    monkeypatch.setattr(model, "name", "grown:mamba:10m")
+    with pytest.raises(pytest.fail.Exception, match="asks zoo:diffusion"):
+        with_config({"method": "diffuspec"}, target=model)
+    assert with_config({"method": "diffuspec", "head": str(head)}, target=model).recipe.drafter.name == "diffuspec"
+    monkeypatch.setattr(model, "name", "my-mamba")
+    with pytest.raises(ModelError, match="train diffuspec --target my-mamba"):
+        with_config({"method": "diffuspec"}, target=model)
 
 
 # ---------------------------------------------------------------------- the whole recipe, enumerated
