@@ -196,7 +196,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--head", type=Path, help="of longspec; default: the target's own")
     parser.add_argument("--data", type=Path, help="folder of the corpora")
     parser.add_argument("--tasks", nargs="+", default=["qmsum", "keys"])
-    parser.add_argument("--fill", choices=["meeting", "exchanges"], default="meeting", help="what makes a context longer")
+    parser.add_argument(
+        "--fill", choices=["meeting", "exchanges"], default="meeting", help="what makes a context longer"
+    )
     parser.add_argument("--contexts", nargs="+", type=int, default=[1000, 4000, 8000, 16000])
     parser.add_argument(
         "--methods", nargs="+", default=["ngram", "suffix", "draft_model", "longspec", "longspec, tree"]
