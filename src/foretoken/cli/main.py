@@ -38,6 +38,7 @@ from foretoken.cli import (
 )
 from foretoken.cli.console import OutputClosed, note, prepare_output, silence_libraries
 from foretoken.cli.eval import eval_command
+from foretoken.cli.given import check_given
 from foretoken.cli.options import HELP_NAMES, name_values
 from foretoken.cli.outputs import json_in_a_file
 from foretoken.core.errors import ForetokenError
@@ -104,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = typer.main.get_command(app)
         name_values(command)
-        code = command.main(json_in_a_file(arguments), prog_name="foretoken", standalone_mode=False, obj=arguments)
+        given = json_in_a_file(arguments)
+        check_given(command, given)
+        code = command.main(given, prog_name="foretoken", standalone_mode=False, obj=arguments)
     except OutputClosed:
         _forget_stdout()
         return OutputClosed.exit_code
