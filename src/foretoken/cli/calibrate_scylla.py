@@ -24,6 +24,7 @@ from foretoken.cli.options import (
     json_option,
     limit_option,
     out_option,
+    repeats_option,
     suite_option,
 )
 from foretoken.cli.settings import parse_numbers
@@ -54,7 +55,7 @@ def scylla(
     suite: Annotated[str | None, suite_option()] = None,
     limit: Annotated[int | None, limit_option(None, "Prompts of every category at most.")] = 2,
     tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.")] = 48,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each setting.")] = 3,
+    repeats: Annotated[int, repeats_option("Timed runs of each setting.")] = 3,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
     trust_remote_code: TrustRemoteCode = False,

@@ -11,6 +11,7 @@ from foretoken import zoo
 from foretoken.cli.console import note, passing_note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.importing import collector_at_rest
+from foretoken.engine import limits
 from foretoken.models.gguf.magic import is_gguf
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
@@ -20,6 +21,13 @@ DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
 _METHOD = "Method"
+_MOST_REPEATS = 10_000
+
+
+def check_threads(count: int | None) -> int | None:
+    """Refuse more threads than this machine can be asked for: some libraries end the process then."""
+    return None if count is None else limits.threads(count)
+
 
 Model = Annotated[
     str,
@@ -92,7 +100,13 @@ Revision = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="CPU threads; default: torch's own choice.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--threads",
+        min=1,
+        callback=check_threads,
+        help="CPU threads; default: torch's own choice.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 MaxNumSeqs = Annotated[
     int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
@@ -121,6 +135,11 @@ def temperature_option(panel: str) -> Any:
 def seed_option(panel: str) -> Any:
     """``--seed`` of commands that always have one."""
     return typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=panel)
+
+
+def repeats_option(words: str, panel: str | None = None) -> Any:
+    """``--repeats`` of what is timed."""
+    return typer.Option("--repeats", min=1, max=_MOST_REPEATS, help=words, rich_help_panel=panel)
 
 
 def json_option(words: str, panel: str | None = None) -> Any:

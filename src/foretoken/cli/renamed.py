@@ -14,6 +14,8 @@ _ELSEWHERE = {  # as vLLM, transformers and llama.cpp call it: command lines of 
     "--model-draft": "--draft-model",
     "--max-new-tokens": "--max-tokens",
     "--n-predict": "--max-tokens",
+    "--temp": "--temperature",
+    "--verifier": "--set verifier=NAME",
 }
 _ANALYZE = ("analyze acceptance", "analyze tradeoff", "analyze scaling")
 _RENAMED: dict[tuple[str, ...], dict[str, str]] = {
