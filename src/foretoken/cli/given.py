@@ -12,7 +12,10 @@ import typer
 from foretoken.cli.options import HELP_NAMES
 from foretoken.core.errors import ConfigError
 
-_MAY_BE_EMPTY = ("--system",)  # no words are a system message, too: templates with words of their own leave them out
+_MAY_BE_EMPTY = (
+    "--system",  # no words are a system message, too: templates with words of their own leave them out
+    "--depths",  # none: logits only
+)
 _MADE = ("--out", "--csv", "--markdown", "--report", "--picture", "--save-outputs")
 
 
@@ -34,16 +37,16 @@ def check_given(command: Any, arguments: Sequence[str]) -> None:
         return
     given: dict[str, list[str]] = {}
     for param in order:
-        name, value = param.opts[0], values[param.name]
-        if isinstance(value, str) and name.startswith("-"):
-            if name in given:
-                raise ConfigError(f"{name} is given twice: keep one")
-            if not value.strip() and name not in _MAY_BE_EMPTY:
-                raise ConfigError(f"{name} is empty: give it a value, or leave it out")
+        value = values[param.name]
+        name = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
+        if isinstance(value, str) and name in given:
+            raise ConfigError(f"{name} is given twice: keep one")
         if isinstance(value, (str, list, tuple)):
             given[name] = [value] if isinstance(value, str) else list(value)
     for name, several in given.items():
         for each in several:
+            if name.startswith("-") and name not in _MAY_BE_EMPTY and not each.strip():
+                raise ConfigError(f"{name} is empty: give it a value, or leave it out")
             if several.count(each) > 1:
                 raise ConfigError(f"{name} has {each} twice: keep one")
     _check_kept(given)

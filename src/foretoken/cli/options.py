@@ -208,9 +208,13 @@ def prompt_length_option(panel: str) -> Any:
 def name_values(command: Any) -> None:
     """Give every option of a kind the same word for its value in the help, and switches none: they take no value.
 
+    Paragraphs are one line each, which the terminal breaks where it ends.
+
     Args:
         command: of typer; the commands in it are looked through, too.
     """
+    if command.help:
+        command.help = "\n\n".join(map(_one_line, command.help.split("\n\n")))
     shown = command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))
     for param in (*command.params, *([] if shown is None else [shown])):
         if getattr(param, "is_flag", False):
@@ -219,6 +223,10 @@ def name_values(command: Any) -> None:
             param.metavar = _word(param)
     for inner in getattr(command, "commands", {}).values():
         name_values(inner)
+
+
+def _one_line(paragraph: str) -> str:
+    return paragraph if paragraph.startswith(" ") else " ".join(paragraph.split("\n"))
 
 
 def _word(option: Any) -> str | None:
