@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -100,6 +101,13 @@ BAD = [
     ("analyze acceptance --samples 99999999999", "--samples"),
     ("analyze scaling --out o --tokens 1e999", "--tokens 1e999: whole numbers"),
     ("analyze scaling --out o --tokens nan", "--tokens nan: whole numbers"),
+    (
+        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out o --writer raw --temperature 1",
+        "--temperature 1 does nothing with --writer raw",
+    ),
+    ("serve --model zoo:draft", "written without --model"),
+    ("serve --allow-origin nope", "--allow-origin nope: write http://HOST:PORT"),
+    ("serve --allow-origin=", "--allow-origin is empty"),
     ("generate x --temp 0.5", "is written --temperature here"),
     ("generate x --verifier block", "is written --set verifier=NAME here"),
     ("eval --task code --method=", "--method is empty"),
@@ -238,6 +246,16 @@ def test_every_command_teaches(command, capsys, monkeypatch):
     assert not re.search(r"--[a-z-]+\u2026", out), "an option's name is cut at 80 columns"
     flags = [line for line in out.splitlines() if "<bool>" in line and "--help" not in line]
     assert not flags, "a switch looks as if it took a value"
+
+
+def test_help_is_broken_where_the_terminal_ends_and_shows_what_is_in_brackets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["serve", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert 'pip install "foretoken[serve]"' in out
+    for line, following in itertools.pairwise(out.partition("Examples")[0].splitlines()[3:]):
+        if line.strip() and following.strip():
+            assert len(line.rstrip()) + len(following.split()[0]) > 78, "a line ends before the terminal does"
 
 
 def test_methods_as_text_and_json(capsys):
