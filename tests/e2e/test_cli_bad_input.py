@@ -313,6 +313,29 @@ def test_a_reader_that_went_away_is_no_failure(command, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("command", ["--help", "--version", "methods", "zoo list", "bench --help"])
+def test_a_full_disk_is_said(command, monkeypatch, capsys):
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(command.split()) == 1
+        with contextlib.suppress(OSError):
+            full.close()
+    assert capsys.readouterr().err in (
+        "error: cannot write: No space left on device\n",
+        "error: cannot write to stdout: No space left on device\n",
+    )
+
+
+def test_what_a_shell_closed_is_neither_written_to_nor_read(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["methods", "nope"]) == 2
+    assert capsys.readouterr().out == ""
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate"]) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
 def test_closed_output_is_said(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["methods", "--json"]) == 1
