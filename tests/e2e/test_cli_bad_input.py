@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import typer
 
 from foretoken import zoo
+from foretoken.__main__ import run
 from foretoken.cli.main import app, main
 
 
@@ -334,6 +336,15 @@ def test_what_a_shell_closed_is_neither_written_to_nor_read(monkeypatch, capsys)
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["generate"]) == 2
     assert "is empty" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_is_imported(monkeypatch):
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "foretoken.cli.main", Interrupted("foretoken.cli.main"))
+    assert run() == 130
 
 
 def test_closed_output_is_said(monkeypatch, capsys):
