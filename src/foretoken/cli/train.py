@@ -98,10 +98,11 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     quiet_transformers(config.verbose)
     check_positive(config)
     check_device(config.device)
-    if check_threads(config.threads) is not None:
+    threads = check_threads(config.threads)
+    if threads is not None:
         import torch
 
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(threads)
     with terminating():
         record = command.run(config, Session(arguments, progress, counting, _prompts))
     if config.as_json:
