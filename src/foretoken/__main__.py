@@ -2,7 +2,15 @@
 
 import sys
 
-from foretoken.cli.main import main
+
+def run() -> int:
+    """The command; Ctrl-C while it is imported is no more than Ctrl-C later."""
+    try:
+        from foretoken.cli.main import main
+    except KeyboardInterrupt:
+        return 130
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

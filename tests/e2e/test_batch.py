@@ -62,7 +62,7 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
     process.send_signal(signal.SIGKILL)
     process.wait()
     with out.open("a") as torn:
-        torn.write('{"custom_id": "r19", "respo')
+        torn.write('{"id": "batch_req-9", "custom_id": "r19", "respo')
     before = out.read_bytes().count(b"\n")
     done = run(str(file), "--out", str(out))
     assert done.returncode == 1, done.stderr  # one request has a mistake
@@ -87,6 +87,8 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
         ("", "has no requests"),
         ("{", "line 1 is not JSON"),
         ("[]", "custom_id"),
+        ('{"custom_id": "\\ud800"}', "line 1: custom_id has half of a pair of surrogates"),
+        ('\ufeff{"custom_id": "a\u2028b"}', "line 1: 'url' must be one of"),
         (json.dumps(request(1)) + "\n" + json.dumps(request(1)), "line 2: the custom_id 'r1' is there twice"),
         (json.dumps(request(1) | {"url": "/v1/embeddings"}), "'url' must be one of"),
         (json.dumps(request(1) | {"body": 5}), "'body' must be an object"),
@@ -104,11 +106,32 @@ def test_mistakes_are_named_before_a_model_is_loaded(
 
 def test_answers_of_something_else_are_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = write(tmp_path / "asked.jsonl", [request(1)]), tmp_path / "out.jsonl"
-    for text, says in (('{"custom_id": "other"}\n', "answers 'other', which"), ("a diary\n", "line 1 is no answer")):
+    for text, says in (
+        ('{"custom_id": "other"}\n', "answers 'other', which"),
+        ("a diary\n", "line 1 is no answer"),
+        ("a diary without an end", "ends in something that is no answer"),
+    ):
         out.write_text(text)
         assert main(["batch", *PLACE, str(file), "--out", str(out)]) == 2
         assert says in capsys.readouterr().err
         assert out.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("out", "says"), [("no/out.jsonl", "there is no folder"), (".", "this is a folder; name a file in it")]
+)
+def test_a_place_that_cannot_be_written(
+    out: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["batch", *PLACE, str(write(tmp_path / "asked.jsonl", [request(1)])), "--out", out]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "asked.jsonl", [request(1)])
+    assert main(["batch", *PLACE, "--model", "zoo:draft", str(file), "--out", "/dev/full"]) == 1
+    assert "/dev/full: cannot be written (No space left on device)" in capsys.readouterr().err
 
 
 @pytest.mark.slow

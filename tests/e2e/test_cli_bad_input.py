@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import typer
 
 from foretoken import zoo
+from foretoken.__main__ import run
 from foretoken.cli.main import app, main
 
 
@@ -77,6 +80,40 @@ BAD = [
     ("generate x --stop-token-id -3", "stop_token_ids"),
     ("generate x --logit-bias 5", "ID=VALUE"),
     ("generate x --logit-bias 5=1 --logit-bias 5=2", "token 5 twice"),
+    ("generate x --max-tokens 2 --max-tokens 3", "--max-tokens is given twice"),
+    ("bench --json a.json --out b.json", "--out is given twice"),
+    ("generate x --draft-model=", "--draft-model is empty"),
+    ("bench --suite=", "--suite is empty"),
+    ("bench --methods=", "--methods is empty"),
+    ("generate x --stop a --stop a", "--stop has a twice"),
+    ("bench --suite good.jsonl --out good.jsonl", "--suite is this file, and would be lost"),
+    ("batch good.jsonl --out ./good.jsonl", "is this file, and would be lost"),
+    ("eval --task code --save-outputs good.jsonl --against good.jsonl", "--against is this file"),
+    ("datastore build good.jsonl good.jsonl --model zoo:draft --out o", "good.jsonl twice"),
+    ("datastore build good.jsonl --model zoo:draft --out good.jsonl", "is this file"),
+    ("eval --task arithmetic --limit 99999999999", "at most 100000"),
+    ("certify --method ngram --threads 100000", "threads=100000"),
+    ("train eagle --target zoo:draft --out o --threads 100000", "threads=100000"),
+    ("bench verify --threads 100000", "threads=100000"),
+    ("bench verify --context 99999999999", "--context 99999999999: at most"),
+    ("bench --repeats 99999999999", "--repeats"),
+    ("bench serve --url http://localhost:99999", "write http://HOST:PORT"),
+    ("bench serve --url http://localhost:80+top_k", "write http://HOST:PORT"),
+    ("bench serve --url http://", "write http://HOST:PORT"),
+    ("analyze acceptance --samples 99999999999", "--samples"),
+    ("analyze scaling --out o --tokens 1e999", "--tokens 1e999: whole numbers"),
+    ("analyze scaling --out o --tokens nan", "--tokens nan: whole numbers"),
+    (
+        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out o --writer raw --temperature 1",
+        "--temperature 1 does nothing with --writer raw",
+    ),
+    ("serve --model zoo:draft", "written without --model"),
+    ("serve --allow-origin nope", "--allow-origin nope: write http://HOST:PORT"),
+    ("serve --allow-origin=", "--allow-origin is empty"),
+    ("generate x --temp 0.5", "is written --temperature here"),
+    ("generate x --verifier block", "is written --set verifier=NAME here"),
+    ("eval --task code --method=", "--method is empty"),
+    ("train eagle --target zoo:draft --out=", "--out is empty"),
     ("generate x --n 1000000000", "n=1000000000"),
     ("generate x --model good.jsonl", "is a file"),
     ("generate x --max-model-len 1", "--max-model-len"),
@@ -196,8 +233,10 @@ def test_report_without_matplotlib_is_refused_before_the_run(tmp_path, monkeypat
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     yield " ".join(path)
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from _commands(inner, (*path, name))
+    if hasattr(command, "list_commands"):  # those of train are collected when somebody looks for them
+        context = typer.Context(command)
+        for name in command.list_commands(context):
+            yield from _commands(command.get_command(context, name), (*path, name))
 
 
 @pytest.mark.parametrize("command", list(_commands(typer.main.get_command(app))))
@@ -211,6 +250,16 @@ def test_every_command_teaches(command, capsys, monkeypatch):
     assert not re.search(r"--[a-z-]+\u2026", out), "an option's name is cut at 80 columns"
     flags = [line for line in out.splitlines() if "<bool>" in line and "--help" not in line]
     assert not flags, "a switch looks as if it took a value"
+
+
+def test_help_is_broken_where_the_terminal_ends_and_shows_what_is_in_brackets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["serve", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert 'pip install "foretoken[serve]"' in out
+    for line, following in itertools.pairwise(out.partition("Examples")[0].splitlines()[3:]):
+        if line.strip() and following.strip():
+            assert len(line.rstrip()) + len(following.split()[0]) > 78, "a line ends before the terminal does"
 
 
 def test_methods_as_text_and_json(capsys):
@@ -266,6 +315,38 @@ def test_a_reader_that_went_away_is_no_failure(command, monkeypatch, capsys):
         with contextlib.suppress(BrokenPipeError):
             pipe.close()  # what was left in it goes nowhere, as at the end of a process
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "methods", "zoo list", "bench --help"])
+def test_a_full_disk_is_said(command, monkeypatch, capsys):
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(command.split()) == 1
+        with contextlib.suppress(OSError):
+            full.close()
+    assert capsys.readouterr().err in (
+        "error: cannot write: No space left on device\n",
+        "error: cannot write to stdout: No space left on device\n",
+    )
+
+
+def test_what_a_shell_closed_is_neither_written_to_nor_read(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["methods", "nope"]) == 2
+    assert capsys.readouterr().out == ""
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate"]) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_is_imported(monkeypatch):
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "foretoken.cli.main", Interrupted("foretoken.cli.main"))
+    assert run() == 130
 
 
 def test_closed_output_is_said(monkeypatch, capsys):

@@ -55,6 +55,7 @@ def test_mistakes_are_one_line(files, capsys, tmp_path):
         (["--method", "ralm"], "did you mean 'ralmspec'"),
         (["--set", "strid=2"], "did you mean 'stride'"),
         (["--set", "stride=0"], "stride=0"),
+        (["--retriever", "bm25", "--set", "neighbours=3"], "neighbours=… does nothing with --retriever bm25"),
         (["--retriever", "bm25", "--index", "x"], "--index does nothing with --retriever bm25"),
         (["--retriever", "knn", "--encoder", "x"], "--encoder does nothing with --retriever knn"),
         (["--passages", str(tmp_path / "empty.jsonl")], "no passages in this file"),
@@ -62,7 +63,12 @@ def test_mistakes_are_one_line(files, capsys, tmp_path):
         (["--questions", str(tmp_path / "empty.jsonl")], "no prompts in this file"),
         (["--model", "zoo:bse"], "did you mean 'base'"),
     ]:
-        code = main([*files, *arguments])
+        given = files.copy()
+        if arguments[0] in files:
+            given[files.index(arguments[0]) + 1] = arguments[1]
+        else:
+            given += arguments
+        code = main(given)
         error = capsys.readouterr().err
         assert code == 2, arguments
         assert says in error, (arguments, error)

@@ -104,7 +104,7 @@ BAD = [
     ("--corpus my.jsonl=none", 2, "the share after '='"),
     ("", 2, "--data DIR, or set FORETOKEN_DATA"),
     ("--data nowhere", 2, "--data nowhere: there is no such folder"),
-    ("--corpus my.jsonl --out my.jsonl", 2, "my.jsonl: cannot be made"),
+    ("--corpus my.jsonl --out my.jsonl", 2, "--corpus is this file, and would be lost"),
     ("--corpus my.jsonl --target zoo:bse", 2, "did you mean 'base'"),
     ("--corpus my.jsonl --target ./nowhere", 1, "model './nowhere' does not exist"),
 ]
@@ -115,7 +115,9 @@ def test_a_mistake_is_one_line(
     target: Path, capsys: pytest.CaptureFixture[str], arguments: str, code: int, message: str
 ) -> None:
     block = "" if "--block" in arguments else "--block 16"
-    assert features(f"--target {target} --out out {block} {arguments}") == code
+    own = "" if "--target" in arguments else f"--target {target}"
+    out = "" if "--out" in arguments else "--out out"
+    assert features(f"{own} {out} {block} {arguments}") == code
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error

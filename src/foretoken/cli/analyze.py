@@ -78,7 +78,13 @@ def acceptance(
     ] = 64,
     samples: Annotated[
         int,
-        typer.Option("--samples", min=1, help="Sampled drafts where a rule has no closed form.", rich_help_panel=_GRID),
+        typer.Option(
+            "--samples",
+            min=1,
+            max=100_000,
+            help="Sampled drafts where a rule has no closed form.",
+            rich_help_panel=_GRID,
+        ),
     ] = 32,
     seed: Annotated[
         int, typer.Option("--seed", help="Seeds answers, positions and sampled drafts.", rich_help_panel=_GRID)

@@ -19,6 +19,7 @@ from foretoken.cli.options import (
     json_option,
     limit_option,
     out_option,
+    repeats_option,
     suite_option,
 )
 from foretoken.cli.outputs import check_pictures, write_json, write_text
@@ -58,16 +59,16 @@ def scaling(
             "--nodes", metavar="N,…", help="Nodes of a draft; acceptance is that of the most.", rich_help_panel=_SWEEP
         ),
     ] = "2,4,8,16",
-    max_depth: Annotated[int, typer.Option("--max-depth", help="Longest path.", rich_help_panel=_SWEEP)] = 6,
-    width: Annotated[int, typer.Option("--width", help="Nodes expanded at a level.", rich_help_panel=_SWEEP)] = 8,
+    max_depth: Annotated[int, typer.Option("--max-depth", min=1, help="Longest path.", rich_help_panel=_SWEEP)] = 6,
+    width: Annotated[
+        int, typer.Option("--width", min=1, help="Nodes expanded at a level.", rich_help_panel=_SWEEP)
+    ] = 8,
     suite: Annotated[str | None, suite_option(_SWEEP)] = None,
     limit: Annotated[int | None, limit_option(_SWEEP, "Prompts of every category at most.")] = None,
     answer: Annotated[
         int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.", rich_help_panel=_SWEEP)
     ] = 64,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Timed runs of each setting.", rich_help_panel=_SWEEP)
-    ] = 3,
+    repeats: Annotated[int, repeats_option("Timed runs of each setting.", _SWEEP)] = 3,
     corpus: Annotated[
         list[str] | None,
         typer.Option(
@@ -185,7 +186,7 @@ def _whole(text: str, option: str) -> tuple[int, ...]:
     """Whole numbers, increasing; 1e6 is one."""
     found = parse_numbers(text, option, float)
     most = _MOST.get(option, 10**15)
-    if any(each != int(each) or not 1 <= each <= most for each in found):
+    if any(not 1 <= each <= most or each != int(each) for each in found):
         raise ConfigError(f"{option} {text}: whole numbers from 1 to {most}")
     return tuple(sorted({int(each) for each in found}))
 

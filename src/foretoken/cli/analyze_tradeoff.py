@@ -12,7 +12,7 @@ import typer
 
 from foretoken import catalog
 from foretoken.cli.console import emit, emit_json, note, progress_bar
-from foretoken.cli.eval import find_tasks, num_tokens
+from foretoken.cli.eval import check_fits, find_tasks, num_tokens
 from foretoken.cli.options import (
     Device,
     DraftModel,
@@ -31,6 +31,7 @@ from foretoken.cli.options import (
     load_model,
     out_option,
     prompt_length_option,
+    repeats_option,
     seed_option,
 )
 from foretoken.cli.outputs import check_outputs, check_pictures, write_json, write_text
@@ -126,12 +127,7 @@ def tradeoff(
         typer.Option("--temperature", metavar="X,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE),
     ] = "0",
     max_tokens: Annotated[int | None, answer_length_option(_MEASURE)] = None,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            "--repeats", min=1, help="Interleaved repeats; they give the range of speeds.", rich_help_panel=_MEASURE
-        ),
-    ] = 2,
+    repeats: Annotated[int, repeats_option("Interleaved repeats; they give the range of speeds.", _MEASURE)] = 2,
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, help="Questions that run together.", rich_help_panel=_MEASURE)
     ] = 1,
@@ -216,6 +212,7 @@ def tradeoff(
         "trust_remote_code": trust_remote_code,
     }
     llm = load_model(target, {"method": "none"}, verbose=verbose, **placement)
+    check_fits(prompt_length, llm)
     engines = _engines(llm, points, exact, alone, strict=rules is not None, verbose=verbose, placement=placement)
     every = _questions(engines, tasks, replace(setting, count=lambda text: num_tokens(llm, text)), limit, params)
     studies, interrupted = _measure(engines, points, every, temperatures, repeats, llm)

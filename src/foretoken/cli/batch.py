@@ -30,7 +30,8 @@ from foretoken.cli.options import (
 )
 from foretoken.cli.serve import check_installed
 from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
-from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+from foretoken.core.files import check_writable
 
 _CLUSTER = "Cluster"
 
@@ -84,7 +85,7 @@ def batch(
     from foretoken.serve import batch as batches
 
     lines = batches.read(file)
-    place = out or file.with_suffix(".answers.jsonl")
+    place = check_writable(out or file.with_suffix(".answers.jsonl"), "--out")
     known = batches.answered(place)
     left = [line for line in lines if line.custom_id not in known]
     strangers = known - {line.custom_id for line in lines}
@@ -102,12 +103,17 @@ def batch(
         "enable_prefix_caching": True,
     }
     called, failed = name or model, 0
-    with place.open("a", encoding="utf-8") as answers, progress_bar("requests", len(left)) as advance:
+    llm = load_model(model, config, verbose=verbose, **options) if left and not on_ray else None
+    with place.open("ab", buffering=0) as answers, progress_bar("requests", len(left)) as advance:
 
         def write(answer: dict[str, Any]) -> None:
             nonlocal failed
-            answers.write(json.dumps(answer, ensure_ascii=False) + "\n")
-            answers.flush()
+            line = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
+            try:
+                while line:  # a disk that fills up takes a part
+                    line = line[answers.write(line) :]
+            except OSError as error:
+                raise ForetokenError(f"{place}: cannot be written ({error.strerror or error})") from None
             failed += answer["response"]["status_code"] != 200
             if advance is not None:
                 advance()
@@ -125,7 +131,7 @@ def batch(
                 verbose=verbose,
             ):
                 write(answer)
-        elif left:
-            batches.run(load_model(model, config, verbose=verbose, **options), called, left, write)
+        elif llm is not None:
+            batches.run(llm, called, left, write)
     note(f"{len(left)} answered now, {len(lines) - len(left)} before, {failed} of them now with an error: {place}")
     return int(bool(failed))

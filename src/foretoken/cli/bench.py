@@ -32,6 +32,7 @@ from foretoken.cli.options import (
     limit_option,
     load_model,
     out_option,
+    repeats_option,
     suite_option,
     temperature_option,
 )
@@ -83,7 +84,7 @@ def bench(
     limit: Annotated[int | None, limit_option(_MEASURE, "Prompts of every category at most.")] = None,
     repeats: Annotated[
         int,
-        typer.Option("--repeats", min=1, help="Interleaved repeats (the median counts).", rich_help_panel=_MEASURE),
+        repeats_option("Interleaved repeats (the median counts).", _MEASURE),
     ] = 3,
     batch_size: Annotated[
         str,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from foretoken.bench.suite import read_suite
 from foretoken.bench.workloads import limit_per_category
 from foretoken.cli.console import emit, emit_json, note, progress_bar
-from foretoken.cli.options import Verbose, json_option, limit_option, out_option, suite_option
+from foretoken.cli.options import Verbose, json_option, limit_option, out_option, repeats_option, suite_option
 from foretoken.cli.outputs import check_outputs, write_json
 from foretoken.cli.settings import parse_numbers, parse_setting, split_settings
 from foretoken.core.errors import ConfigError
@@ -61,9 +62,7 @@ def serve(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=2, help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
     ] = 128,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Interleaved repeats (the median counts).", rich_help_panel=_MEASURE)
-    ] = 3,
+    repeats: Annotated[int, repeats_option("Interleaved repeats (the median counts).", _MEASURE)] = 3,
     json: Annotated[
         bool,
         json_option("Results and provenance as one JSON object on stdout, no table; --json FILE: as --out.", _OUTPUT),
@@ -105,6 +104,15 @@ def serve(
     return int(any(each["failed"] for each in results))
 
 
+def _names_host(url: str) -> bool:
+    """A host, and a port that is a number up to 65535 if there is one."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname is not None and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _endpoint(text: str, model: str, key: str | None) -> Any:
     from foretoken.bench.serving import Endpoint
 
@@ -112,7 +120,7 @@ def _endpoint(text: str, model: str, key: str | None) -> Any:
     label, equals, url = place.partition("=")
     if not equals or "://" in label:
         label, url = place, place
-    if not url.startswith(("http://", "https://")):
+    if not url.startswith(("http://", "https://")) or not _names_host(url):
         raise ConfigError(f"--url {text}: write http://HOST:PORT or https://…, with LABEL= before it if there are two")
     extra = dict(parse_setting(each, "--url") for each in settings)
     return Endpoint(label=label, url=url.rstrip("/").removesuffix("/v1"), model=model, key=key, extra=extra)

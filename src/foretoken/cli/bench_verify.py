@@ -25,6 +25,7 @@ from foretoken.cli.options import (
     check_placement,
     json_option,
     out_option,
+    repeats_option,
 )
 from foretoken.cli.outputs import check_outputs, write_json
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers, parse_settings, split_settings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _PLANS = ("dense", "hybrid", "sparse")
 _KEY = "verification."
 _FILE_WIDTH = 120
+_MOST_POSITIONS = 1 << 22  # what a machine could hold of the smallest models
 _PLANS_PANEL, _MEASURE, _OUTPUT = "Plans", "Measuring", "Output"
 
 
@@ -77,9 +79,7 @@ def verify(
             rich_help_panel=_PLANS_PANEL,
         ),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Forwards of each plan, interleaved.", rich_help_panel=_MEASURE)
-    ] = 20,
+    repeats: Annotated[int, repeats_option("Forwards of each plan, interleaved.", _MEASURE)] = 20,
     fill: Annotated[
         str,
         typer.Option(
@@ -125,6 +125,8 @@ def verify(
     for option, values in (("--context", contexts), ("--rows", counts)):
         if min(values) < 1:
             raise ConfigError(f"{option} {min(values)}: at least 1 is needed")
+        if max(values) > _MOST_POSITIONS:
+            raise ConfigError(f"{option} {max(values)}: at most {_MOST_POSITIONS}")
     if fill not in ("text", "random"):
         raise ConfigError(f"unknown --fill '{fill}': {nearest(fill, ('text', 'random'))}")
     settings = _parse_plans(plans, sets or [])

@@ -191,6 +191,8 @@ def vocabulary(
     _check_corpus(corpus)
     if (draft is None) == (writer is Writer.drafter):
         raise ConfigError("--draft-model MODEL goes with --writer drafter, and only with that")
+    if writer is Writer.raw and temperature:
+        raise ConfigError(f"--temperature {temperature:g} does nothing with --writer raw: no model writes")
 
     import torch
 

@@ -60,11 +60,12 @@ def chat(
     device: Device = "auto",
     threads: Threads = None,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
 
     Answers go to stdout, everything else to stderr, also what a model thinks
-    between <think> and </think>: what is piped in is one message a line.
+    between <think> and </think>: what is piped in is one message a line, and
+    the exit code is 1 if one of them got no answer.
 
     [bold]Examples[/bold]
 
@@ -97,13 +98,15 @@ def chat(
         raise ConfigError(f"--no-thinking: the chat template of {model} has no enable_thinking: leave it out")
     begin = [] if system is None else [{"role": "system", "content": system}]
     try:
-        _converse(llm, begin, params, settings)
+        return _converse(llm, begin, params, settings)
     finally:
         llm.close()
 
 
-def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> None:
+def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> int:
+    """Talk until the input ends; 1 if a message that nobody could mend was not answered."""
     asked = sys.stdin.isatty()
+    failed = False
     if asked:
         note(_HELP)
     messages = list(begin)
@@ -111,7 +114,7 @@ def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, set
         if not text:
             continue
         if text == "/quit":
-            return
+            break
         if text == "/new":
             messages = list(begin)
             continue
@@ -119,8 +122,10 @@ def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, set
             note(_HELP)
             continue
         answer = _answer(llm, [*messages, {"role": "user", "content": text}], params, settings)
+        failed |= answer is None and not asked
         if answer is not None:
             messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    return int(failed)
 
 
 def _read(asked: bool) -> str | None:

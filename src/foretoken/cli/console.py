@@ -130,7 +130,14 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def prepare_output() -> None:
-    """Make stdout and stderr accept any text, whatever the terminal's encoding."""
+    """Make stdout and stderr accept any text, whatever the terminal's encoding, and closed streams be empty ones.
+
+    A closed stdout stays closed: what cannot be said there is an error (:func:`emit`).
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+    if sys.stderr is None:  # print would take stdout in its place
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

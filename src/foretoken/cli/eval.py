@@ -215,6 +215,7 @@ def eval_command(
     results: list[_Result] = []
     interrupted = False
     try:
+        check_fits(prompt_length, llm)
         for each in tasks:
             result = _run(llm, each, each.examples(limits[each.name], setting), params[each.name], others)
             results.append(result)
@@ -297,6 +298,16 @@ def find_tasks(text: str) -> list[Task]:
 def num_tokens(llm: Any, text: str) -> int:
     """Length of a text in the model's tokens."""
     return len(llm.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def check_fits(length: int | None, llm: Any) -> None:
+    """Refuse prompts that are longer than the model's context before they are made up.
+
+    Raises:
+        ConfigError: names the context.
+    """
+    if length is not None and length >= llm.target.max_length:
+        raise ConfigError(f"--prompt-tokens {length}: beyond the context of {llm.target.max_length} tokens")
 
 
 def _read_outputs(path: Path) -> dict[Key, bool]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import os
 import sys
@@ -36,13 +37,15 @@ from foretoken.cli import (
     train,
     zoo,
 )
-from foretoken.cli.console import OutputClosed, note, prepare_output, silence_libraries
+from foretoken.cli.console import OutputClosed, emit, note, prepare_output, silence_libraries
 from foretoken.cli.eval import eval_command
+from foretoken.cli.given import check_given
 from foretoken.cli.options import HELP_NAMES, name_values
 from foretoken.cli.outputs import json_in_a_file
 from foretoken.core.errors import ForetokenError
 
 INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="foretoken",
@@ -74,7 +77,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from foretoken import __version__
 
-        print(f"foretoken {__version__}")
+        emit(f"foretoken {__version__}")
         raise typer.Exit
 
 
@@ -104,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = typer.main.get_command(app)
         name_values(command)
-        code = command.main(json_in_a_file(arguments), prog_name="foretoken", standalone_mode=False, obj=arguments)
+        given = json_in_a_file(arguments)
+        check_given(command, given)
+        code = command.main(given, prog_name="foretoken", standalone_mode=False, obj=arguments)
     except OutputClosed:
         _forget_stdout()
         return OutputClosed.exit_code
@@ -121,6 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command-line parser
             return _usage_error(error, arguments)
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+            note(f"error: cannot write: {error.strerror}")
+            return 1
         if verbose:
             traceback.print_exc()
         note(f"error: internal: {type(error).__name__}: {error}")

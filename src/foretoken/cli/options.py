@@ -11,6 +11,7 @@ from foretoken import zoo
 from foretoken.cli.console import note, passing_note, quiet_transformers
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.importing import collector_at_rest
+from foretoken.engine import limits
 from foretoken.models.gguf.magic import is_gguf
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
@@ -20,6 +21,13 @@ DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
 _METHOD = "Method"
+_MOST_REPEATS = 10_000
+
+
+def check_threads(count: int | None) -> int | None:
+    """Refuse more threads than this machine can be asked for: some libraries end the process then."""
+    return None if count is None else limits.threads(count)
+
 
 Model = Annotated[
     str,
@@ -92,7 +100,13 @@ Revision = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="CPU threads; default: torch's own choice.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--threads",
+        min=1,
+        callback=check_threads,
+        help="CPU threads; default: torch's own choice.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 MaxNumSeqs = Annotated[
     int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
@@ -121,6 +135,11 @@ def temperature_option(panel: str) -> Any:
 def seed_option(panel: str) -> Any:
     """``--seed`` of commands that always have one."""
     return typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=panel)
+
+
+def repeats_option(words: str, panel: str | None = None) -> Any:
+    """``--repeats`` of what is timed."""
+    return typer.Option("--repeats", min=1, max=_MOST_REPEATS, help=words, rich_help_panel=panel)
 
 
 def json_option(words: str, panel: str | None = None) -> Any:
@@ -189,9 +208,13 @@ def prompt_length_option(panel: str) -> Any:
 def name_values(command: Any) -> None:
     """Give every option of a kind the same word for its value in the help, and switches none: they take no value.
 
+    Paragraphs are one line each, which the terminal breaks where it ends.
+
     Args:
         command: of typer; the commands in it are looked through, too.
     """
+    if command.help:
+        command.help = "\n\n".join(map(_one_line, command.help.split("\n\n")))
     shown = command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))
     for param in (*command.params, *([] if shown is None else [shown])):
         if getattr(param, "is_flag", False):
@@ -200,6 +223,10 @@ def name_values(command: Any) -> None:
             param.metavar = _word(param)
     for inner in getattr(command, "commands", {}).values():
         name_values(inner)
+
+
+def _one_line(paragraph: str) -> str:
+    return paragraph if paragraph.startswith(" ") else " ".join(paragraph.split("\n"))
 
 
 def _word(option: Any) -> str | None:

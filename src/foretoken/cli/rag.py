@@ -132,7 +132,7 @@ def rag(
 
       foretoken rag --passages passages.jsonl --questions questions.jsonl --method sequential --json
     """
-    from foretoken.rag.config import RagConfig, check_names
+    from foretoken.rag.config import KNN, RagConfig, check_names
     from foretoken.rag.passages import read_passages
 
     settings = parse_settings(sets or [])
@@ -140,6 +140,8 @@ def rag(
     for key in settings:
         if key not in known:
             raise ConfigError(f"unknown option '{key}': {nearest(key, known)}")
+        if key in KNN and retriever != "knn":
+            raise ConfigError(f"--set {key}=… does nothing with --retriever {retriever}: leave it out, or use knn")
     config = RagConfig(**settings)
     check_names(retriever, method)
     for name, value in (("--encoder", encoder), ("--index", index)):

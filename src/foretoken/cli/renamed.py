@@ -14,6 +14,8 @@ _ELSEWHERE = {  # as vLLM, transformers and llama.cpp call it: command lines of 
     "--model-draft": "--draft-model",
     "--max-new-tokens": "--max-tokens",
     "--n-predict": "--max-tokens",
+    "--temp": "--temperature",
+    "--verifier": "--set verifier=NAME",
 }
 _ANALYZE = ("analyze acceptance", "analyze tradeoff", "analyze scaling")
 _RENAMED: dict[tuple[str, ...], dict[str, str]] = {
@@ -39,6 +41,8 @@ def remedy(command: str, arguments: Sequence[str]) -> str | None:
         arguments: everything behind the program's name.
     """
     path = command.partition(" ")[2]
+    if path == "serve" and any(argument.partition("=")[0] in ("--model", "-m") for argument in arguments):
+        return "the model of 'foretoken serve' is written without --model: foretoken serve MODEL"
     for commands, names in _RENAMED.items():
         if any(f"{path} ".startswith(f"{each} ") for each in commands):
             for argument in arguments:

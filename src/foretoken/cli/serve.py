@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from foretoken.cli.options import (
 from foretoken.cli.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, nearest
 
+_ORIGIN = re.compile(r"\*|https?://[^/\s]+|null")
 _REASONING = {"auto": None, "on": True, "off": False}
 _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
@@ -148,7 +150,7 @@ def serve(
     """Serve a model to any OpenAI client: chat, completions, responses; streams, log-probabilities, tools.
 
     Also /health, /metrics (Prometheus, vLLM's names) and /docs. SIGTERM lets running requests end and answers new
-    ones with 503. Needs the extra 'serve': pip install "foretoken[serve]".
+    ones with 503. Needs the extra 'serve': pip install "foretoken\\[serve]".
 
     [bold]Examples[/bold]
 
@@ -167,6 +169,9 @@ def serve(
         raise ConfigError("--api-key is empty: leave it out, or give one")
     if reasoning not in _REASONING:
         raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
+    for origin in origins or ():
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT or https://HOST as browsers do, or *")
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     least, most = _parse_replicas(replicas)

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from foretoken import catalog
 from foretoken.cli import features
 from foretoken.cli.console import emit_json, note, quiet_transformers
-from foretoken.cli.options import name_values
+from foretoken.cli.options import check_threads, name_values
 from foretoken.cli.training import check_device, counting, progress, terminating
 from foretoken.train.command import Command, Described, Session, check_positive, options
 
@@ -98,10 +98,11 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     quiet_transformers(config.verbose)
     check_positive(config)
     check_device(config.device)
-    if config.threads is not None:
+    threads = check_threads(config.threads)
+    if threads is not None:
         import torch
 
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(threads)
     with terminating():
         record = command.run(config, Session(arguments, progress, counting, _prompts))
     if config.as_json:

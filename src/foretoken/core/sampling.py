@@ -14,7 +14,9 @@ _MOST = 16_384  # completions of a prompt; each has a law and a history of its o
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "guided_decoding": "it is called structured_outputs",
     "best_of": "use n",
-    "use_beam_search": "there is no beam search; use n with a temperature",
+    **dict.fromkeys(
+        ("use_beam_search", "early_stopping", "length_penalty"), "there is no beam search; use n with a temperature"
+    ),
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "output_kind": "use stream for pieces of an answer",
     "detokenize": "texts are always made; token_ids are there, too",

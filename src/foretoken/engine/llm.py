@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.importing import collector_at_rest
-from foretoken.core.plain import misspelt
+from foretoken.core.plain import misspelt, plain
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import limits
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
@@ -179,6 +179,8 @@ class LLM:
         from foretoken.engine.step import Engine
         from foretoken.engine.totals import Totals
 
+        # of numpy, for instance, whose integers end at 64 bits where seeds are mixed
+        max_num_seqs, max_rows_per_step, seed = map(plain, (max_num_seqs, max_rows_per_step, seed))
         self.target = target
         self.default_params = default_params
         self.tokenizer = target.tokenizer

@@ -95,6 +95,8 @@ class PromptReader:
             raise InputError("the conversation is empty: give at least one message")
         if tools and "tools" not in str(template):
             raise InputError(f"the chat template of model '{name}' knows no tools: leave them out")
+        if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+            raise InputError(f"chat_template_kwargs must be a mapping, not {type(chat_template_kwargs).__name__}")
         if continue_final_message and add_generation_prompt:
             raise ConfigError("continue_final_message goes with add_generation_prompt=False only")
         said = [_message(message, f"message {index}") for index, message in enumerate(messages)]
@@ -154,6 +156,8 @@ def _only_field(prompt: Mapping[str, Any], where: str) -> Any:
     if len(prompt) > 1:
         raise InputError(f"{where} has both 'prompt' and 'prompt_token_ids': keep one")
     (value,) = prompt.values()
+    if isinstance(value, str) and "prompt_token_ids" in prompt:
+        raise InputError(f"{where} has a text in 'prompt_token_ids': write 'prompt'")
     return value
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import Made, misspelt, plain
+from foretoken.core.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,12 @@ _METHODS = {
     "get_default_beam_search_params": "there is no beam search",
     **dict.fromkeys(("apply_model", "collective_rpc"), "llm.target.model is the model, in this very process"),
     **dict.fromkeys(("sleep", "wake_up"), "llm.close() ends it"),
+    "llm_engine": "llm.engine is the engine, llm.model_config the checkpoint's config",
+    "preprocess_chat": "llm.chat_prompt(messages) is the prompt of a conversation",
     "reset_prefix_cache": "a request has a cache_salt, and LLM(enable_prefix_caching=False) keeps nothing",
 }
 _ARGUMENTS = {
+    **{each.name: f"write sampling_params=SamplingParams({each.name}=...)" for each in fields(SamplingParams)},
     "lora_request": "an adapter is merged when it is loaded, LLM('/path/to/adapter')",
     "prompt_token_ids": "write prompts=[{'prompt_token_ids': [...]}, ...]",
     "priority": "requests begin in the order in which they come",

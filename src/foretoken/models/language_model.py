@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
+from foretoken.core.threads import one_thread
 from foretoken.models import anatomy, attention, probe, trial
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -38,6 +40,7 @@ from foretoken.models.ssm.layout import REMEDY
 from foretoken.models.ssm.state import cache_for
 from foretoken.models.work import num_parameters, sizes, weight_bytes
 
+_SMALL = 1 << 26  # parameters: a trial forward on one thread takes hundredths of a second
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
 
 log = logging.getLogger(__name__)
@@ -183,7 +186,9 @@ class LanguageModel:
         if kv_cache_dtype == "int8":
             self._check_codes("it has state-space layers" if self.mixers else misfit(model))
         if packed:
-            self._pack()
+            # the trial forwards of a small model are many small operations, after each of which torch's threads spin
+            with one_thread() if self.num_parameters <= _SMALL else nullcontext():
+                self._pack()
         if kv_cache_dtype == "int8" and self.fused is None:
             self._check_codes("it computes other logits there than its own modules")
 

@@ -9,6 +9,7 @@ from foretoken.core.errors import ConfigError, nearest
 
 METHODS = ("sequential", "ralmspec")
 RETRIEVERS = ("flat", "hnsw", "bm25", "knn")
+KNN = ("neighbours", "weight", "temperature", "locality")  # options that ``knn`` alone has
 WIDTH = 24  # results of every search, whoever asks: an approximate search for fewer may find another first one
 MOST_STRIDE = 16
 

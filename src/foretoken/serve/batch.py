@@ -33,6 +33,7 @@ _WAYS: dict[str, tuple[type[Ignored], type[Any]]] = {
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/responses": (ResponsesRequest, Response),
 }
+_BEGINS = b'{"id": "batch_req'  # of an answer
 _BLOCK = 32  # requests of a block that one of Ray's workers answers
 
 
@@ -53,10 +54,10 @@ def read(path: Path) -> list[Line]:
     """
     found: dict[str, Line] = {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() would part texts that have a U+2028
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    for number, raw in enumerate(content.split(b"\n"), start=1):
         if not raw.strip():
             continue
         line = _line(raw, f"{path}, line {number}")
@@ -68,9 +69,9 @@ def read(path: Path) -> list[Line]:
     return list(found.values())
 
 
-def _line(raw: str, place: str) -> Line:
+def _line(raw: bytes, place: str) -> Line:
     try:
-        value = read_json(raw.encode(), place)
+        value = read_json(raw, place)
     except ApiError as error:
         said = str(error)
         raise InputError(said if said.startswith(place) else f"{place}: {said}") from None
@@ -84,12 +85,12 @@ def _line(raw: str, place: str) -> Line:
 
 
 def answered(path: Path) -> set[str]:
-    """The requests that a file of answers has already; a line that was torn off in the middle is taken away.
+    """The requests that a file of answers has already; an answer that was torn off in the middle is taken away.
 
     Raises:
         InputError: it is something else than a file of answers.
     """
-    if not path.exists():
+    if not path.is_file():  # a pipe or a device remembers nothing
         return set()
     raw = path.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
@@ -99,7 +100,10 @@ def answered(path: Path) -> set[str]:
             found.add(json.loads(line)["custom_id"])
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path}, line {number} is no answer of a batch: give another --out") from None
-    if len(whole) < len(raw):
+    torn = raw[len(whole) :]
+    if torn[: len(_BEGINS)] != _BEGINS[: len(torn)]:
+        raise InputError(f"{path} ends in something that is no answer of a batch: give another --out")
+    if torn:
         with path.open("r+b") as file:
             file.truncate(len(whole))
     return found

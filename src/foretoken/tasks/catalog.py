@@ -17,6 +17,7 @@ from foretoken.tasks.example import Example
 
 SEED = 20  # of every evaluation, so that figures of different days are about the same questions
 
+_MOST_EXAMPLES = 100_000  # of a task; generated ones never end
 _MOST_DRAWS = 20  # per example asked for: a generator with few different prompts would never come to the limit
 
 Scorer = Callable[[str, Example], dict[str, float]]
@@ -79,6 +80,8 @@ class Task:
         """
         if limit < 1:
             raise ConfigError(f"--limit {limit}: ask at least one example")
+        if limit > _MOST_EXAMPLES:
+            raise ConfigError(f"--limit {limit}: ask at most {_MOST_EXAMPLES} examples of a task")
         if setting.context is not None and self.context is None:
             fitting = ", ".join(task.name for task in TASKS.values() if task.context is not None)
             raise ConfigError(

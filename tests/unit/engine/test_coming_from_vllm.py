@@ -242,6 +242,11 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
         (lambda: base().generate("x", use_tqdm="yes"), ConfigError, "use_tqdm='yes'"),
         (lambda: base().generate({"prompt": "x", "prompt_token_ids": [5]}), InputError, "has both"),
         (lambda: base().generate({"prmpt": "x"}), InputError, "did you mean 'prompt'"),
+        (lambda: base().generate({"prompt_token_ids": "x"}), InputError, "a text in 'prompt_token_ids'"),
+        (lambda: base().generate("x", max_tokens=5), ConfigError, r"write sampling_params=SamplingParams\(max_tokens"),
+        (lambda: base().chat(QUESTION, temperature=1), ConfigError, r"write sampling_params=SamplingParams\(temp"),
+        (lambda: base().chat(QUESTION, chat_template_kwargs=5), InputError, "chat_template_kwargs must be a mapping"),
+        (lambda: SamplingParams(length_penalty=1.0), ConfigError, "there is no beam search"),
         (lambda: base().generate(b"x"), InputError, "not bytes"),
         (lambda: base().generate("\ud800"), InputError, "not valid Unicode"),
         (lambda: base().generate(None), InputError, "not NoneType"),
@@ -261,7 +266,13 @@ def test_what_cannot_be_understood_is_said_in_words(call, error, message):
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("beam_search", "n=4"), ("score", "prompt_logprobs"), ("embed", "prompt_logprobs"), ("apply_model", "llm.target")],
+    [
+        ("beam_search", "n=4"),
+        ("score", "prompt_logprobs"),
+        ("embed", "prompt_logprobs"),
+        ("apply_model", "llm.target"),
+        ("llm_engine", "llm.engine"),
+    ],
 )
 def test_methods_that_are_not_here_say_what_comes_nearest(name, instead):
     assert not hasattr(base(), name)
@@ -280,6 +291,12 @@ def test_arguments_that_are_not_here_say_what_takes_their_place():
         base().chat(QUESTION, chat_template_content_format="openai")
     with pytest.raises(ConfigError, match="did you mean 'sampling_params'"):
         base().generate("Hello", sampling_param=SamplingParams(max_tokens=1))
+
+
+def test_a_seed_of_numpy_is_a_seed():
+    seeds = [LLM.from_target(target(), seed=seed, max_num_seqs=np.int64(2)) for seed in (3, np.int64(3))]
+    params = SamplingParams(temperature=1.0, max_tokens=4)
+    assert len({tuple(llm.generate("x", params)[0].token_ids) for llm in seeds}) == 1
 
 
 def test_variables_of_the_chat_template():

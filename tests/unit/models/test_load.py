@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from foretoken import LLM, SamplingParams
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.models import language_model
 from foretoken.models.load import load
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, save_model, save_tokenizer
@@ -31,6 +32,26 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(saved: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+@pytest.mark.parametrize(("small", "threads"), [(1 << 26, 1), (1, 2)])
+def test_a_small_model_is_tried_on_one_thread(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, small: int, threads: int
+) -> None:
+    monkeypatch.setattr(language_model, "_SMALL", small)
+    seen = []
+    adopt = language_model.fused_trial.adopt
+    monkeypatch.setattr(
+        language_model.fused_trial, "adopt", lambda *given: seen.append(torch.get_num_threads()) or adopt(*given)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        load(saved)
+        assert seen == [threads]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

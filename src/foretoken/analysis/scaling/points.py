@@ -100,7 +100,7 @@ def claim(out: Path, sweep: Mapping[str, Any]) -> None:
     """Take a folder for a sweep, or find that it is this sweep's already.
 
     Raises:
-        ForetokenError: another sweep's points lie in it.
+        ForetokenError: another sweep's points lie in it, or something else.
     """
     path = out / SWEEP
     if path.exists():
@@ -109,6 +109,8 @@ def claim(out: Path, sweep: Mapping[str, Any]) -> None:
         if changed:
             raise ForetokenError(f"{out}: holds a sweep with another {', '.join(changed)}; name another --out")
         return
+    if out.is_dir() and any(out.iterdir()):
+        raise ForetokenError(f"{out}: holds something else than a sweep; name another --out")
     (out / "points").mkdir(parents=True, exist_ok=True)
     (out / "heads").mkdir(exist_ok=True)
     write_whole(path, json.dumps(dict(sweep), indent=1) + "\n")

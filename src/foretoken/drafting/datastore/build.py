@@ -60,10 +60,9 @@ def build(
         ForetokenError: the disk is full, or cannot be written to.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = (
-            "is a datastore already: extend it with append" if (out / MANIFEST).exists() else "is not an empty folder"
-        )
-        raise ConfigError(f"--out {out}: {what}, or name another folder")
+        if (out / MANIFEST).exists():
+            raise ConfigError(f"--out {out}: is a datastore already: extend it with append, or name another folder")
+        raise ConfigError(f"--out {out}: something else is there; name a folder that is new or empty")
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
