@@ -161,3 +161,6 @@ def test_the_tasks_are_listed(folder, capsys, arguments):
     assert len(lines) == 10
     assert lines[0].startswith("arithmetic")
     assert "needs --data" in lines[-1]
+    assert main(["eval", *arguments.split(), "--json"]) == 0
+    (listed,) = capsys.readouterr().out.splitlines()
+    assert [each["name"] for each in json.loads(listed)["tasks"]] == [line.split()[0] for line in lines]

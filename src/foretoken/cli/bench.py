@@ -185,7 +185,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return None
     if list_suites:
-        _print_suites()
+        _print_suites(as_json=json)
         return None
     named = None if suite is None or is_file(suite) else find_suite(suite)
     if named is None and data is not None:
@@ -371,9 +371,13 @@ def _typed(context: typer.Context) -> set[str]:
     }
 
 
-def _print_suites() -> None:
-    for name in SUITES:
-        emit(f"{name:<18}{find_suite(name).question}")
+def _print_suites(*, as_json: bool) -> None:
+    questions = {name: find_suite(name).question for name in SUITES}
+    if as_json:
+        emit_json({"suites": [{"name": name, "question": question} for name, question in questions.items()]})
+        return
+    for name, question in questions.items():
+        emit(f"{name:<18}{question}")
 
 
 def _facts(

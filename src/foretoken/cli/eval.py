@@ -152,7 +152,7 @@ def eval_command(
       foretoken eval --task arithmetic,json --text novel.txt --text meetings.jsonl
     """
     if show or task == "list":
-        _list_tasks()
+        _list_tasks(as_json=json)
         return 0
     if task is None and not text:
         raise ConfigError("no task: name one with --task, for example --task arithmetic; --list shows them")
@@ -269,9 +269,13 @@ class _Result:
             yield jsonlib.dumps(finite(fields), ensure_ascii=False) + "\n"
 
 
-def _list_tasks() -> None:
+def _list_tasks(*, as_json: bool) -> None:
     from foretoken.tasks.catalog import TASKS
 
+    if as_json:
+        told = ({"name": each.name, "description": each.description, "data": each.data} for each in TASKS.values())
+        emit_json({"tasks": list(told)})
+        return
     data = {"generated": "", "sample": "200 bundled; more with --data", "folder": "needs --data"}
     for task in TASKS.values():
         note_on_data = f" ({data[task.data]})" if data[task.data] else ""

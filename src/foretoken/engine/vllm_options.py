@@ -6,6 +6,7 @@ change something is refused.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -65,6 +66,7 @@ _ARGUMENTS = {
     "chat_template_content_format": "contents are texts, or lists of parts of text: leave it out",
     "mm_processor_kwargs": "text is all that is read here",
 }
+_UNASKED = ("lora_request", "prompt_token_ids", "priority", "mm_processor_kwargs")  # by vLLM's own default, None
 
 
 class AbsentMethod(ConfigError, AttributeError):
@@ -79,8 +81,18 @@ def absent(name: str) -> AttributeError:
 
 
 def arguments(function: Made) -> Made:
-    """Refuse a call's arguments that are not here, with what takes their place; see :func:`core.plain.misspelt`."""
-    return misspelt(function, _ARGUMENTS)
+    """Refuse a call's arguments that are not here, with what takes their place; see :func:`core.plain.misspelt`.
+
+    Those of vLLM's that are None ask for nothing, and are left out.
+    """
+    checked = misspelt(function, _ARGUMENTS)
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        asked = {key: each for key, each in keywords.items() if each is not None or key not in _UNASKED}
+        return checked(*args, **asked)
+
+    return call  # type: ignore[return-value]
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:

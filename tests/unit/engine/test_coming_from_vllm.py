@@ -287,6 +287,9 @@ def test_arguments_that_are_not_here_say_what_takes_their_place():
         ConfigError, match=r"LLM.generate has no 'lora_request': an adapter is merged when it is loaded"
     ):
         base().generate("Hello", lora_request=object())
+    params = SamplingParams(max_tokens=2)
+    plain, given = base().generate("Hello", params), base().generate("Hello", params, lora_request=None, priority=None)
+    assert [out.text for out in plain] == [out.text for out in given]
     with pytest.raises(ConfigError, match="chat_template_content_format"):
         base().chat(QUESTION, chat_template_content_format="openai")
     with pytest.raises(ConfigError, match="did you mean 'sampling_params'"):
