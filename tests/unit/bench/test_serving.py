@@ -86,7 +86,7 @@ def test_the_command(server: Served, tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["--url", "localhost:8000"], "write http://HOST:PORT"),
         (["--url", "http://127.0.0.1:9"], "does not answer"),
-        (["--url", "http://127.0.0.1:9", "--url", "http://127.0.0.1:9"], "two servers alike"),
+        (["--url", "http://127.0.0.1:9", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 twice: keep one"),
         (["--url", "http://127.0.0.1:9", "--clients", "0"], "at least one client"),
     ],
 )

@@ -149,7 +149,7 @@ def test_what_is_there_is_not_overwritten(tmp_path):
         build([[3, 4]], tmp_path / "store", SMALL)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="not an empty folder"):
+    with pytest.raises(ConfigError, match="something else is there"):
         build([[3, 4]], tmp_path / "mine", SMALL)
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
