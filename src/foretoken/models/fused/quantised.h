@@ -16,10 +16,10 @@
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
 #define UNITS_AT_ONCE 16 /* between two looks at what to ask for */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: beside every sum of integers a sum of
- * floats is kept. Four rows and more are enough to keep the processor busy with one part; with two, groups of few inputs
- * (4 bits) share what they load. */
+ * floats is kept. Four rows and more are enough to keep the processor busy with one part; six of 4 bits gain by sharing what
+ * two parts load. */
 #if REGISTERS > 16
-#define CODED_PARTS(BITS, MR) ((MR) <= 3 ? 4 : (BITS) == 4 && (MR) <= 6 ? 2 : 1)
+#define CODED_PARTS(BITS, MR) ((MR) <= 3 ? 4 : (BITS) == 4 && (MR) == 6 ? 2 : 1)
 #else
 #define CODED_PARTS(BITS, MR) ((MR) <= 2 ? 2 : 1)
 #endif
