@@ -464,14 +464,16 @@ _OF_THE_FIELD = {  # methods that people know by name
     **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),
     **dict.fromkeys(("pearl",), "it is an executor beside a method: executor='pearl'"),
 }
+_LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that name them
 
 
 def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
-    """The entry of that name; an unknown name is a ConfigError that offers the nearest one."""
+    """The entry of that name; an unknown name is a ConfigError that offers the nearest one, or says what it is."""
     table = {entry.name: entry for entry in entries(kind)}
     if name not in table:
-        label = "method" if kind == "drafter" else kind
-        raise ConfigError(f"unknown {label} '{name}': {remedy(name, table)}")
+        other = next((_LABELS[entry.kind] for entry in entries() if entry.name == name), None)
+        said = f"that is a {other}: write {other}={name}" if other else remedy(name, table)
+        raise ConfigError(f"unknown {_LABELS[kind]} '{name}': {said}")
     return table[name]
 
 

@@ -49,6 +49,8 @@ def build(**settings):
         ({"method": stubs.Empty}, "it is a class"),
         ({"method": stubs.Empty(), "length": 3}, "unknown option 'length'"),
         ({"method": "ngram", "verifier": "blck"}, "unknown verifier 'blck': did you mean 'block'"),
+        ({"method": "ngram", "verifier": "suffix"}, "unknown verifier 'suffix': that is a method: write method=suffix"),
+        ({"method": "typical"}, "unknown method 'typical': that is a verifier: write verifier=typical"),
         ({"method": "ngram", "verifier": 7}, "verifier=7 is neither a name nor a verifier"),
         ({"method": "ngram", "prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),
         ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),
