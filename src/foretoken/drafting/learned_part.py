@@ -298,10 +298,10 @@ def find_all(
         place = Path(given).expanduser() if given else Path(owner.source) / kind.algorithm
     except RuntimeError:
         raise ConfigError(f"{kind.option}={given!r}: there is no such home folder") from None
-    origin = origin_of(target.name, target.config) if kind.grows and draft is None else None
-    if origin is not None and not given and not kind.lies_in(place):
+    origin = origin_of(target.name, target.config) if kind.grows else None
+    if origin is not None and draft is None and not given and not _any_in(place, kind):
         place = origin.folder / kind.algorithm
-    folders = [place] if kind.lies_in(place) else sorted(place.glob(kind.shelf)) if kind.shelf else []
+    folders = _any_in(place, kind)
     if not folders:
         how = kind.how(target.name, "DRAFT" if draft is None else draft.name)
         raise ModelError(
@@ -314,6 +314,13 @@ def find_all(
     for part in parts:
         part.check_target(target, draft)
     return parts
+
+
+def _any_in(place: Path, kind: type[LearnedPart]) -> list[Path]:
+    """The folders of the parts that lie there: this one, or those on its shelf."""
+    if kind.lies_in(place):
+        return [place]
+    return sorted(place.glob(kind.shelf)) if kind.shelf else []
 
 
 def check_fingerprint(made: str, name: str | None, fingerprint: str | None, model: LanguageModel, remedy: str) -> None:

@@ -116,13 +116,20 @@ class Origin:
     Attributes:
         folder: of the original.
         width, layers: of the original.
+        copies: of the original's stream in that of the grown model.
         grown_layers: of the grown model.
     """
 
     folder: Path
     width: int
     layers: int
+    copies: int
     grown_layers: int
+
+    @property
+    def first_share(self) -> float:
+        """Of the first copy in what the final norm of the grown model gives, to the original's."""
+        return 1.0 if self.copies == 1 else 0.5
 
     def depth(self, depth: int) -> int:
         """The depth of the grown model at which the first copy in the stream is the original's at ``depth``."""
@@ -178,7 +185,8 @@ def origin_of(name: str, config: Any) -> Origin | None:
         return None
     original, _ = _parse(name)
     theirs = json.loads((original / "config.json").read_text(encoding="utf-8"))
-    return Origin(original, theirs["hidden_size"], theirs["num_hidden_layers"], config.num_hidden_layers)
+    width, layers = theirs["hidden_size"], theirs["num_hidden_layers"]
+    return Origin(original, width, layers, config.hidden_size // width, config.num_hidden_layers)
 
 
 def _parse(name: str) -> tuple[Path, float]:
@@ -260,7 +268,7 @@ def grow(model: Any, growth: Growth) -> tuple[Any, dict[str, Tensor]]:
             weights[f"{family.body}.layers.{layer}.{part}"] = torch.zeros_like(wide) if silent else wide
     embedding, final_norm = f"{family.body}.{family.embedding}", f"{family.body}.{family.final_norm}"
     weights[embedding] = given[embedding].repeat(1, copies)
-    weights[final_norm] = given[final_norm].repeat(copies) * _shares(given[final_norm], copies)
+    weights[final_norm] = before_head(given[final_norm], copies)
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = given["lm_head.weight"].repeat(1, copies)
     return config, weights
@@ -283,11 +291,20 @@ def _wide(part: str, weight: Tensor, copies: int, kinds: Mapping[str, list[int]]
     """
     if part in _HEAD_NORMS:  # heads keep their size
         return weight.clone()
+    rows = next((each for name, each in kinds.items() if f".{name}." in part), [len(weight)])
+    return torch.cat([widened(each, copies) for each in weight.split(rows)])
+
+
+def widened(weight: Tensor, copies: int) -> Tensor:
+    """A matrix that reads and writes so many copies of a stream; of another parameter, its copies."""
     if weight.ndim == 2:
         weight = weight.repeat(1, copies) * _shares(weight[0], copies)
-    rows = next((each for name, each in kinds.items() if f".{name}." in part), [len(weight)])
-    others = [1] * (weight.ndim - 1)
-    return torch.cat([each.repeat(copies, *others) for each in weight.split(rows)])
+    return weight.repeat(copies, *[1] * (weight.ndim - 1))
+
+
+def before_head(gain_D: Tensor, copies: int) -> Tensor:
+    """The gain of a norm before a grown model's head: it carries the shares that the head, copies alone, does not."""
+    return gain_D.repeat(copies) * _shares(gain_D, copies)
 
 
 def _shares(weight_I: Tensor, copies: int) -> Tensor:

@@ -12,11 +12,14 @@ Letters: M rows, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch.nn.functional as F
 
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
 
@@ -47,6 +50,7 @@ class JudgeHead(LogisticHead):
     algorithm = "judge"
     title = "judge"
     Config = JudgeConfig
+    grows = True
 
     @classmethod
     def random(
@@ -66,6 +70,14 @@ class JudgeHead(LogisticHead):
             target_fingerprint=fingerprint_of(target.source),
         )
         return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))
+
+    def grown(self, target: LanguageModel, origin: Origin) -> JudgeHead:
+        """The same judgements of a model that was grown from its target: of the first copy in the stream."""
+        mark, wide = fingerprint_of(target.source), origin.width * origin.copies
+        config = replace(self.config, target=target.name, target_fingerprint=mark, width=wide)
+        share = origin.first_share if config.normed else 1.0
+        weight_D = F.pad(self.unit.weight_D / share, (0, wide - origin.width))
+        return JudgeHead(config, Logistic(weight_D, self.unit.bias))
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:

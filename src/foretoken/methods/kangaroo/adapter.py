@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError
 from foretoken.core.protocols import Plan
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
-from foretoken.models import anatomy
+from foretoken.models import anatomy, grown
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.fused.decoder import FusedDecoder
 from foretoken.models.fused.layout import Block, Head, Layout, Projection
+from foretoken.models.grown import Origin
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
@@ -108,6 +109,7 @@ class Adapter(LearnedPart, nn.Module):
     option = "adapter"
     Config = AdapterConfig
     shelf = "exit-*"  # one folder for each depth
+    grows = True
     old_files = ("adapter.json", "adapter.safetensors")
 
     def __init__(self, config: AdapterConfig) -> None:
@@ -223,6 +225,17 @@ class Adapter(LearnedPart, nn.Module):
         """The command that trains an adapter."""
         depth = 2 if config is None else config.exit_layer
         return f"foretoken train kangaroo --target {target} --exit-layer {depth} --out DIR"
+
+    def grown(self, target: LanguageModel, origin: Origin) -> Adapter:
+        """The same drafts for a model that was grown from its target: the adapter is grown as the target's layers were.
+
+        So drafting costs what it costs beside a target of this size.
+        """
+        depth, copies = origin.depth(self.config.exit_layer), origin.copies
+        config = AdapterConfig.for_target(target.config, depth, target.name, fingerprint_of(target.source))
+        weights = {name: grown.widened(weight, copies) for name, weight in self.state_dict().items()}
+        weights["norm_out.weight"] = grown.before_head(self.norm_out.weight.detach(), copies)
+        return Adapter.of(config, weights)
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target that is not as deep, or whose attention has another shape.

@@ -17,7 +17,7 @@ Letters: M rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
+from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load_config, source_of
 
@@ -82,6 +83,7 @@ class SprinterHead(LogisticHead):
     algorithm = "sprinter"
     title = "SPRINTER head"
     Config = HeadConfig
+    grows = True
     old_files = ("sprinter.json", "sprinter.safetensors")
 
     @classmethod
@@ -105,6 +107,11 @@ class SprinterHead(LogisticHead):
             draft_fingerprint=fingerprint(Path(source_of(draft))),
         )
         return cls(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=seed))
+
+    def grown(self, target: LanguageModel, origin: Origin) -> SprinterHead:
+        """The same head: it reads the draft's states, and a model that was grown from its target has the same laws."""
+        mark = fingerprint_of(target.source)
+        return SprinterHead(replace(self.config, target=target.name, target_fingerprint=mark), self.unit)
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
