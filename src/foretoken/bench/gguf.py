@@ -8,8 +8,8 @@ What differs between the two layouts:
 * norms are float32 there; everything else keeps its bfloat16, float16 or float32 bits;
 * a tied head is simply absent.
 
-The tokenizer is written as far as ``generate`` from token ids needs it (tokens, merges, special tokens) and for
-byte-level BPE only. The pre-tokenizer has no general translation: ``pre`` names llama.cpp's nearest one.
+The tokenizer is written for byte-level BPE only: tokens, merges, special tokens, and the chat template, so that
+llama.cpp's server can be asked. The pre-tokenizer has no general translation: ``pre`` names llama.cpp's nearest one.
 """
 
 from __future__ import annotations
@@ -192,6 +192,8 @@ def _add_tokenizer(writer: Any, tokenizer: Any, config: Any, generation_config: 
     if config.pad_token_id is not None:
         writer.add_pad_token_id(config.pad_token_id)
     writer.add_add_bos_token(False)  # the chat template writes it
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
 
 
 def _pre_tokenizer(described: Any) -> str:

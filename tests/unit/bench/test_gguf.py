@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 
 import pytest
 import torch
@@ -45,6 +46,16 @@ def tiny(**changes):
 def test_interleaving_pairs_what_the_library_pairs_by_halves():
     rows = torch.arange(8).view(8, 1)  # two heads of width 4
     assert interleave_heads(rows, 2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_the_chat_template_goes_along(draft, tmp_path):
+    model, tokenizer = draft
+    reader = gguf.GGUFReader(export(model, tokenizer, tmp_path / "draft.gguf"))
+    assert reader.fields["tokenizer.chat_template"].contents() == tokenizer.chat_template
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = None
+    reader = gguf.GGUFReader(export(model, tokenizer, tmp_path / "bare.gguf"))
+    assert "tokenizer.chat_template" not in reader.fields
 
 
 def test_weights_are_written_bit_for_bit(draft, tmp_path):
