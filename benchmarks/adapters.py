@@ -10,14 +10,20 @@ tokens, and has ``threads`` threads. What an engine cannot do is said here, besi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import hashlib
-import itertools
+import json
 import os
+import shutil
+import socket
+import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +39,7 @@ from foretoken.models.load import source_of
 
 LLAMA_CPP_INSTALL = "pip install cmake ninja && pip install 'llama-cpp-python>=0.3.16' 'gguf>=0.17'"
 
-_NOTHING = np.array([], dtype=np.intc)
+_BAR = "!" * 78
 
 
 class Adapter(Protocol):
@@ -181,8 +187,9 @@ def import_llama_cpp() -> Any | None:
         import gguf  # noqa: F401
         import llama_cpp
     except ImportError as error:
-        bar = "!" * 78
-        print(f"{bar}\nllama.cpp is NOT measured: {error}\nTo include it: {LLAMA_CPP_INSTALL}\n{bar}", file=sys.stderr)
+        print(
+            f"{_BAR}\nllama.cpp is NOT measured: {error}\nTo include it: {LLAMA_CPP_INSTALL}\n{_BAR}", file=sys.stderr
+        )
         return None
     return llama_cpp
 
@@ -246,36 +253,8 @@ def open_llama(llama_cpp: Any, path: Path, *, context: int, threads: int, flash:
         )
 
 
-class LlamaCpp:
-    """llama.cpp through its binding's ``generate``, plain or with the binding's own speculation (``draft_model``).
-
-    The binding has prompt lookup and an interface for drafters, but no drafter that runs a model: see LlamaDrafter.
-    With any drafter it computes and copies the logits of all rows, the prompt's included.
-    """
-
-    group = "llama.cpp"
-
-    def __init__(self, name: str, llama: Any, end_ids: frozenset[int]) -> None:
-        self.name = name
-        self.llama = llama
-        self.end_ids = end_ids
-
-    def generate(self, ids: Sequence[int], max_tokens: int) -> list[int]:
-        self.llama.reset()  # else it would keep the common prefix with the last prompt
-        tokens: list[int] = []
-        for token in itertools.islice(self.llama.generate(list(ids), temp=0.0), max_tokens):
-            tokens.append(token)
-            if token in self.end_ids:
-                break
-        return tokens
-
-
 class LlamaCppDirect:
-    """llama.cpp plain, straight through its C interface: decode, largest logit, next; nothing of the binding between.
-
-    The binding's ``generate`` sets up a sampler chain and fills its batch in Python; this is the least that Python can
-    do, and therefore the number to beat.
-    """
+    """llama.cpp plain, straight through its C interface: decode, largest logit, next; the least that Python can do."""
 
     group = "llama.cpp"
 
@@ -312,55 +291,77 @@ class LlamaCppDirect:
             raise RuntimeError(f"llama_decode returned {code}")
 
 
-def llama_drafter_class(llama_cpp: Any) -> type:
-    """A drafter for the binding that runs a second model; a class made on demand, since its base is optional."""
-    from llama_cpp.llama_speculative import LlamaDraftModel
+class LlamaServer:
+    """llama.cpp's own server, asked over a socket of this machine, with its own speculation in C++.
 
-    class LlamaDrafter(LlamaDraftModel):  # type: ignore[misc]
-        """Greedy chain of ``count`` tokens from a second model, its cache kept up to the common prefix."""
+    Args:
+        options: of ``llama-server``, beside the usual ones.
+    """
 
-        def __init__(self, llama: Any, count: int) -> None:
-            self.llama = llama
-            self.count = count
-            self.num_vocab = llama.n_vocab()
-            self.read = _NOTHING  # what the draft's cache holds
-            self.one = (llama_cpp.llama_token * 1)()
-            self.batch_of_one = llama_cpp.llama_batch_get_one(self.one, 1)
+    group = "llama.cpp"
 
-        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
-            # what is already read stays, up to the first difference; the last token is read again for its logits
-            shared = min(len(self.read), len(input_ids) - 1)
-            differing = np.flatnonzero(self.read[:shared] != input_ids[:shared])
-            keep = int(differing[0]) if len(differing) else shared
-            memory = llama_cpp.llama_get_memory(self.llama.ctx)
-            llama_cpp.llama_memory_seq_rm(memory, 0, keep, -1)
-            rest = input_ids[keep:].tolist()
-            for begin in range(0, len(rest), self.llama.n_batch):
-                part = rest[begin : begin + self.llama.n_batch]
-                array = (llama_cpp.llama_token * len(part))(*part)  # must outlive the call: the batch only points to it
-                self._decode(llama_cpp.llama_batch_get_one(array, len(part)))
-            drafted: list[int] = []
-            while True:
-                pointer = llama_cpp.llama_get_logits_ith(self.llama.ctx, -1)
-                token = int(np.ctypeslib.as_array(pointer, shape=(self.num_vocab,)).argmax())
-                drafted.append(token)
-                if len(drafted) == self.count:
-                    break
-                self.one[0] = token
-                self._decode(self.batch_of_one)
-            tokens = np.array(drafted, dtype=np.intc)
-            self.read = np.concatenate([input_ids, tokens[:-1]])
-            return tokens
+    def __init__(
+        self, name: str, target: Path, *, context: int, threads: int, flash: bool, options: Sequence[str]
+    ) -> None:
+        self.name = name
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        both = str(threads)
+        asked = [
+            "llama-server",
+            "--model",
+            str(target),
+            "--port",
+            str(self._port),
+            "--threads",
+            both,
+            "--threads-batch",
+            both,
+        ]
+        asked += [
+            "--parallel",
+            "1",
+            "--ctx-size",
+            str(context),
+            "--flash-attn",
+            "on" if flash else "off",
+            "--log-disable",
+        ]
+        self._process = subprocess.Popen([*asked, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(self._process.terminate)
+        self._wait()
 
-        def forget(self) -> None:
-            self.read = _NOTHING
+    def generate(self, ids: Sequence[int], max_tokens: int) -> list[int]:
+        body = {
+            "prompt": list(ids),
+            "n_predict": max_tokens,
+            "temperature": 0,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=600)
+        try:
+            connection.request("POST", "/completion", json.dumps(body), {"content-type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        if "tokens" not in answer:
+            raise RuntimeError(f"llama-server answered {str(answer)[:300]}")
+        return list(answer["tokens"])
 
-        def _decode(self, batch: Any) -> None:
-            code = llama_cpp.llama_decode(self.llama.ctx, batch)
-            if code != 0:
-                raise RuntimeError(f"llama_decode of the draft returned {code}")
-
-    return LlamaDrafter
+    def _wait(self) -> None:
+        """Until the model is loaded."""
+        for _ in range(600):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"llama-server ended with {self._process.returncode}")
+            with contextlib.suppress(OSError):
+                connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            time.sleep(0.1)
+        raise RuntimeError("llama-server does not answer")
 
 
 def llama_cpp_family(
@@ -372,42 +373,36 @@ def llama_cpp_family(
     threads: int,
     end_ids: frozenset[int],
     flash: bool,
+    asked: Callable[[str], bool],
 ) -> list[Any]:
-    """Plain twice (straight and through the binding), prompt lookup and model drafting with several lengths."""
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    """Plain twice (straight, and its server's), and its server's speculation in several settings.
 
+    Args:
+        asked: whether an engine of this name is wanted.
+    """
     common = {"context": context, "threads": threads, "flash": flash}
-    plain = open_llama(llama_cpp, target, **common)
-    family: list[Any] = [
-        LlamaCppDirect("llama.cpp", llama_cpp, plain, end_ids),
-        LlamaCpp("llama.cpp binding", plain, end_ids),
-    ]
-    # without logits_all the binding's score table has n_batch rows, and a drafter writes beyond them
-    speculative = open_llama(llama_cpp, target, logits_all=True, **common)
-    for count in (2, 6):
-        drafter = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=count)
-        family.append(_WithDrafter(f"llama.cpp lookup {count}", speculative, end_ids, drafter))
+    family: list[Any] = []
+    if asked("llama.cpp"):
+        family.append(LlamaCppDirect("llama.cpp", llama_cpp, open_llama(llama_cpp, target, **common), end_ids))
+    settings: dict[str, list[str]] = {"": []}
+    for matching, proposed in ((2, 4), (3, 8)):
+        sizes = {"n": matching, "m": proposed}
+        settings[f" ngram {matching}-{proposed}"] = ["--spec-type", "ngram-simple"] + [
+            part for name, size in sizes.items() for part in (f"--spec-ngram-simple-size-{name}", str(size))
+        ]
     if draft is not None:
-        drafting = open_llama(llama_cpp, draft, **common)
-        make = llama_drafter_class(llama_cpp)
-        for count in (2, 4):
-            drafter = make(drafting, count)
-            family.append(_WithDrafter(f"llama.cpp draft {count}", speculative, end_ids, drafter))
-    return family
-
-
-class _WithDrafter(LlamaCpp):
-    """Several drafters share one loaded target: the drafter is put in before each call."""
-
-    def __init__(self, name: str, llama: Any, end_ids: frozenset[int], drafter: Any) -> None:
-        super().__init__(name, llama, end_ids)
-        self.drafter = drafter
-
-    def generate(self, ids: Sequence[int], max_tokens: int) -> list[int]:
-        self.llama.draft_model = self.drafter
-        if hasattr(self.drafter, "forget"):
-            self.drafter.forget()
-        return super().generate(ids, max_tokens)
+        for count in (3, 6):  # its default, and more
+            settings[f" draft {count}"] = [
+                *("--model-draft", str(draft), "--spec-type", "draft-simple", "--spec-draft-n-max", str(count))
+            ]
+    wanted = {name: options for name, options in settings.items() if asked(f"llama.cpp server{name}")}
+    if wanted and shutil.which("llama-server") is None:
+        print(f"{_BAR}\nllama.cpp's speculation is NOT measured: there is no llama-server on the PATH; "
+              f"llama_server.py says how to build it\n{_BAR}", file=sys.stderr)  # fmt: skip
+        wanted = {}
+    return family + [
+        LlamaServer(f"llama.cpp server{name}", target, options=options, **common) for name, options in wanted.items()
+    ]
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
     if any("llama.cpp".startswith(pattern.split("*")[0][:9]) for pattern in wanted):
         llama_cpp = adapters.import_llama_cpp()
         if llama_cpp is not None:
-            family = adapters.llama_cpp_family(
+            engines += adapters.llama_cpp_family(
                 llama_cpp,
                 adapters.kept_gguf(options.model, options.dtype),
                 adapters.kept_gguf(draft, adapters.dense(options.dtype)) if draft else None,
@@ -163,8 +163,8 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
                 threads=options.threads,
                 end_ids=target.target.end_ids,
                 flash=options.llama_flash,
+                asked=asked,
             )
-            engines += [each for each in family if asked(each.name)]
     return engines
 
 
