@@ -97,7 +97,7 @@ class Architecture:
         kind = _KINDS.get(self._name)
         if kind is None:
             raise UnsupportedArchitecture(
-                f"model '{file.path}' is a GGUF file of architecture '{self._name}', which is not read: "
+                f"model '{file.path}' is a GGUF file of architecture {self._name!r:.60}, which is not read: "
                 f"{', '.join(_KINDS)} are"
             )
         self._kind = kind
@@ -119,7 +119,7 @@ class Architecture:
         found = _BLOCK.fullmatch(name)
         if found is None or found[2] not in _LAYER:
             raise UnsupportedArchitecture(
-                f"model '{self._file.path}': its tensor '{name}' has no place in a model of type "
+                f"model '{self._file.path}': its tensor {name!r:.80} has no place in a model of type "
                 f"'{self.config.model_type}'"
             )
         return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{found[3]}"
@@ -144,9 +144,18 @@ class Architecture:
         embedding = file.entries.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"model '{file.path}' has no tensor 'token_embd.weight'")
-        kv_heads = file.fields.get(f"{self._name}.attention.head_count_kv", heads)
-        if not isinstance(kv_heads, int):
+        if isinstance(file.fields.get(f"{self._name}.attention.head_count_kv"), list):
             raise UnsupportedArchitecture(f"model '{file.path}': its layers have different numbers of heads")
+        kv_heads = self._sizes("attention.head_count_kv", absent=heads)
+        if heads % kv_heads:
+            raise ModelError(
+                f"model '{file.path}': its field '{self._name}.attention.head_count_kv' is {kv_heads}, which does not "
+                f"divide its {heads} heads"
+            )
+        if len(embedding.shape) != 2:
+            raise ModelError(
+                f"model '{file.path}': its tensor 'token_embd.weight' has the shape {list(embedding.shape)}"
+            )
         layers, channels = self._sizes("block_count"), self._sizes("feed_forward_length")
         elements = sum(entry.count for entry in file.entries.values())
         if layers > len(file.entries) or width * max(channels, heads * head_dim) > elements:
@@ -181,8 +190,13 @@ class Architecture:
         return sorted({each for each in found if each is not None}) or None
 
     def _token(self, name: str) -> int | None:
-        full = f"tokenizer.ggml.{name}_token_id"
-        return None if full not in self._file.fields else int(self._field(full, int, general=True))
+        full, size = f"tokenizer.ggml.{name}_token_id", self._file.entries["token_embd.weight"].shape[0]
+        if full not in self._file.fields:
+            return None
+        found: int = self._field(full, int, general=True)
+        if not 0 <= found < size:
+            raise ModelError(f"model '{self._file.path}': its field '{full}' is {found}, of {size} tokens")
+        return found
 
     def _rotary(self, head_dim: int) -> dict[str, Any]:
         written = f"{self._name}.rope.freq_base" in self._file.fields
@@ -194,8 +208,8 @@ class Architecture:
             return {"rope_type": "default", "rope_theta": theta}
         if kind not in ("linear", "yarn"):
             raise UnsupportedArchitecture(
-                f"model '{self._file.path}': its rotary embedding is scaled by '{kind}': none, linear, yarn and Llama "
-                "3's are read"
+                f"model '{self._file.path}': its rotary embedding is scaled by {kind!r:.40}: none, linear, yarn and "
+                "Llama 3's are read"
             )
         scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._field("rope.scaling.factor", float)}
         if kind == "yarn":
@@ -224,7 +238,8 @@ class Architecture:
             found = self._file.fields.get(f"{self._name}.{name}", neutral)
             if found != neutral:
                 raise UnsupportedArchitecture(
-                    f"model '{self._file.path}': its field '{self._name}.{name}' is {found}, which is not computed"
+                    f"model '{self._file.path}': its field '{self._name}.{name}' is {found!r:.40}, which is not "
+                    "computed"
                 )
 
     def _sizes(self, name: str, *, absent: int | None = None) -> int:
@@ -244,8 +259,8 @@ class Architecture:
 
 
 def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | QuantisedWeight:
-    """Rows moved as :meth:`Architecture.order_of` says."""
-    if order is None:
+    """Rows moved as :meth:`Architecture.order_of` says; what has other rows has no place in the model anyway."""
+    if order is None or len(order) != value.shape[0]:
         return value
     if isinstance(value, Tensor):
         return value[order]

@@ -50,16 +50,55 @@ class _Kind:
     read: Callable[[Tensor], _Parts]
 
 
+def check_places(file: GGUFFile) -> None:
+    """Every tensor lies right behind the one before it, as in every file that ggml reads.
+
+    So a kind, a shape or a place that is not the tensor's own is seen, where its bytes would be read as other numbers.
+    Behind a tensor of a kind that is not read, whose size is not known, nothing is checked.
+
+    Raises:
+        ModelError: one lies elsewhere, or the file is cut short.
+    """
+    expected = file.begin
+    for entry in file.entries.values():
+        if entry.start != expected:
+            raise ModelError(
+                f"model '{file.path}' is no whole GGUF file: its tensor {entry.name!r:.60} begins at byte "
+                f"{entry.start}, and those before it end at {expected}"
+            )
+        size = _bytes(entry)
+        if size is None:
+            return
+        file.check_end(entry, size)
+        expected += -(-size // file.alignment) * file.alignment
+    if file.anything_from(expected):
+        raise ModelError(
+            f"model '{file.path}' is no whole GGUF file: there is something behind its last tensor {entry.name!r:.60}, "
+            f"which ends at byte {expected}"
+        )
+
+
+def _bytes(entry: Entry) -> int | None:
+    """Of a tensor; None: its kind is not read, or cannot have its shape."""
+    dtype, kind = PLAIN.get(entry.kind), _KINDS.get(entry.kind)
+    if dtype is not None:
+        return entry.count * dtype.itemsize
+    return None if kind is None or entry.count % kind.elements else entry.count // kind.elements * kind.bytes
+
+
 def dense(file: GGUFFile, entry: Entry) -> Tensor:
     """A tensor that is stored as it is, in a copy of its own; what is quantised in float32.
 
     Raises:
-        ModelError: it is of a kind that is not read, or the file is cut short.
+        ModelError: it is of a kind that is not read, or holds values that are not finite, or the file is cut short.
     """
     dtype = PLAIN.get(entry.kind)
     if dtype is None:
         return quantised(file, entry).dense()
-    return file.bytes_of(entry, entry.count * dtype.itemsize).clone().view(dtype).view(entry.shape)
+    found = file.bytes_of(entry, entry.count * dtype.itemsize).clone().view(dtype).view(entry.shape)
+    if not found.isfinite().all():
+        raise ModelError(f"model '{file.path}': its tensor '{entry.name}' holds values that are not finite")
+    return found
 
 
 def quantised(file: GGUFFile, entry: Entry) -> QuantisedWeight:

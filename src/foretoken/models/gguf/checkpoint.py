@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import ModelError
 from foretoken.models.gguf.architecture import Architecture, in_order
-from foretoken.models.gguf.blocks import PLAIN, dense, quantised
+from foretoken.models.gguf.blocks import PLAIN, check_places, dense, quantised
 from foretoken.models.gguf.container import GGUFFile
 from foretoken.models.gguf.tokenizer import tokenizer_of
 from foretoken.models.quantised.assemble import fill, skeleton
@@ -29,6 +30,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self._file = GGUFFile(path)
+        check_places(self._file)
         self._architecture = Architecture(self._file)
 
     @cached_property
@@ -44,12 +46,27 @@ class GGUFCheckpoint:
         return config
 
     def tokenizer(self) -> Any:
-        """See models/gguf/tokenizer.py."""
-        return tokenizer_of(self._file)
+        """See models/gguf/tokenizer.py.
+
+        Raises:
+            ModelError: there is none that is read, or it is of another size than the embedding.
+        """
+        found = tokenizer_of(self._file)
+        tokens, rows = len(self._file.fields["tokenizer.ggml.tokens"]), self.config.vocab_size
+        if tokens != rows:
+            raise ModelError(
+                f"model '{self._file.path}': its field 'tokenizer.ggml.tokens' has {tokens} tokens, and its embedding "
+                f"{rows} rows"
+            )
+        return found
 
     def weights(self, auto: Any, dtype: torch.dtype, name: str, **options: Any) -> Any:
         """The model, its quantised layers as they are and everything else in one dtype."""
-        return fill(skeleton(auto, self.config, dtype, **options), self._tensors(), name)
+        try:
+            return fill(skeleton(auto, self.config, dtype, **options), self._tensors(), name)
+        except ModelError as error:
+            told = str(error)
+            raise type(error)(told if told.startswith("model ") else f"model '{name}': {told}") from None
 
     def _tensors(self) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
         tied = self.config.tie_word_embeddings

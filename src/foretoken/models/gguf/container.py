@@ -32,6 +32,7 @@ _ALIGNMENT = 32  # where the file names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_MOST_ITEMS = 1 << 24  # of a list; the largest are vocabularies and their merges
 
 
 class Damaged(ValueError):
@@ -67,6 +68,8 @@ class GGUFFile:
     Attributes:
         fields: by name; numbers, strings, and lists of them.
         entries: by the tensor's name, in the file's order.
+        alignment: of the first byte of every tensor.
+        begin: where the first tensor lies.
     Raises:
         ModelError: it is not a GGUF file of version 2 or 3, or it is damaged.
     """
@@ -80,7 +83,7 @@ class GGUFFile:
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise ModelError(f"model '{path}' cannot be read: {error}") from None
         try:
-            self.fields, self.entries = _read(self._bytes)
+            self.fields, self.entries, self.alignment, self.begin = _read(self._bytes)
         except Damaged as error:
             raise ModelError(f"model '{path}' is no whole GGUF file: {error}") from None
 
@@ -90,16 +93,30 @@ class GGUFFile:
         Raises:
             ModelError: the file ends before.
         """
+        self.check_end(entry, size)
+        return torch.frombuffer(self._bytes, dtype=torch.uint8, count=size, offset=entry.start)
+
+    def check_end(self, entry: Entry, size: int) -> None:
+        """A tensor of so many bytes ends within the file.
+
+        Raises:
+            ModelError: it does not.
+        """
         end = entry.start + size
         if end > len(self._bytes):
             raise ModelError(
                 f"model '{self.path}' is cut short: its tensor '{entry.name}' ends at byte {end} of "
                 f"{len(self._bytes)}; fetch the file again"
             )
-        return torch.frombuffer(self._bytes, dtype=torch.uint8, count=size, offset=entry.start)
+
+    def anything_from(self, begin: int) -> bool:
+        """Whether a byte from there on is not zero."""
+        if begin >= len(self._bytes):
+            return False
+        return bool(torch.frombuffer(self._bytes, dtype=torch.uint8, offset=begin).any())
 
 
-def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
+def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry], int, int]:
     reader = _Reader(data)
     if data[:4] != MAGIC:
         raise Damaged("it does not begin with 'GGUF'")
@@ -112,6 +129,8 @@ def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
     fields: dict[str, Any] = {}
     for _ in range(num_fields):
         name = reader.string()
+        if name in fields:
+            raise Damaged(f"it holds two fields of one name, {name!r:.60}")
         fields[name] = reader.value(reader.number("I"), name)
     alignment = fields.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
@@ -120,8 +139,10 @@ def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
     begin = -(-reader.position // alignment) * alignment
     entries = {name: Entry(name, shape, kind, begin + offset) for name, shape, kind, offset in found}
     if len(entries) < len(found):
-        raise Damaged("it holds two tensors of one name")
-    return fields, entries
+        names = [name for name, *_ in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Damaged(f"it holds two tensors of one name, {twice!r:.60}")
+    return fields, entries, alignment, begin
 
 
 class _Reader:
@@ -153,22 +174,25 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise Damaged(f"its field '{name}' is of the unknown type {kind}")
+            raise Damaged(f"its field {name!r:.60} is of the unknown type {kind}")
         inner, count = self.number("I"), self.number("Q")
+        if inner not in _NUMBERS and inner != _STRING:
+            raise Damaged(f"its field {name!r:.60} is a list of the unknown type {inner}")
+        least = 8 if inner == _STRING else struct.calcsize(_NUMBERS[inner])  # a text begins with its length
+        if count > _MOST_ITEMS or least * count > len(self.data) - self.position:
+            raise Damaged(f"its field {name!r:.60} has {count} entries, more than the file has room for")
         if inner in _NUMBERS:
             return list(self.numbers(_NUMBERS[inner], count))
-        if inner != _STRING:
-            raise Damaged(f"its field '{name}' is a list of the unknown type {inner}")
-        if 8 * count > len(self.data) - self.position:  # each begins with its length
-            raise Damaged(f"its field '{name}' has {count} entries, more than the file has room for")
         return [self.string() for _ in range(count)]
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.string()
         num_dimensions = self.number("I")
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
-            raise Damaged(f"its tensor '{name}' has {num_dimensions} dimensions")
+            raise Damaged(f"its tensor {name!r:.60} has {num_dimensions} dimensions")
         shape = self.numbers("Q", num_dimensions)[::-1]
+        if 0 in shape:
+            raise Damaged(f"its tensor {name!r:.60} has the shape {list(shape)}")
         kind, offset = self.numbers("I", 1)[0], self.number("Q")
         return name, tuple(shape), kind, offset
 

@@ -37,6 +37,7 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_WORDS = {str: "texts", int: "whole numbers", float: "numbers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ class _Vocabulary:
         kind = self._fields.get("model")
         if kind is None or "tokens" not in self._fields:
             raise self._odd("it holds no tokenizer ('tokenizer.ggml.model', 'tokenizer.ggml.tokens'): convert it again")
-        if kind not in _BUILDERS:
-            raise self._odd(f"its tokenizer is of kind '{kind}', which is not read: {', '.join(_BUILDERS)} are")
+        if not isinstance(kind, str) or kind not in _BUILDERS:
+            raise self._odd(f"its tokenizer is of kind {kind!r:.40}, which is not read: {', '.join(_BUILDERS)} are")
         self._build = _BUILDERS[kind]
-        self.tokens = self._list("tokens", None)
-        self.kinds = self._list("token_type", len(self.tokens))
+        self.tokens = self._list("tokens", None, str)
+        self.kinds = self._list("token_type", len(self.tokens), int)
 
     @property
     def ids(self) -> dict[str, int]:
@@ -148,9 +149,9 @@ class _Vocabulary:
         if split is None:
             what = "does not say how text is split before merging ('tokenizer.ggml.pre')"
             if name is not None:
-                what = f"splits text before merging as '{name}' does, which is not known here"
+                what = f"splits text before merging as {name!r:.40} does, which is not known here"
             raise self._odd(f"its tokenizer {what}: {', '.join(_SPLITS)} are read")
-        merges = [tuple(merge.split(" ")) for merge in self._list("merges", None)]
+        merges = [tuple(merge.split(" ")) for merge in self._list("merges", None, str)]
         ids = self.ids
         if any(len(pair) != 2 or any(part not in ids for part in (*pair, "".join(pair))) for pair in merges):
             raise self._odd("merges of its tokenizer name tokens that it does not have")
@@ -170,7 +171,7 @@ class _Vocabulary:
 
     def sentence_piece(self) -> tuple[Tokenizer, bool]:
         """BPE over characters, spaces written as ▁; whether texts begin with a token for it."""
-        scores, ids = self._list("scores", len(self.tokens)), self.ids
+        scores, ids = self._list("scores", len(self.tokens), float), self.ids
         # llama.cpp merges the two neighbours whose token has the best score; a merge's rank is that order
         merges = [
             (-scores[index], ids[token[:cut]], ids[token[cut:]], token[:cut], token[cut:])
@@ -196,11 +197,13 @@ class _Vocabulary:
         backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
         return backend, True
 
-    def _list(self, name: str, length: int | None) -> list[Any]:
+    def _list(self, name: str, length: int | None, kind: type) -> list[Any]:
         found = self._fields.get(name)
-        if not isinstance(found, list) or (length is not None and len(found) != length):
-            what = "is missing" if found is None else f"has not one entry for each of its {length} tokens"
+        if not isinstance(found, list) or not all(type(each) is kind for each in found):
+            what = "is missing" if found is None else f"is no list of {_WORDS[kind]}"
             raise self._odd(f"its field 'tokenizer.ggml.{name}' {what}")
+        if length is not None and len(found) != length:
+            raise self._odd(f"its field 'tokenizer.ggml.{name}' has not one entry for each of its {length} tokens")
         return found
 
     def _index(self, name: str) -> int | None:

@@ -17,6 +17,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from foretoken.core.errors import ModelError
 from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
 
+_PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def skeleton(auto: Any, config: Any, dtype: torch.dtype, **options: Any) -> Any:
     """The library's modules with real buffers, and parameters on the device "meta"; in eval mode.
@@ -24,9 +26,15 @@ def skeleton(auto: Any, config: Any, dtype: torch.dtype, **options: Any) -> Any:
     Args:
         auto: the door to the model, ``AutoModelForCausalLM`` or a sister.
         options: of ``from_config``.
+    Raises:
+        ModelError: the library cannot build a model of such a config.
     """
-    with _without_weights():
-        return auto.from_config(config, dtype=dtype, **options).eval()
+    try:
+        with _without_weights():
+            return auto.from_config(config, dtype=dtype, **options).eval()
+    except Exception as error:  # sizes that do not go together fail anywhere in hundreds of families
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ModelError(f"its config makes no model ({reason})") from error
 
 
 @contextmanager
@@ -56,7 +64,8 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
     Returns:
         the model.
     Raises:
-        ModelError: a tensor has no place in the model, does not fit it, or is missing.
+        ModelError: a tensor has no place in the model, does not fit it, is missing, or holds values that are not
+            finite; or codes without the scales that would make a weight of them.
     """
     expected = dict(model.named_parameters(remove_duplicate=False))
     dtype = model.dtype
@@ -80,7 +89,14 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
                     f"model '{name}': its tensor '{key}' is quantised, which a {type(module).__name__} cannot take"
                 )
             value = value.dense()
+        elif value.dtype not in _PLAIN:
+            raise ModelError(
+                f"model '{name}': its tensor '{key}' is of {str(value.dtype).removeprefix('torch.')}, which is no "
+                "weight that is not quantised: what says how it is quantised is missing, or is not read"
+            )
         value = value.to(place.dtype if place.dtype.is_floating_point and place.dtype != dtype else dtype)
+        if not value.isfinite().all():
+            raise ModelError(f"model '{name}': its tensor '{key}' holds values that are not finite")
         if isinstance(module, QuantisedLinear):
             module.bias = value  # no parameter of it
         else:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -245,6 +249,34 @@ FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
         "'llama.attention.key_length' is '16'",
     ),
     "pieces in words": ({"split.count": "two"}, ModelError, "its field 'split.count' is 'two'"),
+    "no keys": ({"llama.attention.head_count_kv": 0}, ModelError, "'llama.attention.head_count_kv' is 0"),
+    "keys for a part of the heads": (
+        {"llama.attention.head_count_kv": 3},
+        ModelError,
+        "'llama.attention.head_count_kv' is 3, which does not divide its 4 heads",
+    ),
+    "far too many keys": ({"llama.attention.head_count_kv": 2**31}, ModelError, "head_count_kv' is 2147483648"),
+    "a token beyond the last": (
+        {"tokenizer.ggml.eot_token_id": 288},
+        ModelError,
+        "'tokenizer.ggml.eot_token_id' is 288, of 288 tokens",
+    ),
+    "another vocabulary": (
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": [f"t{index}" for index in range(300)],
+            "tokenizer.ggml.token_type": [1] * 300,
+            "tokenizer.ggml.scores": [0.5] * 300,
+        },
+        ModelError,
+        "'tokenizer.ggml.tokens' has 300 tokens, and its embedding 288 rows",
+    ),
+    "merges of numbers": ({"tokenizer.ggml.merges": [1, 2]}, ModelError, "'tokenizer.ggml.merges' is no list of texts"),
+    "a kind of tokenizer that is a list": (
+        {"tokenizer.ggml.model": ["gpt2"]},
+        ModelError,
+        "its tokenizer is of kind ['gpt2'], which is not read",
+    ),
     "another width": (
         {"llama.feed_forward_length": 128},
         ModelError,
@@ -257,6 +289,113 @@ FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
 def test_fields_that_do_not_fit(case: str, saved: Path, tmp_path: Path) -> None:
     fields, kind, message = FIELDS[case]
     assert message in refusal(gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields), kind)
+
+
+@dataclass
+class Places:
+    """Where the numbers of a file's list of tensors lie.
+
+    Attributes:
+        shape, kind, offset: of each tensor by name, the first byte.
+    """
+
+    shape: dict[str, int]
+    kind: dict[str, int]
+    offset: dict[str, int]
+
+    @classmethod
+    def of(cls, data: bytes, names: Iterable[str]) -> Places:
+        found = cls({}, {}, {})
+        for name in names:
+            at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
+            found.shape[name] = at + 4
+            found.kind[name] = at + 4 + 8 * struct.unpack_from("<I", data, at)[0]
+            found.offset[name] = found.kind[name] + 4
+        return found
+
+
+NORM, UP = "blk.1.ffn_norm.weight", "blk.1.ffn_up.weight"
+
+
+def test_tensors_that_lie_elsewhere(saved: Path, tmp_path: Path) -> None:
+    """A place, a kind or a shape that is not the tensor's would give other numbers, and no error."""
+    whole, path = gguf_files.rewrite(saved, tmp_path / "q.gguf", kind="Q8_0"), tmp_path / "x.gguf"
+    data = whole.read_bytes()
+    names = [tensor.name for tensor in gguf.GGUFReader(str(whole)).tensors]
+    places = Places.of(data, names)
+    last = names[-1]
+    cases = [
+        (places.offset[UP], struct.pack("<Q", 0), rf"its tensor '{UP}' begins at byte \d+, and those before it end at"),
+        (places.offset[UP], struct.pack("<Q", 2**60), f"its tensor '{UP}' begins at byte 1152"),
+        (places.kind[UP], struct.pack("<I", 2), r"begins at byte \d+, and those before it end at"),
+        (places.kind[NORM], struct.pack("<I", 1), r"begins at byte \d+, and those before it end at"),
+        (places.kind[last], struct.pack("<I", 2), f"there is something behind its last tensor '{last}'"),
+        (places.shape[UP], struct.pack("<Q", 32), r"begins at byte \d+, and those before it end at"),
+        (places.shape[UP], struct.pack("<Q", 0), rf"its tensor '{UP}' has the shape \[96, 0\]"),
+        (places.shape[UP], struct.pack("<Q", 2**60), f"is cut short: its tensor '{UP}' ends at byte"),
+    ]
+    for begin, number, message in cases:
+        assert data[begin : begin + len(number)] != number
+        path.write_bytes(data[:begin] + number + data[begin + len(number) :])
+        assert re.search(message, refusal(path)), message
+    path.write_bytes(data + bytes(100))  # padding
+    load_as_is(path, device="cpu")
+
+
+def test_names_that_are_there_twice(saved: Path, tmp_path: Path) -> None:
+    data, path = saved.read_bytes(), tmp_path / "x.gguf"
+    for name, other, message in (
+        (NORM, b"blk.0.ffn_norm.weight", "two tensors of one name, 'blk.0.ffn_norm.weight'"),
+        (
+            "tokenizer.ggml.bos_token_id",
+            b"tokenizer.ggml.eos_token_id",
+            "two fields of one name, 'tokenizer.ggml.eos_to",
+        ),
+    ):
+        begin = data.index(name.encode())
+        path.write_bytes(data[:begin] + other + data[begin + len(name) :])
+        assert message in refusal(path)
+
+
+def test_a_list_that_is_longer_than_any(saved: Path, tmp_path: Path) -> None:
+    """Its numbers would take eight times the file's size as objects."""
+    data, path = saved.read_bytes(), tmp_path / "x.gguf"
+    name = b"tokenizer.ggml.token_type"
+    at = data.index(name) + len(name) + 8
+    for count in (2**60, 2**25, len(data) // 4):
+        path.write_bytes(data[:at] + struct.pack("<Q", count) + data[at + 8 :])
+        assert f"'tokenizer.ggml.token_type' has {count} entries, more than the file has room for" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite(value: float, saved: Path, tmp_path: Path) -> None:
+    """In a scale of a block, and in what is not quantised."""
+    norm = np.ones(64, dtype=np.float32)
+    norm[3] = value
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={NORM: norm})
+    assert f"its tensor '{NORM}' holds values that are not finite" in refusal(path)
+    path = gguf_files.rewrite(saved, tmp_path / "q.gguf", kind="Q8_0")
+    tensor = next(each for each in gguf.GGUFReader(str(path)).tensors if each.name == UP)
+    data, begin = path.read_bytes(), int(tensor.data_offset)
+    path.write_bytes(data[:begin] + struct.pack("<e", value) + data[begin + 2 :])
+    assert f"'{UP}' has scales that are not finite" in refusal(path)
+
+
+def test_a_matrix_with_other_rows_than_its_heads(saved: Path, tmp_path: Path) -> None:
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"blk.0.attn_q.weight": np.ones((2, 64), np.float32)})
+    assert "('model.layers.0.self_attn.q_proj.weight': [2, 64] in the checkpoint, [64, 64] in the model)" in refusal(
+        path
+    )
+
+
+def test_an_embedding_that_is_no_matrix(saved: Path, tmp_path: Path) -> None:
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"token_embd.weight": np.ones(64, np.float32)})
+    assert "its tensor 'token_embd.weight' has the shape [64]" in refusal(path)
+
+
+def test_a_name_of_many_lines(saved: Path, tmp_path: Path) -> None:
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"one\n" * 15: np.ones(4, np.float32)})
+    assert r"its tensor 'one\none\n" in refusal(path)
 
 
 def test_another_architecture(tmp_path: Path) -> None:
