@@ -99,6 +99,7 @@ class CheckpointFiles:
         with reported(f"model '{name}': its config cannot be read", name):
             config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
         _check_generation_config(source, name)
+        quantised_folder.add_settings(config, source, str(name))
         settings = quantised_folder.settings_of(config)
         if settings is not None:
             quantised_folder.format_of(settings, str(name))  # refused before anything is read

@@ -27,6 +27,7 @@ PIECE = 1 << 16  # bytes
 
 _PASSING = ("_name_or_path", "transformers_version")  # fields of a config that say nothing about the model
 _LORA = "adapter_config.json"
+_OF_AUTO_GPTQ = "gptq_model-*.safetensors"
 _LAYOUTS = (  # in the order in which the library looks for weights
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -92,6 +93,8 @@ def _weight_files(folder: Path) -> list[Path]:
         if (folder / index).is_file():
             placed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return [folder / name for name in sorted(set(placed.values()))]
+    if own := sorted(folder.glob(_OF_AUTO_GPTQ)):
+        return own
     raise ModelError(f"{folder}: has no weights ({' or '.join(single for single, _ in _LAYOUTS)})")
 
 

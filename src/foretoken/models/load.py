@@ -271,6 +271,8 @@ def _check_purpose(config: Any, name: str | Path) -> None:
     known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {}):
         raise UnsupportedArchitecture(f"model '{name}' ({kind}) is not a causal language model of transformers")
-    built = list(getattr(config, "architectures", None) or ())
+    built = getattr(config, "architectures", None) or []
+    if not isinstance(built, list) or not all(isinstance(each, str) for each in built):
+        raise ModelError(f"model '{name}': its config says architectures={built!r:.60}, which is no list of names")
     if built and all(each.endswith(("Classification", "QuestionAnswering", "MaskedLM")) for each in built):
         raise UnsupportedArchitecture(f"model '{name}' ({built[0]}) was not made to generate: it has no language head")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ModelError
-from foretoken.models.quantised.formats import SCALES, Layer, groups, setting
+from foretoken.models.quantised.formats import SCALES, Layer, group_size, groups, setting
 from foretoken.models.quantised.packing import unpacked, with_zeros
 from foretoken.models.quantised.weight import QuantisedWeight
 
@@ -35,7 +35,7 @@ class AWQ:
     mark = "qweight"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._group: int = config.get("group_size", 128)
+        self._group = group_size(config, 128)
         setting(config, "bits", (4,))
         version = config.get("version", "gemm")
         setting({"version": version.lower() if isinstance(version, str) else version}, "version", ("gemm",))

@@ -25,12 +25,15 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.models.quantised.formats import SCALES, Layer, groups, setting
+from foretoken.models.quantised.formats import SCALES, Layer, group_size, groups, section, setting
 from foretoken.models.quantised.packing import by_group, unpacked, with_zeros
 from foretoken.models.quantised.weight import QuantisedWeight
 
 _PACKED, _PLAIN = ("pack-quantized",), ("naive-quantized", "int-quantized")
 _STRATEGIES = ("tensor", "channel", "group")
+_BY_GROUP = ("group", "dynamic", True)
+_ORDERS = (None, False, "weight", "static", *_BY_GROUP)
+_INDICES = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,18 @@ class _Scheme:
     Attributes:
         targets: classes of modules, their names, or regular expressions (re:…).
         packed: whether codes lie in 32-bit words.
-        group: inputs that share a scale; None: a whole row.
+        group: inputs that share a scale; -1: a whole row.
         whole: whether one scale is for all rows.
+        ordered: whether every layer says which group an input belongs to.
     """
 
     targets: tuple[str, ...]
     packed: bool
     bits: int
     symmetric: bool
-    group: int | None
+    group: int
     whole: bool
+    ordered: bool
 
 
 class CompressedTensors:
@@ -66,34 +71,33 @@ class CompressedTensors:
     def __init__(self, config: Mapping[str, Any]) -> None:
         setting(config, "quantization_status", ("compressed",), "compressed")
         setting(config, "kv_cache_scheme", (None,))
-        setting(config.get("sparsity_config") or {}, "format", ("dense",), "dense")
+        setting(section(config, "sparsity_config"), "format", ("dense",), "dense")
         if config.get("transform_config"):
             raise ModelError(
                 "its quantization_config transforms activations ('transform_config'), which is not computed"
             )
-        found = config.get("config_groups")
-        if not isinstance(found, dict) or not found:
+        found = section(config, "config_groups")
+        if not found:
             raise ModelError("its quantization_config has no 'config_groups'")
-        self._schemes = [_scheme(each, config.get("format")) for each in found.values()]
+        self._schemes = [_scheme(section(found, each), config.get("format")) for each in found]
 
     def read(self, layer: Layer) -> QuantisedWeight:
         """See :class:`foretoken.models.quantised.formats.Format`."""
         scheme = self._scheme_of(layer.name)
         bits, count = scheme.bits, groups(layer, scheme.group)
         codes_OK, name = _packed_codes(layer, bits) if scheme.packed else _plain_codes(layer, bits)
-        stored = layer.parts.get("weight_scale")
-        if stored is not None and stored.ndim < 2 and scheme.whole:
-            scales = layer.part("weight_scale", tuple(stored.shape), SCALES).reshape(-1)[:1].expand(layer.outputs, 1)
-        else:
-            scales = layer.part("weight_scale", (1 if scheme.whole else layer.outputs, count), SCALES)
-            scales = scales.expand(layer.outputs, count)
+        scales = layer.part("weight_scale", _shape_of(layer, "weight_scale", scheme, count), SCALES)
+        scales = scales.reshape(-1, count).expand(layer.outputs, count)
         zeros = None if scheme.symmetric else _zeros(layer, scheme, count)
-        of_column = layer.optional("weight_g_idx", (layer.inputs,), (torch.int32, torch.int64))
+        of_column = layer.optional("weight_g_idx", (layer.inputs,), _INDICES)
+        if of_column is None and scheme.ordered:
+            layer.part("weight_g_idx", (layer.inputs,), _INDICES)  # the order cannot be guessed
         order = None
-        if of_column is not None and int(of_column.min()) >= 0:  # -1: in order after all
+        if of_column is not None and not bool((of_column == -1).all()):  # -1: in order after all
             order = by_group(of_column, count, f"{layer.name}.weight_g_idx")
-        # a symmetric layer may have zero points that are all in the middle
-        layer.refuse_the_rest("bias", *(["weight_zero_point"] if scheme.symmetric else []))
+        if scheme.symmetric:
+            _check_middle(layer, bits)
+        layer.refuse_the_rest("bias")
         if order is not None:
             codes_OK = codes_OK[:, order]
         return with_zeros(codes_OK, zeros, scales, bits, order_K=order, name=name)
@@ -112,13 +116,13 @@ def _is_meant(name: str, target: str) -> bool:
 
 def _scheme(found: Mapping[str, Any], default: str | None) -> _Scheme:
     layout = setting({"format": found.get("format") or default}, "format", (*_PACKED, *_PLAIN))
-    weights = found.get("weights") or {}
+    weights = section(found, "weights")
     setting(weights, "type", ("int",), "int")
     setting(weights, "dynamic", (False,), False)
     strategy = setting(weights, "strategy", _STRATEGIES)
     setting(found, "output_activations", (None,))
-    activations = found.get("input_activations")
-    if activations is not None:
+    activations = section(found, "input_activations")
+    if activations:
         wanted = {"dynamic": True, "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True}
         given = {"type": "int", "symmetric": True, **activations}
         for key, value in wanted.items():
@@ -128,13 +132,29 @@ def _scheme(found: Mapping[str, Any], default: str | None) -> _Scheme:
                     "computed, 8 bits for each row as it comes"
                 )
     return _Scheme(
-        targets=tuple(found.get("targets") or ("Linear",)),
+        targets=_targets(found),
         packed=layout in _PACKED,
         bits=setting(weights, "num_bits", (4, 8)),
-        symmetric=bool(weights.get("symmetric", True)),
-        group=weights.get("group_size") if strategy == "group" else None,
+        symmetric=setting(weights, "symmetric", (True, False), True),
+        group=group_size(weights) if strategy == "group" else -1,
         whole=strategy == "tensor",
+        # by weight, the inputs stand as they did
+        ordered=setting(weights, "actorder", _ORDERS) in _BY_GROUP,
     )
+
+
+def _targets(found: Mapping[str, Any]) -> tuple[str, ...]:
+    targets = found.get("targets")
+    if targets is None:
+        return ("Linear",)
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise ModelError(f"its quantization_config says targets={targets!r:.60}, which is no list of texts")
+    for each in targets:
+        try:
+            re.compile(each[3:] if each.startswith("re:") else "")
+        except re.error as error:
+            raise ModelError(f"its quantization_config has the target {each!r:.60}: {error}") from None
+    return tuple(targets)
 
 
 def _packed_codes(layer: Layer, bits: int) -> tuple[Tensor, str]:
@@ -166,9 +186,29 @@ def _zeros(layer: Layer, scheme: _Scheme, count: int) -> Tensor:
     if scheme.packed and not scheme.whole:
         words = layer.part("weight_zero_point", (-(-rows // per_word), count), (torch.int32,))
         return unpacked(words, bits, dim=0)[:rows].short()
-    stored = layer.parts.get("weight_zero_point")
-    shape = tuple(stored.shape) if stored is not None and stored.ndim < 2 and scheme.whole else (rows, count)
-    zeros = layer.part("weight_zero_point", shape, (torch.int8,))
+    zeros = layer.part("weight_zero_point", _shape_of(layer, "weight_zero_point", scheme, count), (torch.int8,))
     if int(zeros.min()) < -middle or int(zeros.max()) >= middle:
         raise ModelError(f"the tensor '{layer.name}.weight_zero_point' has zero points that are none of {bits} bits")
-    return (zeros.short() + middle).reshape(-1, count if zeros.ndim == 2 else 1).expand(layer.outputs, count)
+    return (zeros.short() + middle).reshape(-1, count).expand(layer.outputs, count)
+
+
+def _shape_of(layer: Layer, key: str, scheme: _Scheme, count: int) -> tuple[int, ...]:
+    """Of scales or zero points; one for the whole tensor may be stored as a number, in a list or in a matrix."""
+    stored = layer.parts.get(key)
+    if scheme.whole and stored is not None and tuple(stored.shape) in ((), (1,)):
+        return tuple(stored.shape)
+    return (1 if scheme.whole else layer.outputs), count
+
+
+def _check_middle(layer: Layer, bits: int) -> None:
+    """A symmetric layer may have zero points nevertheless, all of them in the middle."""
+    zeros = layer.parts.get("weight_zero_point")
+    if zeros is None:
+        return
+    layer.used.add("weight_zero_point")
+    if zeros.dtype == torch.int32 and zeros.ndim == 2:
+        zeros = unpacked(zeros, bits, dim=0)[: layer.outputs].short() - 2 ** (bits - 1)
+    if bool((zeros != 0).any()):
+        raise ModelError(
+            f"the tensor '{layer.name}.weight_zero_point' is not zero, and its quantization_config says symmetric=True"
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = {
 }
 _SETTINGS = ("quantization_config", "compression_config")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_BESIDE = "quantize_config.json"  # of AutoGPTQ and GPTQModel
+_OLD_BUFFER = r"rotary_emb\.inv_freq"  # of every layer, in files of older versions of the library
 
 
 def settings_of(config: Any) -> Mapping[str, Any] | None:
@@ -39,6 +42,24 @@ def settings_of(config: Any) -> Mapping[str, Any] | None:
     if found is None or isinstance(found, dict):
         return found
     return dict(found.to_dict())
+
+
+def add_settings(config: Any, source: str, name: str) -> None:
+    """Take what a folder says of its quantisation in a file beside its config, where the config says nothing.
+
+    Raises:
+        ModelError: that file is damaged.
+    """
+    path = Path(source, _BESIDE)
+    if settings_of(config) is not None or not path.is_file():
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model '{name}': its {_BESIDE} cannot be read: {error}") from None
+    config.quantization_config = {"quant_method": "gptq", **found}
 
 
 def format_of(settings: Mapping[str, Any], name: str) -> Format:
@@ -75,7 +96,7 @@ def weights(
     """
     layout = format_of(settings, name)
     try:
-        tensors = _Tensors(source, name)
+        tensors = _Tensors(source, name, settings)
         config = copy.deepcopy(config)
         for key in _SETTINGS:  # of the files; the model is complete without
             vars(config).pop(key, None)
@@ -92,9 +113,12 @@ def weights(
 
 def _read(model: Any, tensors: _Tensors, layout: Format) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    passing = re.compile("|".join([_OLD_BUFFER, *(model._keys_to_ignore_on_load_unexpected or ())]))
     for module, keys in tensors.by_module.items():
         if layout.mark not in keys:
-            yield from ((f"{module}.{key}".lstrip("."), tensors.get(f"{module}.{key}".lstrip("."))) for key in keys)
+            names = (f"{module}.{key}".lstrip(".") for key in keys)
+            yield from ((each, tensors.get(each)) for each in names if passing.search(each) is None)
             continue
         linear = linears.get(module)
         if linear is None:
@@ -105,8 +129,10 @@ def _read(model: Any, tensors: _Tensors, layout: Format) -> Iterator[tuple[str, 
         parts = {key: tensors.get(f"{module}.{key}") for key in keys}
         layer = Layer(module, parts, linear.out_features, linear.in_features)
         yield f"{module}.weight", layout.read(layer)
-        if "bias" in parts and linear.bias is not None:
-            yield f"{module}.bias", parts["bias"]
+        # some programs store a bias of zeros for every layer; another one has no place in the model
+        bias = parts.get("bias")
+        if bias is not None and (f"{module}.bias" in own or bool(bias.any())):
+            yield f"{module}.bias", bias
 
 
 class _Tensors:
@@ -116,23 +142,34 @@ class _Tensors:
         by_module: the last names of the tensors, by what stands before.
     """
 
-    def __init__(self, source: str, name: str) -> None:
+    def __init__(self, source: str, name: str, settings: Mapping[str, Any]) -> None:
+        # AutoGPTQ gives its files a name of their own
+        own = f"gptq_model-{settings.get('bits')}bit-{settings.get('group_size')}g.safetensors"
         single = _file(source, _SINGLE)
         if single is not None:
             paths = [single]
         elif (index := _file(source, _INDEX)) is not None:
             try:
-                placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            except (OSError, ValueError, KeyError, AttributeError) as error:
+                placed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                if any(not isinstance(each, str) or Path(each).name != each for each in placed):
+                    raise ValueError("its 'weight_map' names something else than files beside it")
+            except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ModelError(f"model '{name}': its {_INDEX} cannot be read ({error})") from error
-            paths = [_file(source, each) or Path(source, each) for each in sorted(set(placed))]
+            paths = [_file(source, each) or Path(source, each) for each in placed]
+        elif (found := _file(source, own)) is not None:
+            paths = [found]
         else:
             raise ModelError(f"model '{name}' has no {_SINGLE}: quantised weights are read from safetensors only")
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
             raise ModelError(f"model '{name}': its file {missing.name} is missing; fetch the checkpoint again")
         self._files = [safe_open(path, framework="pt") for path in paths]
-        self._place = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118 (no mapping)
+        self._place: dict[str, Any] = {}
+        for file in self._files:
+            for key in file.keys():  # noqa: SIM118 (no mapping)
+                if key in self._place:
+                    raise ModelError(f"model '{name}': its tensor '{key}' is in two of its files")
+                self._place[key] = file
         self.by_module: dict[str, list[str]] = {}
         for key in self._place:
             module, _, last = key.rpartition(".")

@@ -70,6 +70,8 @@ class Layer:
                 f"the tensor '{self.name}.{key}' is {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}: "
                 f"{list(shape)} of {wanted} is needed"
             )
+        if found.is_floating_point() and not found.isfinite().all():
+            raise ModelError(f"the quantised layer '{self.name}' has scales that are not finite ('{self.name}.{key}')")
         return found
 
     def refuse_the_rest(self, *known: str) -> None:
@@ -84,19 +86,43 @@ class Layer:
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def groups(layer: Layer, size: int | None) -> int:
-    """How many groups a row has; a size of None or -1 is the whole row.
+def groups(layer: Layer, size: int) -> int:
+    """How many groups of :func:`group_size` a row has.
 
     Raises:
         ModelError: a row is no whole number of groups.
     """
-    if size is None or size == -1:
+    if size == -1:
         return 1
-    if size < 1 or layer.inputs % size:
+    if layer.inputs % size:
         raise ModelError(
-            f"the quantised layer '{layer.name}' has rows of {layer.inputs}, which are no groups of {size}"
+            f"the quantised layer '{layer.name}' has rows of {layer.inputs}, which are no groups of {size} (group_size)"
         )
     return layer.inputs // size
+
+
+def group_size(config: Mapping[str, Any], default: int | None = None) -> int:
+    """Inputs that share a scale, by a ``quantization_config``; -1 for a whole row.
+
+    Raises:
+        ModelError: it says something else, or nothing where nothing is the default.
+    """
+    found = config.get("group_size", default)
+    if type(found) is not int or (found < 1 and found != -1):
+        raise ModelError(f"its quantization_config says group_size={found!r:.60}: a whole number, or -1 for rows")
+    return found
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Settings within a ``quantization_config``; none where there are none.
+
+    Raises:
+        ModelError: it is something else than settings.
+    """
+    found = config.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise ModelError(f"its quantization_config says {key}={found!r:.60}, which is no JSON object")
+    return found or {}
 
 
 def setting(config: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any = None) -> Any:
@@ -106,7 +132,7 @@ def setting(config: Mapping[str, Any], key: str, known: tuple[Any, ...], default
         ModelError: it is something else.
     """
     found = config.get(key, default)
-    if found not in known:
+    if not any(isinstance(found, type(each)) and found == each for each in known):  # 4.0 is no 4, and 1 is not true
         says = ", ".join(repr(each) for each in known)
-        raise ModelError(f"its quantization_config says {key}={found!r}: {says} can be read")
+        raise ModelError(f"its quantization_config says {key}={found!r:.60}: {says} can be read")
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ModelError
-from foretoken.models.quantised.formats import SCALES, Layer, groups, setting
+from foretoken.models.quantised.formats import SCALES, Layer, group_size, groups, setting
 from foretoken.models.quantised.packing import by_group, unpacked, with_zeros
 from foretoken.models.quantised.weight import QuantisedWeight
 
@@ -37,8 +37,8 @@ class GPTQ:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._bits = setting(config, "bits", (4, 8))
-        self._group: int = config.get("group_size", -1)
-        self._ordered = bool(config.get("desc_act", False))
+        self._group = group_size(config, -1)
+        self._ordered: bool = setting(config, "desc_act", (True, False), False)
         # AutoGPTQ's first files do not name their format
         version = setting(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
         self._offset = 1 if version == "gptq" else 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ModelError
 from foretoken.models.fingerprint import fingerprint
@@ -156,6 +157,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "a group that is not there": ("g_idx", torch.full((64,), 7, dtype=torch.int32), "do not fit its 2 scales"),
     "a negative group": ("g_idx", torch.full((64,), -1, dtype=torch.int32), "do not fit its 2 scales"),
     "groups of unequal size": ("g_idx", (torch.arange(64) > 9).to(torch.int32), "groups of different sizes"),
+    "a scale that is no number": ("scales", torch.eye(2, 96).div(0).half(), rf"not finite \('{GATE}.scales'\)"),
 }
 
 
@@ -170,6 +172,129 @@ def test_an_order_that_is_missing(plain: Path, tmp_path: Path) -> None:
     made.write(plain, tmp_path / "q", *made.gptq(4, 32, ordered=True))
     made.change(tmp_path / "q", **{f"{GATE}.g_idx": None})
     assert f"lacks its tensor '{GATE}.g_idx'" in refusal(tmp_path / "q")
+
+
+@pytest.mark.parametrize("value", [None, -1, -7])
+def test_an_order_of_compressed_tensors_that_is_missing(value: int | None, plain: Path, tmp_path: Path) -> None:
+    made.write(plain, tmp_path / "q", *LAYOUTS["packed-4-ordered"])
+    order = load_file(tmp_path / "q" / "model.safetensors")[f"{GATE}.weight_g_idx"]
+    if value is not None:
+        order[5] = value
+    made.change(tmp_path / "q", **{f"{GATE}.weight_g_idx": None if value is None else order})
+    wanted = f"lacks its tensor '{GATE}.weight_g_idx'" if value is None else "do not fit its 4 scales"
+    assert wanted in refusal(tmp_path / "q")
+    made.change(tmp_path / "q", **({} if value is None else {f"{GATE}.weight_g_idx": torch.full_like(order, -1)}))
+    if value is not None:  # in order after all, as the format has it
+        layer = load_as_is(tmp_path / "q", device="cpu").model.get_submodule(GATE)
+        assert layer.quantised.order_K is None
+
+
+def test_codes_without_their_scales(plain: Path, tmp_path: Path) -> None:
+    """What is left looks like a dense weight of whole numbers."""
+    made.write(plain, tmp_path / "q", *LAYOUTS["naive"])
+    made.change(tmp_path / "q", **{f"{GATE}.weight_scale": None})
+    assert f"its tensor '{GATE}.weight' is of int8, which is no weight that is not quantised" in refusal(tmp_path / "q")
+
+
+def test_a_symmetric_layer_with_zero_points(plain: Path, tmp_path: Path) -> None:
+    settings, make = LAYOUTS["packed-4-channel"]
+    symmetric = json.loads(json.dumps(settings))
+    symmetric["config_groups"]["group_0"]["weights"]["symmetric"] = True
+    made.write(plain, tmp_path / "q", symmetric, make)
+    assert "weight_zero_point' is not zero, and its quantization_config says symmetric=True" in refusal(tmp_path / "q")
+
+    def in_the_middle(outputs: int, inputs: int, generator: Any) -> made.Made:
+        parts, dense = LAYOUTS["naive"][1](outputs, inputs, generator)
+        return {**parts, "weight_zero_point": torch.zeros(outputs, inputs // 32, dtype=torch.int8)}, dense
+
+    expected = made.write(plain, tmp_path / "zeros", LAYOUTS["naive"][0], in_the_middle)
+    layer = load_as_is(tmp_path / "zeros", device="cpu").model.get_submodule(GATE)
+    assert torch.equal(layer.quantised.dense(), expected[GATE])
+
+
+@pytest.mark.parametrize("key", ["weight_scale", "weight_zero_point"])
+@pytest.mark.parametrize("count", [0, 2, 48])
+def test_more_than_one_number_for_a_whole_tensor(key: str, count: int, plain: Path, tmp_path: Path) -> None:
+    made.write(plain, tmp_path / "q", *LAYOUTS["int-tensor-zeros"])
+    dtype = torch.bfloat16 if key == "weight_scale" else torch.int8
+    made.change(tmp_path / "q", **{f"{GATE}.{key}": torch.ones(count, dtype=dtype)})
+    assert f"the tensor '{GATE}.{key}' is [{count}]" in refusal(tmp_path / "q")
+
+
+def test_values_that_are_not_finite_in_what_is_not_quantised(folder: Path) -> None:
+    norm = torch.ones(64, dtype=torch.bfloat16)
+    norm[3] = torch.nan
+    made.change(folder, **{"model.layers.2.input_layernorm.weight": norm})
+    assert "'model.layers.2.input_layernorm.weight' holds values that are not finite" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_a_bias_that_the_model_does_not_have(value: float, folder: Path) -> None:
+    """Some programs write zeros for every layer."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{GATE}.bias"] = torch.full((96,), value)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if value:
+        assert f"its tensor '{GATE}.bias' has no place" in refusal(folder)
+    else:
+        assert load_as_is(folder, device="cpu").model.get_submodule(GATE).bias is None
+
+
+def test_a_folder_as_auto_gptq_writes_it(plain: Path, folder: Path) -> None:
+    """Settings beside the config, weights under a name of their own, tables that older libraries stored."""
+    expected = load_as_is(folder, device="cpu").model.state_dict()
+    config = json.loads((folder / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "quantize_config.json").write_text(
+        json.dumps(
+            {"bits": 4, "group_size": 32, "desc_act": False, "sym": settings["sym"], "model_file_base_name": None}
+        )
+    )
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "gptq_model-4bit-32g.safetensors", metadata={"format": "pt"})
+    found = load_as_is(folder, device="cpu")
+    assert isinstance(found.model.get_submodule(GATE), QuantisedLinear)
+    assert all(torch.equal(found.model.state_dict()[name], value) for name, value in expected.items())
+    assert found.fingerprint == fingerprint(folder)
+    (folder / "quantize_config.json").write_text("[4")
+    assert "its quantize_config.json cannot be read" in refusal(folder)
+
+
+INDICES: dict[str, tuple[Any, str]] = {
+    "no files": ({"weight_map": 3}, "model.safetensors.index.json cannot be read"),
+    "a number": (3, "model.safetensors.index.json cannot be read"),
+    "a file that is a list": ({"weight_map": {"a": ["b"]}}, "model.safetensors.index.json cannot be read"),
+    "a file elsewhere": ({"weight_map": {"a": "../b"}}, "'weight_map' names something else than files beside it"),
+    "a file that is not there": ({"weight_map": {"a": "b"}}, "its file b is missing"),
+    "a tensor twice": ({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}, "' is in two of its files"),
+}
+
+
+@pytest.mark.parametrize("case", INDICES)
+def test_a_damaged_index(case: str, folder: Path) -> None:
+    index, message = INDICES[case]
+    shutil.copy(folder / "model.safetensors", folder / "a.safetensors")
+    (folder / "model.safetensors").rename(folder / "b.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert message in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"intermediate_size": -1}, "its config makes no model (RuntimeError: "),
+        ({"vocab_size": 2}, "its config makes no model (AssertionError: "),
+        ({"architectures": 3}, "its config says architectures=3, which is no list of names"),
+        ({"architectures": [3]}, "its config says architectures=[3], which is no list of names"),
+    ],
+)
+def test_a_config_that_makes_no_model(changes: dict[str, Any], message: str, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    assert message in refusal(folder)
 
 
 def test_a_weight_that_is_missing(folder: Path) -> None:
@@ -228,7 +353,12 @@ UNREAD = {
     "3 bits": (settings(GPTQ, bits=3), r"\(gptq\): its quantization_config says bits=3: 4, 8 can be read"),
     "marlin": (settings(GPTQ, checkpoint_format="marlin"), "checkpoint_format='marlin'"),
     "layers of their own": (settings(GPTQ, dynamic={"-:lm_head": {}}), "dynamic"),
-    "groups of no size": (settings(GPTQ, group_size=40), "are no groups of 40"),
+    "groups of another size": (settings(GPTQ, group_size=40), r"are no groups of 40 \(group_size\)"),
+    "groups of no size": (settings(GPTQ, group_size=0), "group_size=0: a whole number, or -1"),
+    "groups in words": (settings(GPTQ, group_size="32"), "group_size='32': a whole number, or -1"),
+    "awq in words": (settings(AWQ, group_size=None), "group_size=None: a whole number, or -1"),
+    "bits in halves": (settings(GPTQ, bits=4.0), "bits=4.0: 4, 8 can be read"),
+    "an order in words": (settings(GPTQ, desc_act="no"), "desc_act='no': True, False can be read"),
     "awq of 8 bits": (settings(AWQ, bits=8), "bits=8: 4 can be read"),
     "gemv": (settings(AWQ, version="gemv"), "version='gemv': 'gemm'"),
     "no zero points": (settings(AWQ, zero_point=False), "zero_point=False"),
@@ -250,6 +380,15 @@ UNREAD = {
     "rotations": (settings(COMPRESSED, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
     "not finished": (settings(COMPRESSED, quantization_status="frozen"), "quantization_status='frozen': 'compressed'"),
     "no groups": (settings(COMPRESSED, config_groups={}), "config_groups"),
+    "groups that are none": (settings(COMPRESSED, config_groups=[3]), r"config_groups=\[3\], which is no JSON object"),
+    "a group that is none": (settings(COMPRESSED, config_groups={"g": 3}), "g=3, which is no JSON object"),
+    "weights that are none": (one_group(weights="int4"), "weights='int4', which is no JSON object"),
+    "a group of no size": (of_weights(group_size=None), "group_size=None: a whole number"),
+    "symmetric in words": (of_weights(symmetric="no"), "symmetric='no': True, False can be read"),
+    "an unknown order": (of_weights(actorder="odd"), "actorder='odd'"),
+    "activations that are none": (one_group(input_activations=8), "input_activations=8, which is no JSON object"),
+    "a target that is none": (one_group(targets=[3]), r"targets=\[3\], which is no list of texts"),
+    "a pattern that is none": (one_group(targets=["re:("]), r"the target 're:\(': missing"),
     "another layer's": (one_group(targets=["lm_head"]), "does not say how"),
 }
 
