@@ -39,8 +39,9 @@ class GPTQ:
         self._bits = setting(config, "bits", (4, 8))
         self._group = group_size(config, -1)
         self._ordered: bool = setting(config, "desc_act", (True, False), False)
-        # AutoGPTQ's first files do not name their format
-        version = setting(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        # AutoGPTQ's first files do not name their format; GPTQModel has two names for it
+        key = "format" if "checkpoint_format" not in config else "checkpoint_format"
+        version = setting(config, key, ("gptq", "gptq_v2"), "gptq")
         self._offset = 1 if version == "gptq" else 0
         if config.get("dynamic"):
             raise ModelError(

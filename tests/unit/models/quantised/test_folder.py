@@ -107,6 +107,14 @@ def test_the_rest_keeps_its_precision(stored: torch.dtype, dtype: torch.dtype, t
     assert load(tmp_path / "q", device="cpu").dtype == dtype
 
 
+def test_a_version_by_its_other_name(plain: Path, tmp_path: Path) -> None:
+    settings, make = LAYOUTS["gptq-v2"]
+    named = {**others(settings, "checkpoint_format"), "format": "gptq_v2"}
+    expected = made.write(plain, tmp_path / "q", named, make)
+    layer = load_as_is(tmp_path / "q", device="cpu").model.get_submodule(GATE)
+    assert torch.equal(layer.quantised.dense(), expected[GATE])
+
+
 def test_layers_of_their_own_schemes(plain: Path, tmp_path: Path) -> None:
     """A layer's name goes before its class, and patterns are regular expressions."""
     settings, make = made.compressed("pack-quantized", 4, "group", 32)
@@ -330,6 +338,10 @@ def settings(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**base, **changes}
 
 
+def others(base: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in base.items() if key != name}
+
+
 GPTQ, AWQ, COMPRESSED = (each[0] for each in (made.gptq(4, 32), made.awq(32), LAYOUTS["packed-4"]))
 GROUP = COMPRESSED["config_groups"]["group_0"]
 
@@ -351,6 +363,7 @@ UNREAD = {
     "bitsandbytes": ({"quant_method": "bitsandbytes"}, "and GGUF files"),
     "nothing said": ({}, "quantised with 'None'"),
     "3 bits": (settings(GPTQ, bits=3), r"\(gptq\): its quantization_config says bits=3: 4, 8 can be read"),
+    "bitblas": ({**others(GPTQ, "checkpoint_format"), "format": "bitblas"}, "format='bitblas'"),
     "marlin": (settings(GPTQ, checkpoint_format="marlin"), "checkpoint_format='marlin'"),
     "layers of their own": (settings(GPTQ, dynamic={"-:lm_head": {}}), "dynamic"),
     "groups of another size": (settings(GPTQ, group_size=40), r"are no groups of 40 \(group_size\)"),
