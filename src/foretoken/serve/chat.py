@@ -37,7 +37,7 @@ class Chat:
             raise ApiError(400, "top_logprobs go with logprobs=true only", param="top_logprobs")
         self.service = service
         self.body = body
-        self.id, self.created = new_id("chatcmpl"), int(time.time())
+        self.id, self.created = new_id("chatcmpl-"), int(time.time())
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         choice = ToolChoice(body.tools, chosen, named, parallel=body.parallel_tool_calls)

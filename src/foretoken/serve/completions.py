@@ -38,7 +38,7 @@ class Completion:
             raise ApiError(400, "max_tokens=0 goes with echo=true only: ask for at least one token", param="max_tokens")
         self.service = service
         self.body = body
-        self.id, self.created = new_id("cmpl"), int(time.time())
+        self.id, self.created = new_id("cmpl-"), int(time.time())
         length = _LENGTH if body.max_tokens is None else body.max_tokens
         self.nothing = length == 0  # only the prompt is asked for: one token is computed, and not shown
         scored = body.logprobs if body.echo else None

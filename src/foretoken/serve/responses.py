@@ -47,7 +47,7 @@ class Response:
             raise ApiError(400, "background=true is not supported: leave it out, or use stream", param="background")
         self.service = service
         self.body = body
-        self.id, self.created = new_id("resp"), int(time.time())
+        self.id, self.created = new_id("resp_"), int(time.time())
         named = body.tool_choice.name if isinstance(body.tool_choice, NamedResponseTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         tools = [_tool(each) for each in body.tools or ()]
@@ -159,26 +159,34 @@ class _Output:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that is being written
+        self._spaces = ""  # they are the beginning of a message if text follows
 
     def add(self, piece: Piece) -> Iterator[tuple[str, dict[str, Any]]]:
         """Take in what is new; yields events as kind and fields."""
         if piece.reasoning:
             yield from self._write("reasoning", piece.reasoning)
-        if piece.content and (piece.content.strip() or self._open_kind == "message"):
-            yield from self._write("message", piece.content)
+        begun = [call for call in piece.calls if "id" in call]
         for call in piece.calls:
+            if "id" not in call:  # the rest of the call that is open: text is behind it
+                yield from self._write("function_call", call["function"]["arguments"])
+        content = self._spaces + piece.content
+        if content.strip() or (content and self._open_kind == "message"):
+            self._spaces = ""
+            yield from self._write("message", content)
+        else:
+            self._spaces = "" if begun else content
+        for call in begun:
             function = call["function"]
-            if "id" in call:
-                yield from self._close("completed")
-                item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "name": function["name"]}
-                yield from self._begin({**item, "arguments": "", "status": "in_progress"})
+            yield from self._close("completed")
+            item = {"type": "function_call", "id": new_id("fc_"), "call_id": call["id"], "name": function["name"]}
+            yield from self._begin({**item, "arguments": "", "status": "in_progress"})
             if function["arguments"]:
                 yield from self._write("function_call", function["arguments"])
 
     def close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Nothing follows."""
         if not self.items and self._open is None:
-            yield from self._write("message", "")
+            yield from self._write("message", self._spaces)
         yield from self._close(status)
 
     @property
@@ -237,8 +245,8 @@ class _Output:
 def _empty(kind: str) -> dict[str, Any]:
     """An item that text is written into."""
     if kind == "reasoning":
-        return {"type": kind, "id": new_id("rs"), "summary": [], "content": [_part(kind, "")], "status": "in_progress"}
-    item = {"type": kind, "id": new_id("msg"), "status": "in_progress", "role": "assistant"}
+        return {"type": kind, "id": new_id("rs_"), "summary": [], "content": [_part(kind, "")], "status": "in_progress"}
+    item = {"type": kind, "id": new_id("msg_"), "status": "in_progress", "role": "assistant"}
     return {**item, "content": [_part(kind, "")]}
 
 

@@ -278,8 +278,8 @@ async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
 
 
 def new_id(kind: str) -> str:
-    """An identifier as OpenAI's look."""
-    return f"{kind}-{uuid.uuid4().hex}"
+    """An identifier that begins as OpenAI's do: by its beginning clients tell what it is of."""
+    return f"{kind}{uuid.uuid4().hex}"
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
