@@ -72,7 +72,8 @@ class Chat:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
         options = self.body.stream_options
-        every = options is not None and bool(options.continuous_usage_stats)
+        wanted = options is not None and bool(options.include_usage)
+        every = wanted and options is not None and bool(options.continuous_usage_stats)
         chunk = Chunks(
             {
                 "id": self.id,
@@ -81,7 +82,7 @@ class Chat:
                 "model": self.service.name,
                 "system_fingerprint": FINGERPRINT,
             },
-            usage=every or (options is not None and bool(options.include_usage)),
+            usage=wanted,
         )
         with self.service.running(self.requests) as ticket:
             told = 0
@@ -98,7 +99,7 @@ class Chat:
                     streamed = self._streamed(delta)
                     told += len(delta.token_ids)
                     yield chunk([streamed], self._usage(told) if every else None)
-        if options is not None and options.include_usage:
+        if wanted:
             yield chunk([], self._usage())
         yield DONE
 

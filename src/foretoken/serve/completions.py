@@ -65,7 +65,8 @@ class Completion:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
         options = self.body.stream_options
-        every = options is not None and bool(options.continuous_usage_stats)
+        wanted = options is not None and bool(options.include_usage)
+        every = wanted and options is not None and bool(options.continuous_usage_stats)
         chunk = Chunks(
             {
                 "id": self.id,
@@ -74,7 +75,7 @@ class Completion:
                 "model": self.service.name,
                 "system_fingerprint": FINGERPRINT,
             },
-            usage=every or (options is not None and bool(options.include_usage)),
+            usage=wanted,
         )
         told = 0
         with self.service.running(self.requests) as ticket:
@@ -87,7 +88,7 @@ class Completion:
                         return
                     told += len(delta.token_ids)
                     yield chunk([self._choice(delta)], self._usage(told) if every else None)
-        if options is not None and options.include_usage:
+        if wanted:
             yield chunk([], self._usage())
         yield DONE
 

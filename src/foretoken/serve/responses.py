@@ -25,7 +25,7 @@ from foretoken.serve.schema import (
     ToolCall,
 )
 from foretoken.serve.service import Service, new_id, refuse_failure, structure
-from foretoken.serve.stream import event
+from foretoken.serve.stream import DONE, event
 from foretoken.serve.tool_choice import ToolChoice
 
 _UNLIMITED = 2**31  # the context's end is the limit
@@ -54,14 +54,22 @@ class Response:
         choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
         effort = (body.reasoning.effort if body.reasoning else None, "reasoning.effort")
         talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs, effort)
-        sampling = Sampling(model=body.model, temperature=body.temperature, top_p=body.top_p)
+        sampling = Sampling(
+            model=body.model,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+        )
         form = None if body.text is None else body.text.format
         self.params = service.params(
             sampling,
             max_tokens=body.max_output_tokens or _UNLIMITED,
             structured_outputs=talk.structure(structure(form)),
         )
-        self.format = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+        self.format = {"type": "text"} if form is None else form.model_dump(by_alias=True)
+        if "strict" in self.format:
+            self.format["strict"] = True  # every answer fits
         of = "text.format" if choice.structure(None) is None else "tools"
         self.requests = service.requests([talk.prompt], talk.completed(self.params), body, "input", of)
         self.reader = talk.reader(self.requests[0])
@@ -104,6 +112,7 @@ class Response:
         whole = self._object(delta, output.items)
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         yield said(kind, {"response": whole})
+        yield DONE
 
     # ------------------------------------------------------------------ inside
 
@@ -114,24 +123,31 @@ class Response:
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
+            "frequency_penalty": self.params.frequency_penalty,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": self.service.name,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "presence_penalty": self.params.presence_penalty,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "service_tier": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
             "store": False,
             "temperature": self.params.temperature,
             "text": {"format": self.format},
             "tool_choice": _as_given(body.tool_choice) or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": 0,
             "top_p": self.params.top_p,
             "truncation": "disabled",
             "usage": None if delta is None else self._usage(),

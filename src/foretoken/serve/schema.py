@@ -318,6 +318,7 @@ class InputMessage(Fields):
     content: str | list[InputPart]
     id: str | None = None
     status: str | None = None
+    phase: Annotated[str | None, Field(description="Taken: what an earlier message was for.")] = None
 
 
 class InputCall(Fields):
@@ -409,6 +410,8 @@ class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
     user: Annotated[str | None, Field(description="Ignored, and given back.")] = None
+    safety_identifier: Annotated[str | None, Field(description="Ignored, and given back.")] = None
+    prompt_cache_key: Annotated[str | None, Field(description="Ignored, and given back.")] = None
     metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and given back.")] = None
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
@@ -416,6 +419,9 @@ class ResponsesRequest(Ignored):
     max_output_tokens: _Count | None = None
     temperature: Annotated[float | None, Field(ge=0)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    top_logprobs: Annotated[Literal[0] | None, Field(description="Only 0: there are no log-probabilities here.")] = None
     stream: bool | None = None
     text: TextFormat | None = None
     tools: list[ResponseTool] | None = None

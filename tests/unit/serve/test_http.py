@@ -206,7 +206,7 @@ def test_the_same_conversation_as_clients_write_it(server: Served, messages: lis
 
 
 def test_the_same_items_as_agents_write_them(server: Served) -> None:
-    refused = {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": None}
+    refused = {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": "commentary"}
     refused["content"] = [{"type": "refusal", "refusal": "no"}]
     asked = {"model": NAME, "temperature": 0, "max_output_tokens": 4}
     wanted, found = (
