@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+
+def _a_boolean(given: Any) -> Any:
+    """What a JSON boolean is: for Python 0 is False."""
+    if given is not None and not isinstance(given, bool):
+        raise PydanticCustomError("bool_type", "Input should be a valid boolean")
+    return given
+
 
 _AsItIs = "Of vLLM's; only the value that asks for nothing is taken."
 _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
-_Zero = Annotated[Literal[0] | None, Field(description=_AsItIs)]
-_No = Annotated[Literal[False] | None, Field(description=_AsItIs)]
-_Yes = Annotated[Literal[True] | None, Field(description=_AsItIs)]
+_Zero = Annotated[int | None, Field(ge=0, le=0, description=_AsItIs)]
+_No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+_Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _TokenIds = list[_Index]
@@ -421,7 +430,7 @@ class ResponsesRequest(Ignored):
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    top_logprobs: Annotated[Literal[0] | None, Field(description="Only 0: there are no log-probabilities here.")] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=0, description="Only 0: there are none here.")] = None
     stream: bool | None = None
     text: TextFormat | None = None
     tools: list[ResponseTool] | None = None
