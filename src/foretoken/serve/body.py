@@ -46,6 +46,9 @@ class _Asked(Request):
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(400, "the body must be JSON: send 'Content-Type: application/json'")
+        coding = self.headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            raise ApiError(400, f"'Content-Encoding: {coding:.40}' is not read here: send the body as it is")
         try:
             body = await self.body()
         except ClientDisconnect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -104,6 +105,13 @@ def test_json_that_does_not_say_so_is_told_how(server: Served, kind: str) -> Non
     status, answer, _ = post(server, said(), **{"content-type": kind})
     assert status == 400
     assert "send 'Content-Type: application/json'" in answer["error"]["message"]
+
+
+def test_a_compressed_body_is_told_so(server: Served) -> None:
+    status, answer, _ = post(server, gzip.compress(json.dumps(said()).encode()), **{"content-encoding": "gzip"})
+    assert status == 400
+    assert "'Content-Encoding: gzip'" in answer["error"]["message"]
+    assert post(server, said(), **{"content-encoding": "identity"})[0] == 200
 
 
 def test_a_path_is_named_before_what_is_sent_to_it(server: Served) -> None:
