@@ -141,12 +141,7 @@ class Chat:
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
-        return {"content": [self._entry(each) for each in entries], "refusal": None}
-
-    def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
-        text, raw = self.service.token_text(entry.token_id)
-        top = [{"token": t, "logprob": value, "bytes": list(b)} for t, b, value in self.service.top(entry)]
-        return {"token": text, "logprob": entry.logprob, "bytes": list(raw), "top_logprobs": top}
+        return {"content": [self.service.logprob(each) for each in entries], "refusal": None}
 
 
 def _piece(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from foretoken.serve.conversation import Conversation, Piece
 from foretoken.serve.errors import ApiError
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import (
+    LOGPROBS,
     Function,
     FunctionCall,
     InputCall,
@@ -62,12 +63,18 @@ class Response:
             frequency_penalty=body.frequency_penalty,
         )
         form = None if body.text is None else body.text.format
+        scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+        if scored and (choice.tools or service.reasoning):
+            what = "tools" if choice.tools else "a model that reasons"
+            message = f"log-probabilities are of a text alone, not beside {what}: /v1/chat/completions has them"
+            raise ApiError(400, message, param="top_logprobs" if body.top_logprobs else "include")
         self.params = service.params(
             sampling,
             max_tokens=body.max_output_tokens or _UNLIMITED,
+            logprobs=(body.top_logprobs or 0) if scored else None,
             structured_outputs=talk.structure(structure(form)),
         )
-        self.format = {"type": "text"} if form is None else form.model_dump(by_alias=True)
+        self.format: dict[str, Any] = {"type": "text"} if form is None else form.model_dump(by_alias=True)
         if "strict" in self.format:
             self.format["strict"] = True  # every answer fits
         of = "text.format" if choice.structure(None) is None else "tools"
@@ -78,7 +85,7 @@ class Response:
         """The whole response."""
         (delta,) = await self.service.whole(self.requests)
         output = _Output()
-        for _ in output.add(self.reader.read(delta)):
+        for _ in self._changes(output, delta):
             pass
         for _ in output.close(_status(delta)):
             pass
@@ -105,7 +112,7 @@ class Response:
                         failed = begun | {"status": "failed", "error": _failure(error)}
                         yield said("response.failed", {"response": failed})
                         return
-                    for change in output.add(self.reader.read(delta)):
+                    for change in self._changes(output, delta):
                         yield said(*change)
         for change in output.close(_status(delta)):
             yield said(*change)
@@ -115,6 +122,9 @@ class Response:
         yield DONE
 
     # ------------------------------------------------------------------ inside
+
+    def _changes(self, output: _Output, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+        return output.add(self.reader.read(delta), [self.service.logprob(each) for each in delta.logprobs])
 
     def _object(self, delta: Delta | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.body
@@ -147,7 +157,7 @@ class Response:
             "text": {"format": self.format},
             "tool_choice": _as_given(body.tool_choice) or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": self.params.top_p,
             "truncation": "disabled",
             "usage": None if delta is None else self._usage(),
@@ -176,9 +186,11 @@ class _Output:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that is being written
         self._spaces = ""  # they are the beginning of a message if text follows
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
 
-    def add(self, piece: Piece) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Take in what is new; yields events as kind and fields."""
+    def add(self, piece: Piece, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Take in what is new, and the log-probabilities of its tokens; yields events as kind and fields."""
+        self._logprobs += logprobs
         if piece.reasoning:
             yield from self._write("reasoning", piece.reasoning)
         begun = [call for call in piece.calls if "id" in call]
@@ -232,9 +244,16 @@ class _Output:
         self._open["content"][0]["text"] += text
         fields: dict[str, Any] = {**self._place, "content_index": 0, "delta": text}
         if text and kind == "message":
-            yield "response.output_text.delta", {**fields, "logprobs": []}
+            yield "response.output_text.delta", {**fields, "logprobs": self._scored()}
         elif text:
             yield "response.reasoning_text.delta", fields
+
+    def _scored(self) -> list[dict[str, Any]]:
+        """The log-probabilities that have come since the last time, which are the open message's now."""
+        assert self._open is not None
+        new, self._logprobs = self._logprobs, []
+        self._open["content"][0]["logprobs"] += new
+        return new
 
     def _close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
         item = self._open
@@ -248,11 +267,11 @@ class _Output:
             text = item["content"][0]["text"]
             fields = {**self._place, "content_index": 0, "text": text}
             if item["type"] == "message":
-                yield "response.output_text.done", {**fields, "logprobs": []}
+                self._scored()  # of a token that ends an answer
+                yield "response.output_text.done", {**fields, "logprobs": item["content"][0]["logprobs"]}
             else:
                 yield "response.reasoning_text.done", fields
-            part = {**self._place, "content_index": 0, "part": _part(item["type"], text)}
-            yield "response.content_part.done", part
+            yield "response.content_part.done", {**self._place, "content_index": 0, "part": item["content"][0]}
         yield "response.output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
         self._open = None

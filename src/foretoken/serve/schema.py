@@ -20,11 +20,19 @@ def _a_boolean(given: Any) -> Any:
     return given
 
 
+def _an_integer(given: Any) -> Any:
+    """The same of an integer: False is none."""
+    if given is not None and type(given) is not int:
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return given
+
+
 _AsItIs = "Of vLLM's; only the value that asks for nothing is taken."
 _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
-_Zero = Annotated[int | None, Field(ge=0, le=0, description=_AsItIs)]
+_Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
 _No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+LOGPROBS = "message.output_text.logprobs"  # what asks for them in /v1/responses
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _TokenIds = list[_Index]
@@ -430,7 +438,7 @@ class ResponsesRequest(Ignored):
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=0, description="Only 0: there are none here.")] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     stream: bool | None = None
     text: TextFormat | None = None
     tools: list[ResponseTool] | None = None
@@ -445,7 +453,8 @@ class ResponsesRequest(Ignored):
     conversation: None = None
     background: bool | None = None
     include: Annotated[
-        list[Literal["reasoning.encrypted_content"]] | None, Field(description="Taken; nothing is encrypted.")
+        list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None,
+        Field(description="The second asks for log-probabilities; the first is taken, and nothing is encrypted."),
     ] = None
     reasoning: Reasoning | None = None
     stream_options: StreamOptions | None = None

@@ -302,6 +302,36 @@ def test_a_response_says_how_it_was_made(server: Served) -> None:
     assert cut["text"]["format"] == schema | {"description": None, "strict": True}
 
 
+def test_log_probabilities_of_a_response(server: Served) -> None:
+    """Those of a conversation; a piece has those of its own text, and what ends the answer is told at its end."""
+    chatted = said(PROMPTS[0], max_tokens=200, logprobs=True, top_logprobs=2)
+    (choice,) = server.send(CHAT, chatted)[1]["choices"]
+    wanted = [each["token"] for each in choice["logprobs"]["content"]]
+    asked = {"model": NAME, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 200, "top_logprobs": 2}
+    whole = server.send(RESPONSES, asked)[1]
+    assert (whole["status"], whole["top_logprobs"]) == ("completed", 2)
+    shown = whole["output"][0]["content"][0]["logprobs"]
+    assert [each["token"] for each in shown] == wanted
+    assert all(len(each["top_logprobs"]) == 2 for each in shown)
+    events = server.events(RESPONSES, asked | {"stream": True})[:-1]
+    pieces = [each for each in events if each["type"] == "response.output_text.delta"]
+    assert len(pieces) > 1
+    for event in pieces:
+        said_here = b"".join(bytes(each["bytes"]) for each in event["logprobs"]).decode()
+        assert said_here.removesuffix("<|end|>") == event["delta"]
+    told = [each["token"] for piece in pieces for each in piece["logprobs"]]
+    assert told in (wanted, wanted[:-1])
+    (done,) = (each["logprobs"] for each in events if each["type"] == "response.output_text.done")
+    assert [each["token"] for each in done] == wanted
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == done
+    chosen = {"max_output_tokens": 1, "top_logprobs": 0, "include": ["message.output_text.logprobs"]}
+    (only,) = server.send(RESPONSES, asked | chosen)[1]["output"][0]["content"][0]["logprobs"]
+    assert only["top_logprobs"] == []
+    status, refused, _ = server.send(RESPONSES, asked | {"tools": [TOOL["function"] | {"type": "function"}]})
+    assert (status, refused["error"]["param"]) == (400, "top_logprobs")
+    assert "not beside tools" in refused["error"]["message"]
+
+
 def test_penalties_of_a_response(server: Served) -> None:
     asked = {"temperature": 0, "presence_penalty": 2, "frequency_penalty": 2}
     (wanted,) = base().chat([{"role": "user", "content": PROMPTS[0]}], SamplingParams(max_tokens=30, **asked))
