@@ -124,7 +124,10 @@ class Response:
     # ------------------------------------------------------------------ inside
 
     def _changes(self, output: _Output, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
-        return output.add(self.reader.read(delta), [self.service.logprob(each) for each in delta.logprobs])
+        logprobs = [self.service.logprob(each) for each in delta.logprobs]
+        for piece in self.reader.pieces(delta):
+            yield from output.add(piece, logprobs)
+            logprobs = []
 
     def _object(self, delta: Delta | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.body
