@@ -139,7 +139,7 @@ def test_on_rays_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'foretoken[ray]'")
     pytest.importorskip("pyarrow", reason="Ray Data is not installed: pip install 'foretoken[ray]'")
     file, out = write(tmp_path / "asked.jsonl", [request(number) for number in range(12)]), tmp_path / "out.jsonl"
-    done = run(str(file), "--out", str(out), "--ray", "--workers", "2", "--threads", "1")
+    done = run(str(file), "--out", str(out), "--ray", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert len(answers(out)) == 12
 

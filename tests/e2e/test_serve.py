@@ -241,7 +241,7 @@ def test_a_conversation_in_the_terminal(expected: str) -> None:
     assert done.stdout == f"{expected}\n" * 2
     assert done.stderr.count("tokens per step") == 2
     assert "/new begins again" in done.stderr
-    assert "the context holds" in done.stderr
+    assert "maximum context length" in done.stderr
 
 
 def test_the_description_of_the_api_is_sound(address: str) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -45,38 +46,77 @@ def replicas(server: psutil.Process) -> list[psutil.Process]:
     return [each for each in every if any("ServeReplica" in word for word in each.info["cmdline"] or ())]
 
 
-def test_two_replicas_one_of_which_is_killed() -> None:
+def start(**environment: str) -> tuple[subprocess.Popen[str], str]:
+    """A server with two replicas, and its address."""
     options = ["--ray", "--replicas", "2", "--threads", "1", "--dtype", "float32", "--port", "0"]
     command = [sys.executable, "-m", "foretoken", "serve", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | environment)
     assert process.stderr is not None
     line = ""
     while "serving zoo:base with suffix, 2 replicas at " not in line:
         line = process.stderr.readline()
         assert line, "it ended"
-    address = line.split(" at ")[1].split(" ")[0]
+    return process, line.split(" at ")[1].split(" ")[0]
+
+
+def asked_while(address: str, happens: Callable[[], None]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """What comes of 16 requests and of 4 streams while something happens."""
+    answers: list[tuple[int, str]] = []
+    streams: list[tuple[int, str]] = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(address))) for _ in range(16)]
+    threads += [threading.Thread(target=lambda: streams.append(ask(address, stream=True))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.4)
+    happens()
+    for thread in threads:
+        thread.join(timeout=180)
+    return answers, streams
+
+
+def assert_told(answers: list[tuple[int, str]], streams: list[tuple[int, str]], expected: str) -> None:
+    assert Counter(code for code, _ in answers) == {200: 16}  # nothing had been said: another one was asked
+    assert {text for _, text in answers} == {expected}
+    assert len(streams) == 4
+    for code, text in streams:
+        assert text == expected if code == 200 else "died in the middle" in text
+
+
+def test_a_cluster_of_which_a_node_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own proxy is on the node that stays."""
+    from ray.cluster_utils import Cluster
+
+    callback = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "foretoken.serve.proxy:middlewares"}
+    for name, value in callback.items():
+        monkeypatch.setenv(name, value)  # of the nodes, which are begun here
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        other = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        process, address = start(RAY_ADDRESS=cluster.address, **callback)
+        status, expected = ask(address)
+        assert status == 200
+        told = asked_while(address, lambda: cluster.remove_node(other, allow_graceful=False))
+        assert_told(*told, expected)
+        assert ask(address) == (200, expected)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=90) == 0
+        assert process.stderr is not None
+        process.stderr.close()
+    finally:
+        cluster.shutdown()
+
+
+def test_two_replicas_one_of_which_is_killed() -> None:
+    process, address = start()
     server = psutil.Process(process.pid)
     status, expected = ask(address)
     assert status == 200
     assert ask(address, model="gpt-4")[0] == 404
     assert len(replicas(server)) == 2
 
-    answers: list[tuple[int, str]] = []
-    streams: list[tuple[int, str]] = []
-    threads = [threading.Thread(target=lambda: answers.append(ask(address))) for _ in range(16)]
-    threads += [threading.Thread(target=lambda: streams.append(ask(address, stream=True))) for _ in range(4)]
-    for number, thread in enumerate(threads):
-        thread.start()
-        if number == len(threads) - 1:
-            time.sleep(0.4)
-            replicas(server)[0].kill()
-    for thread in threads:
-        thread.join(timeout=180)
-    assert Counter(code for code, _ in answers) == {200: 16}  # nothing had been said: another one was asked
-    assert {text for _, text in answers} == {expected}
-    assert len(streams) == 4
-    for code, text in streams:
-        assert text == expected if code == 200 else "died in the middle" in text
+    told = asked_while(address, lambda: replicas(server)[0].kill())
+    assert_told(*told, expected)
     deadline = time.monotonic() + 90
     while len(replicas(server)) < 2:
         assert time.monotonic() < deadline, "nobody took its place"

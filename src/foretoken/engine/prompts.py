@@ -62,9 +62,10 @@ class PromptReader:
         if kept is not None:
             ids = ids[-kept:]
         if len(ids) >= self._target.max_length:
+            # programs look for these words, to shorten a prompt by themselves
             raise InputError(
-                f"{where} has {len(ids)} tokens; the context holds {self._target.max_length}, "
-                "the output included: shorten it"
+                f"{where} has {len(ids)} tokens, and this model's maximum context length is "
+                f"{self._target.max_length} tokens, the output included: shorten it"
             )
         return ids
 

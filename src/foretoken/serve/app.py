@@ -192,8 +192,6 @@ class _Guard:
                 self._check_key(headers)
             length = headers.get(b"content-length", b"0")
             self._check_length(int(length) if length.isdigit() else 0)
-            if scope["method"] == "POST" and scope["path"].startswith("/v1"):
-                self._check_kind(headers)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -215,12 +213,6 @@ class _Guard:
         if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.strip()):
             message = "no API key, or another one: send 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def _check_kind(self, headers: Mapping[bytes, bytes]) -> None:
-        """Only JSON that says so: browsers send other kinds for pages of any origin, without asking."""
-        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json" and not kind.endswith(b"+json"):
-            raise ApiError(400, "the body must be JSON: send 'Content-Type: application/json'")
 
     def _check_length(self, length: int) -> None:
         if length > self._limit:

@@ -165,8 +165,8 @@ class Answering:
         except (ApiError, ForetokenError) as error:
             told = api_error(error)
             answer, status = told.body, told.status
-        response = {"status_code": status, "request_id": new_id("req"), "body": answer}
-        return {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
+        response = {"status_code": status, "request_id": new_id("req_"), "body": answer}
+        return {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": None}
 
 
 def run(llm: LLM, name: str, lines: Sequence[Line], write: Callable[[dict[str, Any]], None]) -> None:

@@ -42,6 +42,13 @@ class _Asked(Request):
     """A request whose body has been read before FastAPI asks for it."""
 
     async def read(self) -> None:
+        # only JSON that says so: browsers send other kinds for pages of any origin, without asking
+        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise ApiError(400, "the body must be JSON: send 'Content-Type: application/json'")
+        coding = self.headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            raise ApiError(400, f"'Content-Encoding: {coding:.40}' is not read here: send the body as it is")
         try:
             body = await self.body()
         except ClientDisconnect:

@@ -37,7 +37,7 @@ class Chat:
             raise ApiError(400, "top_logprobs go with logprobs=true only", param="top_logprobs")
         self.service = service
         self.body = body
-        self.id, self.created = new_id("chatcmpl"), int(time.time())
+        self.id, self.created = new_id("chatcmpl-"), int(time.time())
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         choice = ToolChoice(body.tools, chosen, named, parallel=body.parallel_tool_calls)
@@ -72,7 +72,8 @@ class Chat:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
         options = self.body.stream_options
-        every = options is not None and bool(options.continuous_usage_stats)
+        wanted = options is not None and bool(options.include_usage)
+        every = wanted and options is not None and bool(options.continuous_usage_stats)
         chunk = Chunks(
             {
                 "id": self.id,
@@ -81,7 +82,7 @@ class Chat:
                 "model": self.service.name,
                 "system_fingerprint": FINGERPRINT,
             },
-            usage=every or (options is not None and bool(options.include_usage)),
+            usage=wanted,
         )
         with self.service.running(self.requests) as ticket:
             told = 0
@@ -98,7 +99,7 @@ class Chat:
                     streamed = self._streamed(delta)
                     told += len(delta.token_ids)
                     yield chunk([streamed], self._usage(told) if every else None)
-        if options is not None and options.include_usage:
+        if wanted:
             yield chunk([], self._usage())
         yield DONE
 
@@ -140,12 +141,7 @@ class Chat:
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
-        return {"content": [self._entry(each) for each in entries], "refusal": None}
-
-    def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
-        text, raw = self.service.token_text(entry.token_id)
-        top = [{"token": t, "logprob": value, "bytes": list(b)} for t, b, value in self.service.top(entry)]
-        return {"token": text, "logprob": entry.logprob, "bytes": list(raw), "top_logprobs": top}
+        return {"content": [self.service.logprob(each) for each in entries], "refusal": None}
 
 
 def _piece(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

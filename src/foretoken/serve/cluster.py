@@ -21,6 +21,7 @@ from typing import Any
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.serve import proxy
 from foretoken.serve.loop import EngineLoop, Totals
+from foretoken.serve.server import is_loopback
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
 _LOOK = 0.2  # seconds between two looks at whether the replicas have gone
@@ -157,7 +158,9 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
         **scale,
     )
     try:
-        serve.start(http_options={"host": host, "port": port})
+        # elsewhere nobody reaches a loopback address; nodes on one machine would share it, and a dead one take its part
+        where = "HeadOnly" if is_loopback(host) else "EveryNode"
+        serve.start(proxy_location=where, http_options={"host": host, "port": port})
         serve.run(deployment.bind(settings), name=_APPLICATION, route_prefix="/", logging_config=_quiet(verbose))
     except (RuntimeError, TimeoutError) as error:
         _end()

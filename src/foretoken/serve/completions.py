@@ -38,7 +38,7 @@ class Completion:
             raise ApiError(400, "max_tokens=0 goes with echo=true only: ask for at least one token", param="max_tokens")
         self.service = service
         self.body = body
-        self.id, self.created = new_id("cmpl"), int(time.time())
+        self.id, self.created = new_id("cmpl-"), int(time.time())
         length = _LENGTH if body.max_tokens is None else body.max_tokens
         self.nothing = length == 0  # only the prompt is asked for: one token is computed, and not shown
         scored = body.logprobs if body.echo else None
@@ -65,7 +65,8 @@ class Completion:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes."""
         options = self.body.stream_options
-        every = options is not None and bool(options.continuous_usage_stats)
+        wanted = options is not None and bool(options.include_usage)
+        every = wanted and options is not None and bool(options.continuous_usage_stats)
         chunk = Chunks(
             {
                 "id": self.id,
@@ -74,7 +75,7 @@ class Completion:
                 "model": self.service.name,
                 "system_fingerprint": FINGERPRINT,
             },
-            usage=every or (options is not None and bool(options.include_usage)),
+            usage=wanted,
         )
         told = 0
         with self.service.running(self.requests) as ticket:
@@ -87,7 +88,7 @@ class Completion:
                         return
                     told += len(delta.token_ids)
                     yield chunk([self._choice(delta)], self._usage(told) if every else None)
-        if options is not None and options.include_usage:
+        if wanted:
             yield chunk([], self._usage())
         yield DONE
 

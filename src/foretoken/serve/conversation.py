@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +84,15 @@ class AnswerReader:
         if self._calls is not None:
             content, calls = self._calls.read(content, final=final)
         return Piece(reasoning, content, calls)
+
+    def pieces(self, delta: Delta) -> Iterator[Piece]:
+        """Take in what is new, up to the end of each call, so that text and calls come in their order."""
+        *calls, rest = delta.text.split(CLOSE) if self._calls is not None else [delta.text]
+        tokens = delta.token_ids
+        for text in calls:
+            yield self.read(replace(delta, text=text + CLOSE, token_ids=tokens, finish_reason=None))
+            tokens = []
+        yield self.read(replace(delta, text=rest, token_ids=tokens))
 
     def reason(self, delta: Delta) -> str | None:
         """Why an answer has ended, in OpenAI's words."""

@@ -91,7 +91,7 @@ def api_error(error: Exception, param: str | None = None) -> ApiError:
         return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})
     if isinstance(error, (ConfigError, InputError)):
         named = _NAMED.match(message)
-        code = "context_length_exceeded" if "the context holds" in message else None
+        code = "context_length_exceeded" if "maximum context length" in message else None
         return ApiError(400, message, param=param or (named[1] if named else None), code=code)
     return ApiError(500, message)
 

@@ -238,6 +238,14 @@ class EngineLoop:
         return self.alive and not self._draining
 
     @property
+    def _refusal(self) -> str:
+        if self.failure:
+            return f"the engine has died: {self.failure}"
+        if self._draining:
+            return "the server is shutting down"
+        return "no thread of it runs in this process: make it after a fork, and start it"
+
+    @property
     def capacity(self) -> int:
         """Requests that may run and wait at once."""
         return self.llm.max_num_seqs + self.max_queue
@@ -269,7 +277,7 @@ class EngineLoop:
                 request.text = TextStream.of(self.llm.tokenizer, request.params, request.tokens)
         with self._changed:
             if not self.accepting:
-                raise Stopped(f"the engine has died: {self.failure}" if self.failure else "the server is shutting down")
+                raise Stopped(self._refusal)
             if self._open >= self.capacity:
                 rounds = self._open / self.llm.max_num_seqs
                 raise Overloaded(

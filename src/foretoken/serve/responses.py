@@ -10,6 +10,7 @@ from foretoken.serve.conversation import Conversation, Piece
 from foretoken.serve.errors import ApiError
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import (
+    LOGPROBS,
     Function,
     FunctionCall,
     InputCall,
@@ -25,7 +26,7 @@ from foretoken.serve.schema import (
     ToolCall,
 )
 from foretoken.serve.service import Service, new_id, refuse_failure, structure
-from foretoken.serve.stream import event
+from foretoken.serve.stream import DONE, event
 from foretoken.serve.tool_choice import ToolChoice
 
 _UNLIMITED = 2**31  # the context's end is the limit
@@ -47,21 +48,35 @@ class Response:
             raise ApiError(400, "background=true is not supported: leave it out, or use stream", param="background")
         self.service = service
         self.body = body
-        self.id, self.created = new_id("resp"), int(time.time())
+        self.id, self.created = new_id("resp_"), int(time.time())
         named = body.tool_choice.name if isinstance(body.tool_choice, NamedResponseTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         tools = [_tool(each) for each in body.tools or ()]
         choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
         effort = (body.reasoning.effort if body.reasoning else None, "reasoning.effort")
         talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs, effort)
-        sampling = Sampling(model=body.model, temperature=body.temperature, top_p=body.top_p)
+        sampling = Sampling(
+            model=body.model,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+        )
         form = None if body.text is None else body.text.format
+        scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+        if scored and (choice.tools or service.reasoning):
+            what = "tools" if choice.tools else "a model that reasons"
+            message = f"log-probabilities are of a text alone, not beside {what}: /v1/chat/completions has them"
+            raise ApiError(400, message, param="top_logprobs" if body.top_logprobs else "include")
         self.params = service.params(
             sampling,
             max_tokens=body.max_output_tokens or _UNLIMITED,
+            logprobs=(body.top_logprobs or 0) if scored else None,
             structured_outputs=talk.structure(structure(form)),
         )
-        self.format = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+        self.format: dict[str, Any] = {"type": "text"} if form is None else form.model_dump(by_alias=True)
+        if "strict" in self.format:
+            self.format["strict"] = True  # every answer fits
         of = "text.format" if choice.structure(None) is None else "tools"
         self.requests = service.requests([talk.prompt], talk.completed(self.params), body, "input", of)
         self.reader = talk.reader(self.requests[0])
@@ -70,7 +85,7 @@ class Response:
         """The whole response."""
         (delta,) = await self.service.whole(self.requests)
         output = _Output()
-        for _ in output.add(self.reader.read(delta)):
+        for _ in self._changes(output, delta):
             pass
         for _ in output.close(_status(delta)):
             pass
@@ -97,15 +112,22 @@ class Response:
                         failed = begun | {"status": "failed", "error": _failure(error)}
                         yield said("response.failed", {"response": failed})
                         return
-                    for change in output.add(self.reader.read(delta)):
+                    for change in self._changes(output, delta):
                         yield said(*change)
         for change in output.close(_status(delta)):
             yield said(*change)
         whole = self._object(delta, output.items)
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         yield said(kind, {"response": whole})
+        yield DONE
 
     # ------------------------------------------------------------------ inside
+
+    def _changes(self, output: _Output, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+        logprobs = [self.service.logprob(each) for each in delta.logprobs]
+        for piece in self.reader.pieces(delta):
+            yield from output.add(piece, logprobs)
+            logprobs = []
 
     def _object(self, delta: Delta | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.body
@@ -114,24 +136,31 @@ class Response:
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
+            "frequency_penalty": self.params.frequency_penalty,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": self.service.name,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "presence_penalty": self.params.presence_penalty,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "service_tier": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
             "store": False,
             "temperature": self.params.temperature,
             "text": {"format": self.format},
             "tool_choice": _as_given(body.tool_choice) or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": self.params.top_p,
             "truncation": "disabled",
             "usage": None if delta is None else self._usage(),
@@ -159,26 +188,36 @@ class _Output:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that is being written
+        self._spaces = ""  # they are the beginning of a message if text follows
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
 
-    def add(self, piece: Piece) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Take in what is new; yields events as kind and fields."""
+    def add(self, piece: Piece, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Take in what is new, and the log-probabilities of its tokens; yields events as kind and fields."""
+        self._logprobs += logprobs
         if piece.reasoning:
             yield from self._write("reasoning", piece.reasoning)
-        if piece.content and (piece.content.strip() or self._open_kind == "message"):
-            yield from self._write("message", piece.content)
+        begun = [call for call in piece.calls if "id" in call]
         for call in piece.calls:
+            if "id" not in call:  # the rest of the call that is open: text is behind it
+                yield from self._write("function_call", call["function"]["arguments"])
+        content = self._spaces + piece.content
+        if content.strip() or (content and self._open_kind == "message"):
+            self._spaces = ""
+            yield from self._write("message", content)
+        else:
+            self._spaces = "" if begun else content
+        for call in begun:
             function = call["function"]
-            if "id" in call:
-                yield from self._close("completed")
-                item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "name": function["name"]}
-                yield from self._begin({**item, "arguments": "", "status": "in_progress"})
+            yield from self._close("completed")
+            item = {"type": "function_call", "id": new_id("fc_"), "call_id": call["id"], "name": function["name"]}
+            yield from self._begin({**item, "arguments": "", "status": "in_progress"})
             if function["arguments"]:
                 yield from self._write("function_call", function["arguments"])
 
     def close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Nothing follows."""
         if not self.items and self._open is None:
-            yield from self._write("message", "")
+            yield from self._write("message", self._spaces)
         yield from self._close(status)
 
     @property
@@ -208,9 +247,16 @@ class _Output:
         self._open["content"][0]["text"] += text
         fields: dict[str, Any] = {**self._place, "content_index": 0, "delta": text}
         if text and kind == "message":
-            yield "response.output_text.delta", {**fields, "logprobs": []}
+            yield "response.output_text.delta", {**fields, "logprobs": self._scored()}
         elif text:
             yield "response.reasoning_text.delta", fields
+
+    def _scored(self) -> list[dict[str, Any]]:
+        """The log-probabilities that have come since the last time, which are the open message's now."""
+        assert self._open is not None
+        new, self._logprobs = self._logprobs, []
+        self._open["content"][0]["logprobs"] += new
+        return new
 
     def _close(self, status: str) -> Iterator[tuple[str, dict[str, Any]]]:
         item = self._open
@@ -224,11 +270,11 @@ class _Output:
             text = item["content"][0]["text"]
             fields = {**self._place, "content_index": 0, "text": text}
             if item["type"] == "message":
-                yield "response.output_text.done", {**fields, "logprobs": []}
+                self._scored()  # of a token that ends an answer
+                yield "response.output_text.done", {**fields, "logprobs": item["content"][0]["logprobs"]}
             else:
                 yield "response.reasoning_text.done", fields
-            part = {**self._place, "content_index": 0, "part": _part(item["type"], text)}
-            yield "response.content_part.done", part
+            yield "response.content_part.done", {**self._place, "content_index": 0, "part": item["content"][0]}
         yield "response.output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
         self._open = None
@@ -237,8 +283,8 @@ class _Output:
 def _empty(kind: str) -> dict[str, Any]:
     """An item that text is written into."""
     if kind == "reasoning":
-        return {"type": kind, "id": new_id("rs"), "summary": [], "content": [_part(kind, "")], "status": "in_progress"}
-    item = {"type": kind, "id": new_id("msg"), "status": "in_progress", "role": "assistant"}
+        return {"type": kind, "id": new_id("rs_"), "summary": [], "content": [_part(kind, "")], "status": "in_progress"}
+    item = {"type": kind, "id": new_id("msg_"), "status": "in_progress", "role": "assistant"}
     return {**item, "content": [_part(kind, "")]}
 
 

@@ -9,13 +9,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+
+def _a_boolean(given: Any) -> Any:
+    """What a JSON boolean is: for Python 0 is False."""
+    if given is not None and not isinstance(given, bool):
+        raise PydanticCustomError("bool_type", "Input should be a valid boolean")
+    return given
+
+
+def _an_integer(given: Any) -> Any:
+    """The same of an integer: False is none."""
+    if given is not None and type(given) is not int:
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return given
+
 
 _AsItIs = "Of vLLM's; only the value that asks for nothing is taken."
 _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
-_Zero = Annotated[Literal[0] | None, Field(description=_AsItIs)]
-_No = Annotated[Literal[False] | None, Field(description=_AsItIs)]
-_Yes = Annotated[Literal[True] | None, Field(description=_AsItIs)]
+_Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
+_No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+_Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+LOGPROBS = "message.output_text.logprobs"  # what asks for them in /v1/responses
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _TokenIds = list[_Index]
@@ -318,6 +335,7 @@ class InputMessage(Fields):
     content: str | list[InputPart]
     id: str | None = None
     status: str | None = None
+    phase: Annotated[str | None, Field(description="Taken: what an earlier message was for.")] = None
 
 
 class InputCall(Fields):
@@ -409,6 +427,8 @@ class ResponsesRequest(Ignored):
     """``POST /v1/responses``: stateless, text and function tools."""
 
     user: Annotated[str | None, Field(description="Ignored, and given back.")] = None
+    safety_identifier: Annotated[str | None, Field(description="Ignored, and given back.")] = None
+    prompt_cache_key: Annotated[str | None, Field(description="Ignored, and given back.")] = None
     metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and given back.")] = None
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
@@ -416,6 +436,9 @@ class ResponsesRequest(Ignored):
     max_output_tokens: _Count | None = None
     temperature: Annotated[float | None, Field(ge=0)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     stream: bool | None = None
     text: TextFormat | None = None
     tools: list[ResponseTool] | None = None
@@ -430,7 +453,8 @@ class ResponsesRequest(Ignored):
     conversation: None = None
     background: bool | None = None
     include: Annotated[
-        list[Literal["reasoning.encrypted_content"]] | None, Field(description="Taken; nothing is encrypted.")
+        list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None,
+        Field(description="The second asks for log-probabilities; the first is taken, and nothing is encrypted."),
     ] = None
     reasoning: Reasoning | None = None
     stream_options: StreamOptions | None = None

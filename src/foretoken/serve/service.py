@@ -227,6 +227,12 @@ class Service:
             for token, drafted in zip(delta.token_ids, delta.drafted, strict=True)
         ]
 
+    def logprob(self, entry: TokenLogprob) -> dict[str, Any]:
+        """How probable a token was, and the most probable ones beside it."""
+        text, raw = self.token_text(entry.token_id)
+        top = [{"token": t, "logprob": value, "bytes": list(b)} for t, b, value in self.top(entry)]
+        return {"token": text, "logprob": entry.logprob, "bytes": list(raw), "top_logprobs": top}
+
     def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
         """The most probable tokens of a place: text, bytes, log-probability."""
         return [(*self.token_text(token), value) for token, value in entry.top]
@@ -278,8 +284,8 @@ async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
 
 
 def new_id(kind: str) -> str:
-    """An identifier as OpenAI's look."""
-    return f"{kind}-{uuid.uuid4().hex}"
+    """An identifier that begins as OpenAI's do: by its beginning clients tell what it is of."""
+    return f"{kind}{uuid.uuid4().hex}"
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

@@ -116,7 +116,7 @@ def test_a_prompt_may_come_in_every_form():
         ([1, -1], "token id -1"),
         ([VOCAB], f"token id {VOCAB}: the vocabulary has {VOCAB} entries"),
         (["fine", [3, VOCAB + 7]], "prompt 1 has token id"),
-        ([5] * 4096, "has 4096 tokens; the context holds 4096"),
+        ([5] * 4096, "has 4096 tokens, and this model's maximum context length is 4096"),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_refused_before_anything_runs(prompt, message):

@@ -143,6 +143,14 @@ def test_usage_in_the_middle_counts_what_was_told(server: Served, path: str) -> 
     assert "speculation" in last["usage"]["completion_tokens_details"]
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_no_usage_in_the_middle_without_usage_at_the_end(server: Served, path: str) -> None:
+    asked = said("Hi") if path == CHAT else continued("Hi")
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    *events, _ = server.events(path, asked | {"max_tokens": 3, "stream": True, "stream_options": options})
+    assert all(each["choices"] and "usage" not in each for each in events)
+
+
 def test_texts_are_continued_many_at_once(server: Served) -> None:
     prompts = list(PROMPTS[:3])
     params = SamplingParams(max_tokens=10, temperature=0.9, seed=1, n=2)
@@ -259,7 +267,7 @@ def test_a_response_and_its_events(server: Served) -> None:
         SamplingParams(max_tokens=200),
     )
     assert text == wanted.text
-    events = server.events(RESPONSES, asked | {"stream": True})
+    *events, end = server.events(RESPONSES, asked | {"stream": True})
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
     kinds = [each["type"] for each in events]
     assert kinds[:4] == [
@@ -269,10 +277,66 @@ def test_a_response_and_its_events(server: Served) -> None:
         "response.content_part.added",
     ]
     assert kinds[-1] == "response.completed"
+    assert end == "[DONE]"
     assert "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta") == text
     assert events[-1]["response"]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
     cut = server.send(RESPONSES, asked | {"max_output_tokens": 3})[1]
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+ASKED = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "top_p": 0.75, "temperature": 0.5, "max_tool_calls": 3}
+TOLD_AGAIN = {"safety_identifier": "me", "prompt_cache_key": "mine", "user": "I", "instructions": "Be brief."}
+
+
+def test_a_response_says_how_it_was_made(server: Served) -> None:
+    """As the open specification of responses asks: nothing is left out, and what does not apply says so."""
+    plain = server.send(RESPONSES, {"model": NAME, "input": "Hi", "temperature": 0, "max_output_tokens": 200})[1]
+    nothing = dict.fromkeys((*TOLD_AGAIN, "max_tool_calls", "error", "incomplete_details", "previous_response_id"))
+    zeros = {"presence_penalty": 0, "frequency_penalty": 0, "top_logprobs": 0}
+    assert plain | nothing | zeros | {"service_tier": "default", "background": False} == plain
+    assert plain["created_at"] <= plain["completed_at"] <= time.time()
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object", "maxProperties": 1}}
+    asked = {"model": NAME, "input": "Hi", "max_output_tokens": 2, "top_logprobs": 0, "text": {"format": schema}}
+    cut = server.send(RESPONSES, asked | ASKED | TOLD_AGAIN)[1]
+    assert cut | ASKED | TOLD_AGAIN | {"completed_at": None, "status": "incomplete"} == cut
+    assert cut["text"]["format"] == schema | {"description": None, "strict": True}
+
+
+def test_log_probabilities_of_a_response(server: Served) -> None:
+    """Those of a conversation; a piece has those of its own text, and what ends the answer is told at its end."""
+    chatted = said(PROMPTS[0], max_tokens=200, logprobs=True, top_logprobs=2)
+    (choice,) = server.send(CHAT, chatted)[1]["choices"]
+    wanted = [each["token"] for each in choice["logprobs"]["content"]]
+    asked = {"model": NAME, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 200, "top_logprobs": 2}
+    whole = server.send(RESPONSES, asked)[1]
+    assert (whole["status"], whole["top_logprobs"]) == ("completed", 2)
+    shown = whole["output"][0]["content"][0]["logprobs"]
+    assert [each["token"] for each in shown] == wanted
+    assert all(len(each["top_logprobs"]) == 2 for each in shown)
+    events = server.events(RESPONSES, asked | {"stream": True})[:-1]
+    pieces = [each for each in events if each["type"] == "response.output_text.delta"]
+    assert len(pieces) > 1
+    for event in pieces:
+        said_here = b"".join(bytes(each["bytes"]) for each in event["logprobs"]).decode()
+        assert said_here.removesuffix("<|end|>") == event["delta"]
+    told = [each["token"] for piece in pieces for each in piece["logprobs"]]
+    assert told in (wanted, wanted[:-1])
+    (done,) = (each["logprobs"] for each in events if each["type"] == "response.output_text.done")
+    assert [each["token"] for each in done] == wanted
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == done
+    chosen = {"max_output_tokens": 1, "top_logprobs": 0, "include": ["message.output_text.logprobs"]}
+    (only,) = server.send(RESPONSES, asked | chosen)[1]["output"][0]["content"][0]["logprobs"]
+    assert only["top_logprobs"] == []
+    status, refused, _ = server.send(RESPONSES, asked | {"tools": [TOOL["function"] | {"type": "function"}]})
+    assert (status, refused["error"]["param"]) == (400, "top_logprobs")
+    assert "not beside tools" in refused["error"]["message"]
+
+
+def test_penalties_of_a_response(server: Served) -> None:
+    asked = {"temperature": 0, "presence_penalty": 2, "frequency_penalty": 2}
+    (wanted,) = base().chat([{"role": "user", "content": PROMPTS[0]}], SamplingParams(max_tokens=30, **asked))
+    whole = server.send(RESPONSES, {"model": NAME, "input": PROMPTS[0], "max_output_tokens": 30, **asked})[1]
+    assert whole["output"][0]["content"][0]["text"] == wanted.text
 
 
 def test_answers_that_fit_a_schema(server: Served) -> None:
@@ -432,7 +496,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
         (TEXT, {"prompt": []}, "prompt", "at least 1 item"),
         (TEXT, {"prompt": [[1], []]}, "prompt", "empty"),
         (TEXT, {"prompt": [99999]}, "prompt", "8192 entries"),
-        (TEXT, {"prompt": "word " * 5000}, "prompt", "the context holds"),
+        (TEXT, {"prompt": "word " * 5000}, "prompt", "this model's maximum context length is 4096 tokens"),
         (TEXT, {"best_of": 3}, "best_of", "not supported"),
         (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more completions than one request may ask for, 128"),
         (TEXT, {"suffix": "x"}, "suffix", "should be None"),
@@ -611,5 +675,5 @@ def test_answers_have_the_forms_of_the_official_client(server: Served) -> None:
     called = {"tools": [function], "tool_choice": {"type": "function", "name": "f"}}
     for more in ({}, called):
         OpenAIResponse.model_validate(server.send(RESPONSES, asked | more)[1])
-        for event in server.events(RESPONSES, asked | more | {"stream": True}):
+        for event in server.events(RESPONSES, asked | more | {"stream": True})[:-1]:
             TypeAdapter(ResponseStreamEvent).validate_python(event)

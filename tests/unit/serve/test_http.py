@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -106,6 +107,21 @@ def test_json_that_does_not_say_so_is_told_how(server: Served, kind: str) -> Non
     assert "send 'Content-Type: application/json'" in answer["error"]["message"]
 
 
+def test_a_compressed_body_is_told_so(server: Served) -> None:
+    status, answer, _ = post(server, gzip.compress(json.dumps(said()).encode()), **{"content-encoding": "gzip"})
+    assert status == 400
+    assert "'Content-Encoding: gzip'" in answer["error"]["message"]
+    assert post(server, said(), **{"content-encoding": "identity"})[0] == 200
+
+
+def test_a_path_is_named_before_what_is_sent_to_it(server: Served) -> None:
+    """A POST without a body says of no kind what it is; that is not what is wrong with it."""
+    for path, status in (("/v1/models", 405), (f"/v1/models/{NAME}", 405), ("/v1/embeddings", 404), ("/health", 405)):
+        found, answer, response = server.send(path, headers=KEY | {"content-type": "text/plain"})
+        assert (found, path in answer["error"]["message"]) == (status, True)
+        assert response.headers["allow"] == ("GET" if status == 405 else None)
+
+
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/metrics", "/version"])
 def test_head_is_get_without_a_body(server: Served, path: str) -> None:
     with closing(server.connect()) as connection:
@@ -206,7 +222,7 @@ def test_the_same_conversation_as_clients_write_it(server: Served, messages: lis
 
 
 def test_the_same_items_as_agents_write_them(server: Served) -> None:
-    refused = {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": None}
+    refused = {"type": "message", "role": "assistant", "id": "m", "status": "completed", "phase": "commentary"}
     refused["content"] = [{"type": "refusal", "refusal": "no"}]
     asked = {"model": NAME, "temperature": 0, "max_output_tokens": 4}
     wanted, found = (
@@ -227,6 +243,13 @@ def test_the_same_items_as_agents_write_them(server: Served) -> None:
         (CHAT, {"guided_json": {}}, "guided_json", "write structured_outputs.json"),
         (CHAT, {"functions": []}, "functions", "write tools"),
         (CHAT, {"verbosity": "low"}, "verbosity", "'medium'"),
+        (CHAT, {"priority": False}, "priority", "valid integer (got False)"),
+        (CHAT, {"use_beam_search": 0}, "use_beam_search", "valid boolean (got 0)"),
+        (CHAT, {"use_beam_search": True}, "use_beam_search", "should be False (got True)"),
+        (CHAT, {"spaces_between_special_tokens": 1}, "spaces_between_special_tokens", "valid boolean (got 1)"),
+        (CHAT, {"add_generation_prompt": False}, "add_generation_prompt", "should be True (got False)"),
+        (RESPONSES, {"top_logprobs": False}, "top_logprobs", "valid integer (got False)"),
+        (RESPONSES, {"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
     ],
 )
 def test_a_place_is_named_as_it_was_sent(

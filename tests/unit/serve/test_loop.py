@@ -277,6 +277,17 @@ def test_an_engine_that_dies_says_so_to_everybody(llm: LLM, monkeypatch: pytest.
     assert_idle(llm)
 
 
+def test_a_loop_whose_thread_is_elsewhere_says_so(llm: LLM) -> None:
+    """A process that was forked has the object, and not its thread; so has one that was not started."""
+    loop = EngineLoop(llm)
+
+    async def ask() -> None:
+        with pytest.raises(Stopped, match="no thread of it runs in this process"):
+            loop.submit(llm.new_requests(PROMPTS[0], SHORT))
+
+    run(ask)
+
+
 def test_a_closed_event_loop_harms_nobody(loop: EngineLoop, llm: LLM) -> None:
     async def leave() -> None:
         loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
