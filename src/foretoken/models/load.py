@@ -71,7 +71,7 @@ def load(
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
-    if kv_cache_dtype not in KV_DTYPES:
+    if not isinstance(kv_cache_dtype, str) or kv_cache_dtype not in KV_DTYPES:
         raise ConfigError(f"kv_cache_dtype={kv_cache_dtype!r:.60}: {nearest(str(kv_cache_dtype), KV_DTYPES)}")
     if isinstance(dtype, str) and dtype in SCHEMES and place.type != "cpu":
         raise ConfigError(
