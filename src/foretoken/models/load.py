@@ -161,7 +161,8 @@ def load_tokenizer(name: str | Path) -> Any:
         ConfigError, ModelError: as :func:`load`.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
+    alone = folder.is_dir() and any(folder.glob("tokenizer*"))
+    if not alone or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
         return _files(name, trusted=False).tokenizer()
     with reported(f"model '{name}': its tokenizer cannot be loaded", name):
         return AutoTokenizer.from_pretrained(str(folder))
