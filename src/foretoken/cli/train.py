@@ -48,7 +48,10 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Train the zoo's models, and small learned parts for a target of yours."
+    cls=Group,
+    no_args_is_help=True,
+    help="Train the zoo's models, and small learned parts for a target of yours.",
+    epilog="Example: foretoken train draft --target ./my-model --corpus chats.jsonl --out my-draft --minutes 30",
 )
 app.command(
     "features", epilog="Example: foretoken train features --target zoo:base --corpus my.jsonl --out my-features"

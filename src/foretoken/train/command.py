@@ -83,7 +83,7 @@ class Common:
     out: Annotated[Path, OUT]
     seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0)] = 0
     device: Annotated[str, Option("cpu or cuda.")] = "cpu"
-    threads: Annotated[int | None, Option("CPU threads.", metavar="N", least=1)] = None
+    threads: Annotated[int | None, Option("CPU threads; default: torch's own choice.", metavar="N", least=1)] = None
     as_json: Annotated[bool, Option("The record of the run as one JSON object on stdout.", name="json")] = False
     verbose: Annotated[bool, Option("Let the libraries talk.")] = False
 
@@ -126,8 +126,14 @@ class Loop(Text):
     """Options of commands that run the training loop, which goes on where it was stopped."""
 
     out: Annotated[Path, OUT_AGAIN]
-    minutes: Annotated[float | None, Option("Stop after so many minutes of training.", positive=True)] = None
-    tokens: Annotated[int | None, Option("Stop after so many tokens.", positive=True)] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            "Stop after so many minutes of training; default: the recipe's 30 to 120, or none with --tokens.",
+            positive=True,
+        ),
+    ] = None
+    tokens: Annotated[int | None, Option("Stop after so many tokens; default: no such bound.", positive=True)] = None
     checkpoint_every: Annotated[
         float | None,
         Option(
@@ -177,7 +183,7 @@ class Continued(Common):
 
     start: Annotated[
         Path | None,
-        Option("Begin with the weights of this one, of the same shape; its target may be another.", metavar="DIR"),
+        Option("Begin with the weights in this folder, of the same shape; its target may be another.", metavar="DIR"),
     ] = None
 
 
