@@ -16,6 +16,7 @@ from typing import Any
 
 from foretoken import catalog
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import learned_part
@@ -255,6 +256,17 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
             f"the catalogue, or an instance of a class that inherits from core.protocols.{protocol.__name__}, which "
             "has defaults for most members"
         )
+    laws = thing.laws
+    if not isinstance(laws, tuple) or not laws or not all(isinstance(each, type) for each in laws):
+        raise ConfigError(
+            f"{kind} '{thing.name}' has laws={laws!r:.60}: a tuple of kinds of q, as in (PointMass,), see core/draft.py"
+        )
+    for name, wanted in (("needs", Needs), ("offers", Offers), ("declared", Declared)):
+        if not isinstance(getattr(thing, name), wanted):
+            raise ConfigError(
+                f"{kind} '{thing.name}' has {name}={getattr(thing, name)!r:.60}: an instance of "
+                f"core.needs.{wanted.__name__} is wanted"
+            )
 
 
 def _class_of(method: Any) -> type[Drafter]:
