@@ -282,8 +282,16 @@ BAD = [
     (
         "eagle --target zoo:draft --out out --corpus mine.jsonl --start file",
         1,
-        "file: this is a file; name the folder of",
+        "file: this is a file, not the folder of",
     ),
+    ("draft --target zoo:draft --out out --corpus mine.jsonl --seed 9223372036854775808", 2, "--seed 92233720368547"),
+    (
+        "eagle --target zoo:draft --out out --corpus mine.jsonl --mlp-width 1000000000",
+        2,
+        "less than or equal to 131072",
+    ),
+    ("longspec --target zoo:draft --out out --corpus mine.jsonl --levels 100000", 2, "less than or equal to 64"),
+    ("judge --target zoo:draft --draft-model zoo:draft --out out --tail x", 2, "--tail x: must be mask or negative"),
     ("draft --target ./none --out out --corpus mine.jsonl", 1, "./none"),
     ("draft --target zoo:drft --out out --corpus mine.jsonl", 2, "did you mean 'draft'"),
 ]

@@ -28,6 +28,7 @@ from foretoken.cli.training import progress, terminating
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
 from foretoken.data.corpora import check_one_text
+from foretoken.train.command import WIDEST
 
 if TYPE_CHECKING:
     from foretoken.analysis.scaling.study import Study
@@ -90,6 +91,7 @@ def scaling(
         typer.Option(
             "--mlp-width",
             min=32,
+            max=WIDEST,
             help="Channels of a layer's MLP; default: a quarter of the target's.",
             rich_help_panel=_HEADS,
         ),

@@ -173,7 +173,7 @@ class LearnedPart(ABC):
         from safetensors.torch import load_file
 
         if folder.is_file():
-            raise ModelError(f"{folder}: this is a file; name the folder of a {cls.title}")
+            raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
         config_file, weights_file = cls._files(folder)
         try:
             settings = json.loads((folder / config_file).read_text(encoding="utf-8"))

@@ -70,6 +70,8 @@ class Described:
     option: Option
 
 
+WIDEST = 1 << 17  # channels of an MLP that may be asked for: what a slip of the hand adds to that fills the memory
+
 OUT = Option("Folder to make.", "-o", metavar="PATH")
 OUT_AGAIN = Option("Folder to make; give it again to go on after a stop.", "-o", metavar="PATH")
 DATA = Option("The folder of the corpora; short for FORETOKEN_DATA.", metavar="DIR")
@@ -237,12 +239,14 @@ def options(config: type[Common]) -> Iterator[Described]:
 
 
 def check_positive(config: Common) -> None:
-    """Refuse 0, less, what is not a number and what never ends, where that makes no sense.
+    """Refuse 0, less, what is not a number and what never ends, where that makes no sense, and a seed that is none.
 
     Raises:
         ConfigError: names the option.
     """
     for each in options(type(config)):
         value = getattr(config, each.field)
+        if each.field == "seed" and value >= 2**63:
+            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be below 2**63")
         if each.option.positive and value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{each.option.flag(each.field)} {value}: must be more than 0, and finite")
