@@ -158,6 +158,7 @@ class LLM:
         llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
         return llm
 
+    @misspelt
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
         return LLM.from_target(
@@ -294,31 +295,40 @@ class LLM:
         ]
         return self.generate(prompts, _one_of(params, sampling_params), use_tqdm=use_tqdm, progress=progress)
 
-    @misspelt
+    @arguments
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         reading: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
         """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request.
 
         Args:
+            sampling_params: params under vLLM's name.
             reading: called after each step until the first token, with how many of the prompt's tokens are read, and
                 how many there are.
         """
         if reading is not None and not callable(reading):
             raise ConfigError(f"reading={reading!r:.60} must be a function that takes two counts of tokens")
-        (params,) = self._admission.params_for(1, params, self.default_params)
+        (params,) = self._admission.params_for(1, _one_of(params, sampling_params), self.default_params)
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
         return self._driver.stream(request, reading)
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    @arguments
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+    ) -> Iterator[Chunk]:
         """Answer one conversation and yield a chunk per step."""
-        return self.stream(self.chat_prompt(messages), params)
+        return self.stream(self.chat_prompt(messages), _one_of(params, sampling_params))
 
     @misspelt
     def chat_prompt(

@@ -49,6 +49,15 @@ def test_prompts_with_sampling_params_by_position_and_by_name():
     )
 
 
+def test_streams_with_sampling_params_by_name():
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    texts = ["".join(piece.text for piece in base().stream(PROMPTS[0], sampling_params=params))]
+    texts.append(base().generate(PROMPTS[0], params)[0].text)
+    assert texts[0] == texts[1]
+    *_, last = base().stream_chat(QUESTION, sampling_params=params)
+    assert last.output.text == base().chat(QUESTION, params)[0].text
+
+
 def test_a_conversation_alone_and_many_at_once(capsys):
     sampling_params = SamplingParams(max_tokens=8)
     (alone,) = drafted().chat(QUESTION, sampling_params, use_tqdm=False)
@@ -265,6 +274,9 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
         (lambda: base().chat([5]), InputError, "not int"),
         (lambda: base().chat([[5]]), InputError, "message 0 must be a mapping"),
         (lambda: base().stream("x", 5), ConfigError, "not int"),
+        (lambda: base().stream("x", temperature=1), ConfigError, r"write sampling_params=SamplingParams\(temp"),
+        (lambda: base().stream_chat(QUESTION, max_token=1), ConfigError, "LLM.stream_chat has no 'max_token'"),
+        (lambda: base().with_method(speculative_cfg={}), ConfigError, "did you mean 'speculative_config'"),
         (lambda: base().chat_prompt([], toolz=None), ConfigError, "did you mean 'tools'"),
         (lambda: LLM.from_target(target(), max_seqs=3), ConfigError, "did you mean 'max_num_seqs'"),
     ],
