@@ -23,12 +23,28 @@ _HOMES = {
     "SamplingParams": "foretoken.core.sampling",
 }
 
+_OF_VLLM = {  # names that its examples import, and what takes their place
+    **dict.fromkeys(("EngineArgs", "LLMEngine"), "LLM(...) takes the arguments itself"),
+    **dict.fromkeys(("AsyncEngineArgs", "AsyncLLMEngine"), "AsyncLLM(...) takes the arguments itself"),
+    "TextPrompt": "a prompt is a text, or {'prompt': TEXT}",
+    "TokensPrompt": "a prompt of token ids is {'prompt_token_ids': IDS}",
+    "StructuredOutputsParams": "write SamplingParams(structured_outputs={'choice': [...]}), a mapping of its fields",
+    "GuidedDecodingParams": "write SamplingParams(structured_outputs={'choice': [...]}), a mapping of its fields",
+    "BeamSearchParams": "there is no beam search; draw several completions with SamplingParams(n=4, temperature=0.8)",
+    "LoRARequest": "an adapter is merged when it is loaded, LLM('/path/to/adapter')",
+    "PoolingParams": "text is all that is made here",
+    "RequestOutput": "it is made by generate only, and is in foretoken.engine.output",
+    "CompletionOutput": "it is called Completion, and is in foretoken.engine.output",
+}
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = importlib.import_module("importlib.metadata").version("foretoken")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _OF_VLLM:  # no AttributeError: "from foretoken import ..." would not show what it says
+        raise ImportError(f"foretoken has no '{name}': {_OF_VLLM[name]}")
     else:
         raise AttributeError(f"module 'foretoken' has no attribute '{name}'")
     globals()[name] = value  # the next look-up does not come here

@@ -60,7 +60,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Tom has 1000 marbles. He buys 1003 more. How many?"}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "fields.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')
+    (tmp_path / "blank.txt").write_text("\n \n" * 50)
     (tmp_path / "file").write_text("")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
     return tmp_path
 
 
@@ -253,7 +257,14 @@ BAD = [
     ("base -r diffusion --out out --corpus none.jsonl", 2, "--corpus none.jsonl: no such file"),
     ("base -r diffusion --out out --corpus mine.jsonl=0", 2, "the share after '=' must be a positive number"),
     ("base -r diffusion --out file --corpus mine.jsonl", 2, "--out file: this is a file"),
-    ("base -r diffusion --out file/out --corpus mine.jsonl", 1, "cannot be written"),
+    ("base -r diffusion --out file/out --corpus mine.jsonl", 2, "file is a file; name a folder to make"),
+    ("base -r diffusion --out other --corpus mine.jsonl", 2, "--out other: another model lies there"),
+    ("base -r diffusion --out out --corpus blank.txt", 2, "corpus 'blank' is empty"),
+    (
+        "base -r diffusion --out out --corpus mine.jsonl --start x",
+        2,
+        "--start of 'foretoken train base' is called --fr",
+    ),
     ("base -r diffusion --out out --corpus mine.jsonl --from ./none", 1, "./none"),
     ("base -r diffusion --out out --corpus mine.jsonl --from zoo:bas", 2, "did you mean 'base'"),
     ("base -r diffusion --out out --corpus mine.jsonl --from zoo:draft", 1, "do not fit the recipe's architecture"),
@@ -264,6 +275,23 @@ BAD = [
     ("draft --target zoo:draft --out out --corpus mine.jsonl --suite none.jsonl", 2, "none.jsonl: no such file"),
     ("draft --target zoo:draft --out out --corpus mine.jsonl --num-speculative-tokens 0", 2, "--num-speculative"),
     ("draft --target zoo:draft --out out", 2, "--data DIR, or set FORETOKEN_DATA"),
+    ("draft --target zoo:draft --out other --corpus mine.jsonl", 2, "--out other: another model lies there"),
+    ("draft --target nothing --out out --corpus mine.jsonl", 1, "'nothing' is a folder without config.json"),
+    ("eagle --target zoo:draft --out file/out --corpus mine.jsonl", 2, "file is a file; name a folder to make"),
+    ("eagle --target zoo:draft --out out --corpus mine.jsonl --from x", 2, "is called --start"),
+    (
+        "eagle --target zoo:draft --out out --corpus mine.jsonl --start file",
+        1,
+        "file: this is a file, not the folder of",
+    ),
+    ("draft --target zoo:draft --out out --corpus mine.jsonl --seed 9223372036854775808", 2, "--seed 92233720368547"),
+    (
+        "eagle --target zoo:draft --out out --corpus mine.jsonl --mlp-width 1000000000",
+        2,
+        "less than or equal to 131072",
+    ),
+    ("longspec --target zoo:draft --out out --corpus mine.jsonl --levels 100000", 2, "less than or equal to 64"),
+    ("judge --target zoo:draft --draft-model zoo:draft --out out --tail x", 2, "--tail x: must be mask or negative"),
     ("draft --target ./none --out out --corpus mine.jsonl", 1, "./none"),
     ("draft --target zoo:drft --out out --corpus mine.jsonl", 2, "did you mean 'draft'"),
 ]

@@ -23,6 +23,11 @@ def test_what_it_imports_is_there(script: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_page_says_what_it_is_for(script: Path) -> None:
+    assert f"`{script.name}`" in (script.parent / "README.md").read_text(encoding="utf-8")
+
+
 def _is_there(module: str, name: str) -> bool:
     if hasattr(importlib.import_module(module), name):
         return True

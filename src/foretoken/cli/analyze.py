@@ -47,7 +47,7 @@ _GRID, _OUTPUT = "Grid", "Output"
 app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
 
 
-@app.callback()
+@app.callback(epilog="Example: foretoken analyze acceptance --limit 2")
 def analyze() -> None:
     """Measure what verification rules leave unused, what they cost, and how drafting heads scale."""
 

@@ -28,6 +28,7 @@ from foretoken.cli.training import progress, terminating
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
 from foretoken.data.corpora import check_one_text
+from foretoken.train.command import WIDEST
 
 if TYPE_CHECKING:
     from foretoken.analysis.scaling.study import Study
@@ -80,10 +81,20 @@ def scaling(
     ] = None,
     data: Annotated[Path | None, data_option(_HEADS)] = None,
     draft_vocab_size: Annotated[
-        int | None, typer.Option("--draft-vocab-size", min=1, help="Tokens scored.", rich_help_panel=_HEADS)
+        int | None,
+        typer.Option(
+            "--draft-vocab-size", min=1, help="Tokens that a head scores; default: 2048.", rich_help_panel=_HEADS
+        ),
     ] = None,
     mlp_width: Annotated[
-        int | None, typer.Option("--mlp-width", min=32, help="Channels of an MLP.", rich_help_panel=_HEADS)
+        int | None,
+        typer.Option(
+            "--mlp-width",
+            min=32,
+            max=WIDEST,
+            help="Channels of a layer's MLP; default: a quarter of the target's.",
+            rich_help_panel=_HEADS,
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.", rich_help_panel=_HEADS)] = 0,
     threads: Threads = None,

@@ -18,7 +18,7 @@ import typer
 from foretoken.cli.console import emit_json, note, quiet_transformers, stderr_console
 from foretoken.cli.options import Device, Threads, Verbose, check_placement, data_option, json_option, out_option
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.files import check_readable
+from foretoken.core.files import check_folder, check_readable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,9 +55,14 @@ def features(
         ),
     ] = "final",
     top_logits: Annotated[
-        str, typer.Option("--top-logits", help="Largest logits to keep a token, with the sum over all; or all.")
+        str,
+        typer.Option(
+            "--top-logits", help="How many logits to keep of every token, the largest, with the log-sum of all; or all."
+        ),
     ] = "0",
-    tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="Stop after so many tokens.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, help="Stop after so many tokens; default: what --max-gb holds.")
+    ] = None,
     max_gb: Annotated[
         float, typer.Option("--max-gb", help="Never write more than this (10^9 bytes, tokenised text aside).")
     ] = 2.0,
@@ -79,17 +84,20 @@ def features(
     """
     depths = _depths(layers)
     kept = _top_logits(top_logits)
+    if not depths and kept == 0:
+        raise ConfigError("nothing to keep: name --depths, --top-logits, or both")
     if dtype not in DTYPES:
         raise ConfigError(f"--state-dtype {dtype}: {nearest(dtype, DTYPES)}")
     if not max_gb > 0:
         raise ConfigError(f"--max-gb {max_gb}: must be more than 0")
     check_placement("auto", device)
     chosen = _sources(corpus, data)
+    check_folder(out, "--out")
 
     import torch
 
     from foretoken.models.load import load_as_is
-    from foretoken.train.features import extract
+    from foretoken.train.features import extract, longest
     from foretoken.train.taps import Wanted
 
     quiet_transformers(verbose)
@@ -97,6 +105,9 @@ def features(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load_as_is(target, device=device)
+    most = longest(loaded.model)
+    if most is not None and block > most:
+        raise ConfigError(f"--block {block}: the target takes at most {most} tokens")
     with _progress(tokens) as report:
         summary = extract(
             loaded.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -221,12 +222,18 @@ def name_values(command: Any) -> None:
             param.metavar = ""
         elif param.metavar is None and param.opts[0].startswith("-"):
             param.metavar = _word(param)
+        elif not param.opts[0].startswith("-"):  # the metavar of an argument is its name
+            param.display_type_rich = functools.partial(_shown, _word(param))
     for inner in getattr(command, "commands", {}).values():
         name_values(inner)
 
 
 def _one_line(paragraph: str) -> str:
     return paragraph if paragraph.startswith(" ") else " ".join(paragraph.split("\n"))
+
+
+def _shown(word: str | None, ctx: typer.Context) -> str | None:
+    return word
 
 
 def _word(option: Any) -> str | None:

@@ -18,6 +18,7 @@ _ELSEWHERE = {  # as vLLM, transformers and llama.cpp call it: command lines of 
     "--verifier": "--set verifier=NAME",
 }
 _ANALYZE = ("analyze acceptance", "analyze tradeoff", "analyze scaling")
+_HEADS = tuple(f"train {name}" for name in ["kangaroo", "eagle", "scylla", "dovetail", "diffuspec", "longspec"])
 _RENAMED: dict[tuple[str, ...], dict[str, str]] = {
     _ANALYZE: {"--target": "--model", "--draft": "--draft-model"},
     ("analyze scaling", "calibrate scylla"): {"--batches": "--batch-size"},
@@ -26,6 +27,8 @@ _RENAMED: dict[tuple[str, ...], dict[str, str]] = {
     ("calibrate vocabulary",): {"--text": "--writer", "--draft": "--draft-model"},
     ("bench serve",): {"--model": "--served-model-name", "--prompts": "--suite"},
     ("eval", "analyze tradeoff"): {"--context": "--prompt-tokens"},
+    ("train base", "train draft"): {"--start": "--from"},
+    _HEADS: {"--from": "--start"},
     ("train",): {"--prompts": "--suite"},
     ("train features",): {"--layers": "--depths", "--dtype": "--state-dtype"},
     ("train sprinter",): {"--draft": "--draft-model", "--steps": "--draft-length"},
@@ -48,7 +51,7 @@ def remedy(command: str, arguments: Sequence[str]) -> str | None:
             for argument in arguments:
                 old = argument.partition("=")[0]
                 if old in names:
-                    return f"{old} of 'foretoken {path}' is called {names[old]}, as in every command"
+                    return f"{old} of 'foretoken {path}' is called {names[old]}"
     if path in _RUN:
         for argument in arguments:
             old = argument.partition("=")[0]

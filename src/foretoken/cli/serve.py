@@ -34,7 +34,7 @@ _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
 def serve(
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face folder, a hub id, zoo:NAME, or grown:NAME:SIZE.")
+        str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.")
     ] = DEFAULT_MODEL,
     method: Method = None,
     sets: Settings = None,
@@ -106,7 +106,13 @@ def serve(
     ] = 256,
     max_seconds: Annotated[
         float | None,
-        typer.Option("--max-seconds", min=0.1, metavar="S", help="Longest time of a request.", rich_help_panel=_LIMITS),
+        typer.Option(
+            "--max-seconds",
+            min=0.1,
+            metavar="S",
+            help="Longest time of a request; default: no limit.",
+            rich_help_panel=_LIMITS,
+        ),
     ] = None,
     max_body: Annotated[
         int,

@@ -15,6 +15,7 @@ from foretoken.cli import features
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.options import check_threads, name_values
 from foretoken.cli.training import check_device, counting, progress, terminating
+from foretoken.core.files import check_folder
 from foretoken.train.command import Command, Described, Session, check_positive, options
 
 _ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # of no method
@@ -47,7 +48,10 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Train the zoo's models, and small learned parts for a target of yours."
+    cls=Group,
+    no_args_is_help=True,
+    help="Train the zoo's models, and small learned parts for a target of yours.",
+    epilog="Example: foretoken train draft --target ./my-model --corpus chats.jsonl --out my-draft --minutes 30",
 )
 app.command(
     "features", epilog="Example: foretoken train features --target zoo:base --corpus my.jsonl --out my-features"
@@ -98,6 +102,7 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     quiet_transformers(config.verbose)
     check_positive(config)
     check_device(config.device)
+    check_folder(config.place, "--out")
     threads = check_threads(config.threads)
     if threads is not None:
         import torch

@@ -35,6 +35,8 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
     if not isinstance(law, Tabulated) or not len(tree):
         return
     q_KV, rows, columns = law.q_KV, law.row_of, law.columns
+    if not isinstance(q_KV, Tensor):
+        raise ValueError(f"q is a {type(q_KV).__name__}, not a tensor")
     if columns is not None and columns.vocab_size != vocab_size:
         raise ValueError(f"the columns of q are of a vocabulary of {columns.vocab_size}, not of {vocab_size}")
     width = vocab_size if columns is None else len(columns)

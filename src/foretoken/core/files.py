@@ -59,6 +59,21 @@ def check_writable(path: str | Path, option: str) -> Path:
     return path
 
 
+def check_folder(folder: Path, option: str) -> None:
+    """Refuse a folder that could not be made, or not be written to; nothing is left behind.
+
+    Raises:
+        ConfigError: it is a file or lies below one, or its nearest folder is not writable.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if there == folder and not there.is_dir():
+        raise ConfigError(f"{option} {folder}: this is a file; name a folder to make")
+    if not there.is_dir():
+        raise ConfigError(f"{option} {folder}: {there} is a file; name a folder to make")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder}: cannot write there (Permission denied)")
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file beside its place and move it there, so that no reader ever sees half of it.
 

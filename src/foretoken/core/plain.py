@@ -18,12 +18,30 @@ def plain(value: Any) -> Any:
     return as_python() if callable(as_python) and not isinstance(value, type) else value
 
 
-def misspelt(function: Made, elsewhere: Mapping[str, str] | None = None) -> Made:
+def without_idle(given: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """What is given, without what asks for nothing.
+
+    Args:
+        idle: names of another library's, and the values of each that ask for nothing.
+    """
+    return {
+        key: value
+        for key, value in given.items()
+        if not any(value is each or (type(value) is type(each) and value == each) for each in idle.get(key, ()))
+    }
+
+
+def misspelt(
+    function: Made,
+    elsewhere: Mapping[str, str] | None = None,
+    idle: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Made:
     """Refuse keywords that a function does not have with the nearest that it has, in place of a ``TypeError``.
 
     Args:
         function: all of whose arguments have names.
         elsewhere: keywords of other libraries, and what to say of them.
+        idle: keywords of other libraries, and the values that are left out, see :func:`without_idle`.
     Raises:
         ConfigError: by the decorated function.
     """
@@ -32,6 +50,7 @@ def misspelt(function: Made, elsewhere: Mapping[str, str] | None = None) -> Made
 
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
+        keywords = without_idle(keywords, idle or {})
         for key in keywords:
             if key not in known:
                 raise ConfigError(f"{owner} has no '{key}': {(elsewhere or {}).get(key) or nearest(key, known)}")

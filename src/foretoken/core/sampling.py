@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.plain import misspelt, plain
+from foretoken.core.plain import misspelt, plain, without_idle
 
 _MOST = 16_384  # completions of a prompt; each has a law and a history of its own from the beginning
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
@@ -22,6 +22,16 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "detokenize": "texts are always made; token_ids are there, too",
     "max_new_tokens": "it is called max_tokens",
     "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
+    "spaces_between_special_tokens": "texts are the tokenizer's own",
+    "extra_args": "leave them out",
+}
+_UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
+    **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args"), (None,)),
+    **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), (True,)),
+}
+_UNASKED_STRUCTURE: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties"), (None, False)),
+    **dict.fromkeys(("whitespace_pattern", "structural_tag"), (None,)),
 }
 
 
@@ -77,10 +87,11 @@ class StructuredOutputs:
     def from_dict(cls, values: Mapping[str, object]) -> StructuredOutputs:
         """Build from a mapping; an unknown key is an error that offers the nearest name."""
         known = {each.name for each in fields(cls)}
+        values = without_idle(values, _UNASKED_STRUCTURE)
         for key in values:
             if key not in known:
                 raise ConfigError(f"structured_outputs has the unknown key {key!r}: {nearest(str(key), known)}")
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
 def _is_text(value: object) -> bool:
@@ -176,7 +187,7 @@ class SamplingParams:
         self._check_number("presence_penalty", -2.0, 2.0, "use 0 for none")
         self._check_number("frequency_penalty", -2.0, 2.0, "use 0 for none")
         self._check_integer("top_k", -1, "use 0 to keep every token")
-        self._check_integer("max_tokens", 1, "ask for at least one token")
+        self._check_integer("max_tokens", 1, "ask for one token at least; 10**9 is all that the context holds")
         self._check_integer("min_tokens", 0, "use 0 for none")
         self._check_integer("n", 1, "ask for at least one completion, for more in several calls", high=_MOST)
         if self.seed is not None:
@@ -237,11 +248,12 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         if not isinstance(values, Mapping):
             raise ConfigError(f"sampling params must be a mapping of names to values, not {type(values).__name__}")
+        values = without_idle(values, _UNASKED)
         for key in values:
             if key not in known:
                 remedy = _ELSEWHERE.get(key) or nearest(str(key), known)
                 raise ConfigError(f"unknown sampling parameter '{key}': {remedy}")
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
     def _check_number(self, name: str, low: float, high: float, remedy: str, *, open_low: bool = False) -> None:
         value = getattr(self, name)
@@ -326,10 +338,10 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...] | None:
     return ids
 
 
-def _named(cls: type[Any]) -> None:
+def _named(cls: type[Any], idle: Mapping[str, tuple[Any, ...]]) -> None:
     """Let a class say what a misspelt keyword was meant to be."""
-    cls.__init__ = misspelt(cls.__init__, _ELSEWHERE)
+    cls.__init__ = misspelt(cls.__init__, _ELSEWHERE, idle)
 
 
-_named(SamplingParams)
-_named(StructuredOutputs)
+_named(SamplingParams, _UNASKED)
+_named(StructuredOutputs, _UNASKED_STRUCTURE)

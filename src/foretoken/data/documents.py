@@ -56,13 +56,13 @@ def documents(path: Path) -> Iterator[str]:
     ``messages`` (role and content each) is a chat; ``prompt`` with ``response`` is one too; ``text`` is a text, under
     its ``title`` if there is one; ``question`` with ``answers`` is a short exchange; ``document`` with ``queries`` is a
     long text and then a chat about it, and alone a long text; ``turns`` with ``reference`` are what was asked and what
-    was answered in a chat. A file that is not JSON Lines is plain text.
+    was answered in a chat. A file that is not JSON Lines is plain text; blank pieces of it are none.
 
     Raises:
         InputError: the file cannot be read, or a record has none of these fields, or one of the wrong type.
     """
     if not is_json_lines(path):
-        yield from (text(piece) for piece in read_paragraphs(path))
+        yield from (text(piece) for piece in read_paragraphs(path) if piece.strip())
         return
     for place, record in read_placed_records(path):
         yield _document(record, place)

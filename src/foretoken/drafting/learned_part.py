@@ -172,6 +172,8 @@ class LearnedPart(ABC):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        if folder.is_file():
+            raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
         config_file, weights_file = cls._files(folder)
         try:
             settings = json.loads((folder / config_file).read_text(encoding="utf-8"))

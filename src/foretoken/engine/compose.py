@@ -16,7 +16,8 @@ from typing import Any
 
 from foretoken import catalog
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.plain import plain
+from foretoken.core.needs import Declared, Needs, Offers
+from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import learned_part
 from foretoken.engine import executors
@@ -24,6 +25,7 @@ from foretoken.engine.executors import gloo
 from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.recipe import Recipe, verifier_named
+from foretoken.engine.vllm_options import SPECULATION, UNASKED_SPECULATION
 from foretoken.models.dense import DensePlans
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
@@ -45,7 +47,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"speculative_config must be a mapping, not {type(settings).__name__}")
-    settings = {key: plain(value) for key, value in (settings or {}).items()}
+    settings = without_idle({key: plain(value) for key, value in (settings or {}).items()}, UNASKED_SPECULATION)
     for key in settings:
         if not isinstance(key, str):
             raise ConfigError(f"speculative_config has the key {key!r:.60}: keys are names of options")
@@ -212,11 +214,17 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
     drafter_class = catalog.find(method, "drafter").load()
     known = _options(drafter_class)
     settings = _without_owner(settings, method, known)
+    if "model" in settings and "model" not in known and drafter_class.declared.learned_part is not None:
+        option = catalog.imported(drafter_class.declared.learned_part).option  # vLLM's name for it is 'model'
+        if option in settings:
+            raise ConfigError(f"'{option}' and 'model' are one option of method '{method}': keep one")
+        settings[option] = settings.pop("model")
     for key in settings:
         if key not in known:
             plans = filter(None, (entry.load().settings_key for entry in catalog.entries("plan")))
             names = [*known, *OWN_KEYS, *plans, *(_options(verifier) if verifier is not None else ())]
-            raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {nearest(key, names)}")
+            remedy = SPECULATION.get(key) or nearest(key, names)
+            raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {remedy}")
     try:
         config = drafter_class.Config(**settings)
     except TypeError as error:
@@ -248,6 +256,17 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
             f"the catalogue, or an instance of a class that inherits from core.protocols.{protocol.__name__}, which "
             "has defaults for most members"
         )
+    laws = thing.laws
+    if not isinstance(laws, tuple) or not laws or not all(isinstance(each, type) for each in laws):
+        raise ConfigError(
+            f"{kind} '{thing.name}' has laws={laws!r:.60}: a tuple of kinds of q, as in (PointMass,), see core/draft.py"
+        )
+    for name, wanted in (("needs", Needs), ("offers", Offers), ("declared", Declared)):
+        if not isinstance(getattr(thing, name), wanted):
+            raise ConfigError(
+                f"{kind} '{thing.name}' has {name}={getattr(thing, name)!r:.60}: an instance of "
+                f"core.needs.{wanted.__name__} is wanted"
+            )
 
 
 def _class_of(method: Any) -> type[Drafter]:

@@ -26,6 +26,15 @@ def check_engine(max_num_seqs: Any, max_rows_per_step: Any, seed: Any, prefix_ca
         _check("seed", seed, 0, 2**63 - 1)
 
 
+def check_queue(max_queue: Any) -> None:
+    """Refuse a length of a queue that is none.
+
+    Raises:
+        ConfigError: names the bounds.
+    """
+    _check("max_queue", max_queue, 0, 2**31 - 1)
+
+
 def check_flags(**flags: Any) -> None:
     """Refuse switches that are neither on nor off.
 

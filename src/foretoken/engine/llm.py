@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.importing import collector_at_rest
 from foretoken.core.plain import misspelt, plain
 from foretoken.core.sampling import SamplingParams
@@ -90,8 +90,10 @@ class LLM:
         prefix_cache_bytes: int = PREFIX_BYTES,
         **others: Any,
     ) -> None:
-        check_options(others, inspect.signature(LLM).parameters)
+        check_options(others, [name for name in inspect.signature(LLM).parameters if name != "others"])
         limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
+        if isinstance(generation_config, str) and generation_config == "vllm":  # its name for the same
+            generation_config = "none"
         if not isinstance(generation_config, str) or generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
         limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
@@ -140,6 +142,12 @@ class LLM:
             ConfigError: an option is unknown or out of range.
             ModelError: a draft model or a learned part cannot be had, or does not fit the target.
         """
+        from foretoken.models.language_model import LanguageModel
+
+        odd: Any = target  # whatever a caller may give
+        if not isinstance(odd, LanguageModel):
+            remedy = "LLM(...) loads a model by its name" if isinstance(odd, (str, Path)) else "give an LLM's .target"
+            raise ConfigError(f"target must be a loaded model, not {type(odd).__name__}: {remedy}")
         limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
         limits.check_flags(enable_prefix_caching=enable_prefix_caching)
         if default_params is not None and not isinstance(default_params, SamplingParams):
@@ -150,6 +158,7 @@ class LLM:
         llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
         return llm
 
+    @misspelt
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
         return LLM.from_target(
@@ -286,29 +295,40 @@ class LLM:
         ]
         return self.generate(prompts, _one_of(params, sampling_params), use_tqdm=use_tqdm, progress=progress)
 
-    @misspelt
+    @arguments
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         reading: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
         """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request.
 
         Args:
+            sampling_params: params under vLLM's name.
             reading: called after each step until the first token, with how many of the prompt's tokens are read, and
                 how many there are.
         """
-        (params,) = self._admission.params_for(1, params, self.default_params)
+        if reading is not None and not callable(reading):
+            raise ConfigError(f"reading={reading!r:.60} must be a function that takes two counts of tokens")
+        (params,) = self._admission.params_for(1, _one_of(params, sampling_params), self.default_params)
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
         return self._driver.stream(request, reading)
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    @arguments
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+    ) -> Iterator[Chunk]:
         """Answer one conversation and yield a chunk per step."""
-        return self.stream(self.chat_prompt(messages), params)
+        return self.stream(self.chat_prompt(messages), _one_of(params, sampling_params))
 
     @misspelt
     def chat_prompt(
@@ -369,8 +389,9 @@ class LLM:
             ConfigError: params do not fit the recipe, or ``max_draft`` is out of range, or would change what a recipe
                 writes in which drafter and target take turns.
         """
-        params = params or SamplingParams()
-        self._admission.params_for(1, params, params)
+        (params,) = self._admission.params_for(1, params, SamplingParams())
+        if cache_salt is not None and not isinstance(cache_salt, str):
+            raise ConfigError(f"cache_salt={cache_salt!r:.60} must be a text, or None")
         self._admission.check_draft(max_draft)
         requests = self._admission.requests(prompt, params, 0)
         for request in requests:
@@ -384,7 +405,16 @@ class LLM:
         Args:
             group: all of them.
             prompt: its text if that is known; None: decoded again.
+        Raises:
+            InputError: these are no requests, or there are none.
         """
+        from foretoken.engine.request import Request
+
+        odd: Any = group  # whatever a caller may give
+        if not isinstance(odd, Sequence) or not odd or not all(isinstance(each, Request) for each in odd):
+            raise InputError(f"group must be the requests that new_requests made of a prompt: {group!r:.60}")
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"prompt must be the text of the prompt, or None, not {type(prompt).__name__}")
         return self._driver.output_of(group, prompt)
 
     if not TYPE_CHECKING:  # whose readers know what there is

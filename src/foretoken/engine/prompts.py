@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.plain import plain
+from foretoken.engine import limits
 
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
@@ -14,7 +16,18 @@ if TYPE_CHECKING:
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
+OWN_VARIABLES = (  # what the conversation and this program give to a template
+    *("messages", "conversation", "tools", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "return_dict", "return_tensors"),
+)
+
 _FIELDS = ("prompt", "prompt_token_ids")
+_ELSEWHERE = {  # keys that prompts have in other programs
+    "input_ids": "write {'prompt_token_ids': IDS}",
+    "messages": "chat answers conversations",
+    "cache_salt": "new_requests and the server take one",
+    **dict.fromkeys(("multi_modal_data", "prompt_embeds"), "text and token ids are all that is read here"),
+}
 
 
 class PromptReader:
@@ -98,6 +111,9 @@ class PromptReader:
             raise InputError(f"the chat template of model '{name}' knows no tools: leave them out")
         if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
             raise InputError(f"chat_template_kwargs must be a mapping, not {type(chat_template_kwargs).__name__}")
+        limits.check_flags(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+        for key, value in (chat_template_kwargs or {}).items():
+            _check_variable(key, value, str(template))
         if continue_final_message and add_generation_prompt:
             raise ConfigError("continue_final_message goes with add_generation_prompt=False only")
         said = [_message(message, f"message {index}") for index, message in enumerate(messages)]
@@ -116,6 +132,16 @@ class PromptReader:
             # templates raise jinja errors of their own choosing, e.g. "roles must alternate"
             raise InputError(f"the conversation does not fit the model's chat template: {error}") from error
         return {"prompt_token_ids": list(ids)}
+
+
+def _check_variable(name: Any, value: Any, template: str) -> None:
+    """Refuse a variable that the template does not have: it was meant to change the prompt, unless it is off."""
+    if name in OWN_VARIABLES:
+        raise InputError(f"chat_template_kwargs has '{name}', which is no variable of a template: leave it out")
+    if value is None or value is False:
+        return
+    if not isinstance(name, str) or not re.search(rf"\b{re.escape(name)}\b", template):
+        raise InputError(f"chat_template_kwargs has {name!r:.60}: the chat template has no such variable: leave it out")
 
 
 def as_list(prompts: Any) -> list[Any]:
@@ -150,15 +176,18 @@ def as_conversations(messages: Any) -> list[Any]:
 
 def _only_field(prompt: Mapping[str, Any], where: str) -> Any:
     """The text or the token ids of a prompt that is a mapping."""
+    prompt = {key: each for key, each in prompt.items() if each is not None or key not in _ELSEWHERE}
     unknown = [str(key) for key in prompt if key not in _FIELDS]
     if unknown or not prompt:
-        remedy = nearest(unknown[0], _FIELDS) if unknown else "give 'prompt' or 'prompt_token_ids'"
+        remedy = _ELSEWHERE.get(unknown[0]) or nearest(unknown[0], _FIELDS) if unknown else f"give one of {_FIELDS}"
         raise InputError(f"{where} has keys {sorted(map(str, prompt))}: {remedy}")
     if len(prompt) > 1:
         raise InputError(f"{where} has both 'prompt' and 'prompt_token_ids': keep one")
     (value,) = prompt.values()
     if isinstance(value, str) and "prompt_token_ids" in prompt:
         raise InputError(f"{where} has a text in 'prompt_token_ids': write 'prompt'")
+    if isinstance(value, Mapping) and "input_ids" in value:  # what tokenizers give
+        raise InputError(f"{where} has a {type(value).__name__} in '{next(iter(prompt))}': give its ['input_ids']")
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
@@ -242,6 +242,11 @@ class Proposer:
     def _ask(self, requests: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
         drafts = self._recipe.drafter.propose(requests, budgets)
+        if not _are_drafts(drafts, len(requests)):
+            raise RequestError(
+                f"drafter '{self._recipe.method}' gave {drafts!r:.80}: propose gives a list of one Draft for each of "
+                f"{len(requests)} requests"
+            )
         for request, draft, budget in zip(requests, drafts, budgets, strict=True):
             tokens = draft.tree.tokens
             if not tokens:
@@ -318,6 +323,13 @@ class Proposer:
             raise RequestError(
                 f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
             ) from error
+
+
+def _are_drafts(found: Any, count: int) -> bool:
+    """Whether a drafter gave what it was asked for; it may be anybody's."""
+    if not isinstance(found, Sequence) or len(found) != count:
+        return False
+    return all(isinstance(each, Draft) and isinstance(each.tree, TokenTree) for each in found)
 
 
 def _within(draft: Draft, request: Context) -> Draft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+    if not TYPE_CHECKING:  # whose readers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"no '{name}' here: a log-probability has token_id, logprob and top, pairs of both")
 
     @classmethod
     def of_rows(cls, logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

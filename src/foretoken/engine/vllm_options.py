@@ -6,7 +6,6 @@ change something is refused.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -21,6 +20,7 @@ log = logging.getLogger(__name__)
 _NOTHING_TO_SET = (  # how memory is reserved and kernels are compiled
     *("gpu_memory_utilization", "swap_space", "enforce_eager", "disable_log_stats", "block_size", "max_logprobs"),
     *("enable_chunked_prefill", "disable_custom_all_reduce", "max_seq_len_to_capture", "compilation_config"),
+    *("async_scheduling", "enable_log_requests", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
 )
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
@@ -37,11 +37,32 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "skip_tokenizer_init": (False,),
     "enable_lora": (False,),
     "hf_overrides": (None,),
+    "convert": ("auto", "none"),
+    "model_impl": ("auto", "transformers"),
+    "scheduling_policy": ("fcfs",),
+    "logprobs_mode": ("raw_logprobs",),
+    "enable_expert_parallel": (False,),
+    "enable_sleep_mode": (False,),
+    "distributed_executor_backend": (None, "mp", "uni"),
+    **dict.fromkeys(("tokenizer_revision", "code_revision", "download_dir", "hf_token", "served_model_name"), (None,)),
+    **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs", "pooler_config", "logits_processors"), (None,)),
+    **dict.fromkeys(("reasoning_parser", "kv_transfer_config", "structured_outputs_config"), (None,)),
+    **dict.fromkeys(("attention_config", "override_generation_config"), (None,)),
+}
+_MERGED = "an adapter is merged when it is loaded, LLM('/path/to/adapter')"
+_INSTEAD = {  # of what _ONLY refuses
+    "quantization": "a checkpoint says itself how it is quantised; dtype='int8' or 'int4' rounds any other",
+    "load_format": "random weights are the model 'shape:100m'",
+    "enable_lora": _MERGED,
+    "override_generation_config": "write llm.generate(..., SamplingParams(...))",
+    "hf_token": "the hub's own settings hold, HF_TOKEN",
+    "download_dir": "the hub's own settings hold, HF_HOME",
 }
 _ELSEWHERE = {
     "max_num_batched_tokens": "it is called max_rows_per_step",
     "num_speculative_tokens": "it goes into speculative_config={'method': ..., 'num_speculative_tokens': ...}",
     "method": "it goes into speculative_config={'method': ...}",
+    **dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras"), _MERGED),
     "speculative_model": "write speculative_config={'method': 'draft_model', 'model': ...}",
 }
 
@@ -60,39 +81,52 @@ _METHODS = {
 }
 _ARGUMENTS = {
     **{each.name: f"write sampling_params=SamplingParams({each.name}=...)" for each in fields(SamplingParams)},
-    "lora_request": "an adapter is merged when it is loaded, LLM('/path/to/adapter')",
+    "lora_request": _MERGED,
     "prompt_token_ids": "write prompts=[{'prompt_token_ids': [...]}, ...]",
     "priority": "requests begin in the order in which they come",
     "chat_template_content_format": "contents are texts, or lists of parts of text: leave it out",
     "mm_processor_kwargs": "text is all that is read here",
 }
-_UNASKED = ("lora_request", "prompt_token_ids", "priority", "mm_processor_kwargs")  # by vLLM's own default, None
+_UNASKED: Mapping[str, tuple[Any, ...]] = {  # what vLLM's own defaults say
+    **dict.fromkeys(("lora_request", "prompt_token_ids", "priority", "mm_processor_kwargs"), (None,)),
+    "chat_template_content_format": (None, "auto"),
+}
+UNASKED_SPECULATION: Mapping[str, tuple[Any, ...]] = {
+    "draft_tensor_parallel_size": (None, 1),
+    "parallel_drafting": (None, False),
+    **dict.fromkeys(("disable_by_batch_size", "max_model_len", "quantization", "revision", "code_revision"), (None,)),
+    **dict.fromkeys(("enforce_eager", "speculative_token_tree"), (None,)),
+}
+_SUFFIXES = "max_match, max_branching and min_score are set here, see 'foretoken methods suffix'"
+SPECULATION = {  # keys of vLLM's speculative_config, and what to say of them
+    "draft_tensor_parallel_size": "a model runs on one device: leave it out",
+    "disable_by_batch_size": "nothing is drafted where that was measured to be slower: leave it out",
+    "speculative_token_tree": "a tree is asked for by tree=... and num_drafts=N of method 'draft_model'",
+    "max_model_len": "a drafter reads what the target reads: leave it out",
+    "enforce_eager": "there are no graphs to switch off: leave it out",
+    **dict.fromkeys(("acceptance_method", "rejection_sample_method"), "it is called verifier"),
+    **dict.fromkeys(("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"), _SUFFIXES),
+    **dict.fromkeys(("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"), _SUFFIXES),
+}
 
 
 class AbsentMethod(ConfigError, AttributeError):
     """A method of vLLM's that is not here; ``hasattr`` says so, too."""
 
 
-def absent(name: str) -> AttributeError:
-    """What is said of an attribute that ``LLM`` does not have."""
-    if name in _METHODS:
-        return AbsentMethod(f"LLM has no '{name}': {_METHODS[name]}")
-    return AttributeError(f"'LLM' object has no attribute '{name}'")
+def absent(name: str, methods: Mapping[str, str] = _METHODS, *, owner: str = "LLM") -> AttributeError:
+    """What is said of an attribute that ``LLM``, or another owner of methods, does not have."""
+    if name in methods:
+        return AbsentMethod(f"{owner} has no '{name}': {methods[name]}")
+    return AttributeError(f"'{owner}' object has no attribute '{name}'")
 
 
 def arguments(function: Made) -> Made:
     """Refuse a call's arguments that are not here, with what takes their place; see :func:`core.plain.misspelt`.
 
-    Those of vLLM's that are None ask for nothing, and are left out.
+    Those that are as vLLM has them by default ask for nothing, and are left out.
     """
-    checked = misspelt(function, _ARGUMENTS)
-
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        asked = {key: each for key, each in keywords.items() if each is not None or key not in _UNASKED}
-        return checked(*args, **asked)
-
-    return call  # type: ignore[return-value]
+    return misspelt(function, _ARGUMENTS, _UNASKED)
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -108,7 +142,7 @@ def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
     for name, value in options.items():
         if name in _ONLY:
             if plain(value) not in _ONLY[name]:
-                raise ConfigError(f"{name}={value!r:.60} is not supported: leave it out")
+                raise ConfigError(f"{name}={value!r:.60} is not supported: {_INSTEAD.get(name, 'leave it out')}")
             idle.append(name)
         elif name in _NOTHING_TO_SET:
             idle.append(name)

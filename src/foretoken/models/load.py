@@ -71,7 +71,7 @@ def load(
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
-    if kv_cache_dtype not in KV_DTYPES:
+    if not isinstance(kv_cache_dtype, str) or kv_cache_dtype not in KV_DTYPES:
         raise ConfigError(f"kv_cache_dtype={kv_cache_dtype!r:.60}: {nearest(str(kv_cache_dtype), KV_DTYPES)}")
     if isinstance(dtype, str) and dtype in SCHEMES and place.type != "cpu":
         raise ConfigError(
@@ -161,7 +161,8 @@ def load_tokenizer(name: str | Path) -> Any:
         ConfigError, ModelError: as :func:`load`.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
+    alone = folder.is_dir() and any(folder.glob("tokenizer*"))
+    if not alone or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
         return _files(name, trusted=False).tokenizer()
     with reported(f"model '{name}': its tokenizer cannot be loaded", name):
         return AutoTokenizer.from_pretrained(str(folder))

@@ -14,6 +14,7 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import SamplingParams, StructuredOutputs
+from foretoken.engine.prompts import OWN_VARIABLES
 from foretoken.engine.reasoning import Thinking
 from foretoken.engine.request import Request
 from foretoken.serve.errors import ApiError, api_error
@@ -33,16 +34,6 @@ To call one, write its name and its arguments, in this form:
 {begin}
 {{"name": "the function's name", "arguments": {{"the parameter's name": "its value"}}}}
 {end}"""
-_RESERVED = (
-    "messages",
-    "conversation",
-    "tools",
-    "documents",
-    "chat_template",
-    "add_generation_prompt",
-    "tokenize",
-    "return_dict",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +211,7 @@ def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
     """Variables for the template. One that it does not have must be nothing, or it would have changed the prompt."""
     found = {}
     for name, value in (given or {}).items():
-        if name in _RESERVED:
+        if name in OWN_VARIABLES:
             raise ApiError(
                 400, f"chat_template_kwargs.{name} is the server's: leave it out", param="chat_template_kwargs"
             )

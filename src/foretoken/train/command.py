@@ -70,6 +70,8 @@ class Described:
     option: Option
 
 
+WIDEST = 1 << 17  # channels of an MLP that may be asked for: what a slip of the hand adds to that fills the memory
+
 OUT = Option("Folder to make.", "-o", metavar="PATH")
 OUT_AGAIN = Option("Folder to make; give it again to go on after a stop.", "-o", metavar="PATH")
 DATA = Option("The folder of the corpora; short for FORETOKEN_DATA.", metavar="DIR")
@@ -83,7 +85,7 @@ class Common:
     out: Annotated[Path, OUT]
     seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0)] = 0
     device: Annotated[str, Option("cpu or cuda.")] = "cpu"
-    threads: Annotated[int | None, Option("CPU threads.", metavar="N", least=1)] = None
+    threads: Annotated[int | None, Option("CPU threads; default: torch's own choice.", metavar="N", least=1)] = None
     as_json: Annotated[bool, Option("The record of the run as one JSON object on stdout.", name="json")] = False
     verbose: Annotated[bool, Option("Let the libraries talk.")] = False
 
@@ -126,8 +128,14 @@ class Loop(Text):
     """Options of commands that run the training loop, which goes on where it was stopped."""
 
     out: Annotated[Path, OUT_AGAIN]
-    minutes: Annotated[float | None, Option("Stop after so many minutes of training.", positive=True)] = None
-    tokens: Annotated[int | None, Option("Stop after so many tokens.", positive=True)] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            "Stop after so many minutes of training; default: the recipe's 30 to 120, or none with --tokens.",
+            positive=True,
+        ),
+    ] = None
+    tokens: Annotated[int | None, Option("Stop after so many tokens; default: no such bound.", positive=True)] = None
     checkpoint_every: Annotated[
         float | None,
         Option(
@@ -177,7 +185,7 @@ class Continued(Common):
 
     start: Annotated[
         Path | None,
-        Option("Begin with the weights of this one, of the same shape; its target may be another.", metavar="DIR"),
+        Option("Begin with the weights in this folder, of the same shape; its target may be another.", metavar="DIR"),
     ] = None
 
 
@@ -231,12 +239,14 @@ def options(config: type[Common]) -> Iterator[Described]:
 
 
 def check_positive(config: Common) -> None:
-    """Refuse 0, less, what is not a number and what never ends, where that makes no sense.
+    """Refuse 0, less, what is not a number and what never ends, where that makes no sense, and a seed that is none.
 
     Raises:
         ConfigError: names the option.
     """
     for each in options(type(config)):
         value = getattr(config, each.field)
+        if each.field == "seed" and value >= 2**63:
+            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be below 2**63")
         if each.option.positive and value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{each.option.flag(each.field)} {value}: must be more than 0, and finite")

@@ -126,7 +126,7 @@ def extract(
             data=json.loads(json.dumps(data or {})),
         )
         run = _Run(taps, folder, index, row_bytes, max_bytes, report)
-        return run.follow(_sequences(blocks, taps.vocabulary, _longest(model)))
+        return run.follow(_sequences(blocks, taps.vocabulary, longest(model)))
     finally:
         model.train(training)
 
@@ -331,7 +331,7 @@ def _digest(sequences: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _longest(model: Any) -> int | None:
+def longest(model: Any) -> int | None:
     """Positions that the target has; None for one that counts none."""
     text = model.config.get_text_config(decoder=True)
     found = getattr(text, "max_position_embeddings", None)

@@ -122,6 +122,8 @@ def run(
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder to make")
     work = out / "run"
+    if (out / "config.json").exists() and not (work / "claim.json").exists():
+        raise ConfigError(f"--out {out}: another model lies there; name a folder to make")
     with disk_trouble(out):
         claim = claim_of(recipe, sources, seed)
         refuse_another(work, claim)

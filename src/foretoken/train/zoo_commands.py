@@ -39,7 +39,7 @@ class Compiling(Loop):
 class BaseConfig(Compiling):
     """Options of ``foretoken train base``; ``out`` None: where the zoo looks for models that are not bundled."""
 
-    recipe: Annotated[str, Option(", ".join(NAMES) + ".", "-r")]
+    recipe: Annotated[str, Option("The model, by its recipe: " + ", ".join(NAMES) + ".", "-r")]
     out: Annotated[
         Path | None,
         Option("Folder to make; default: where zoo:NAME is found, if it is not bundled.", "-o", metavar="PATH"),
@@ -73,7 +73,9 @@ class DraftConfig(Compiling, Judged):
     start: Annotated[str | None, Option("A draft to go on from; default: a new one of 2 thin layers.", name="from")] = (
         None
     )
-    loss: Annotated[str, Option("kl, reverse_kl, tv or neg_log_acceptance.")] = "kl"
+    loss: Annotated[
+        str, Option("Distance to the target's law that is made small: kl, reverse_kl, tv or neg_log_acceptance.")
+    ] = "kl"
     own_words: Annotated[float, Option("Share of the text that the target writes itself.")] = 0.75
     on_policy: Annotated[float, Option("Share of the text that the draft in training writes.")] = 0.0
     num_drafts: Annotated[int, Option("Chain length to judge by.", name="num-speculative-tokens", positive=True)] = 6

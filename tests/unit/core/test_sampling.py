@@ -55,7 +55,7 @@ def test_the_limits_themselves_are_allowed(name: str, good: tuple[Any, ...]) -> 
         ("presence_penalty", (-2.01, 2.01), r"must be a number in \[-2, 2\]: use 0 for none"),
         ("frequency_penalty", (-2.01, 2.01), r"must be a number in \[-2, 2\]: use 0 for none"),
         ("top_k", (-2, 1.0, True), "must be an integer, at least -1: use 0 to keep every token"),
-        ("max_tokens", (0, 2.0, None), "must be an integer, at least 1: ask for at least one token"),
+        ("max_tokens", (0, 2.0, None), "must be an integer, at least 1: ask for one token at least"),
         ("min_tokens", (-1, False), "must be an integer, at least 0: use 0 for none"),
         ("n", (0, "2", 10**9), "must be an integer, between 1 and 16384: ask for at least one completion, for more in"),
         ("seed", (-1, 2**63, 0.5), "must be an integer, between 0 and 9223372036854775807: use a non-negative integer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from functools import cache
@@ -9,8 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from foretoken import LLM, SamplingParams
-from foretoken.core.errors import ConfigError, InputError
+from foretoken import LLM, AsyncLLM, SamplingParams, zoo
+from foretoken.core.errors import ConfigError, InputError, ModelError
 from foretoken.engine.totals import Counter, Gauge, Vector
 from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, target, with_config
 
@@ -46,6 +47,15 @@ def test_prompts_with_sampling_params_by_position_and_by_name():
     assert [output.outputs[0].token_ids for output in outputs] == ids(
         base().generate(prompts=prompts, sampling_params=sampling_params, use_tqdm=False)
     )
+
+
+def test_streams_with_sampling_params_by_name():
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    texts = ["".join(piece.text for piece in base().stream(PROMPTS[0], sampling_params=params))]
+    texts.append(base().generate(PROMPTS[0], params)[0].text)
+    assert texts[0] == texts[1]
+    *_, last = base().stream_chat(QUESTION, sampling_params=params)
+    assert last.output.text == base().chat(QUESTION, params)[0].text
 
 
 def test_a_conversation_alone_and_many_at_once(capsys):
@@ -209,6 +219,10 @@ def test_arrays_are_prompts():
         ({"quantization": "awq"}, "quantization='awq' is not supported"),
         ({"max_num_batched_tokens": 64}, "it is called max_rows_per_step"),
         ({"speculative_model": "x"}, "speculative_config="),
+        ({"max_loras": 2}, "merged when it is loaded"),
+        ({"override_generation_config": {"top_k": 1}}, "SamplingParams"),
+        ({"load_format": "dummy"}, "shape:100m"),
+        ({"qqq": 4}, "known(?!.*others)"),
         ({"max_seqs": 4}, "did you mean 'max_num_seqs'"),
         ({"threads": 100_000}, "threads=100000 must be an integer, at least 1 and at most"),
         ({"max_num_seqs": 10**9}, "max_num_seqs=1000000000"),
@@ -241,6 +255,11 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
         (lambda: base().generate("x", SamplingParams(), sampling_params=SamplingParams()), ConfigError, "keep one"),
         (lambda: base().generate("x", use_tqdm="yes"), ConfigError, "use_tqdm='yes'"),
         (lambda: base().generate({"prompt": "x", "prompt_token_ids": [5]}), InputError, "has both"),
+        (lambda: base().generate({"prompt": "x", "cache_salt": "y"}), InputError, "new_requests"),
+        (lambda: base().generate({"input_ids": [5]}), InputError, "write {'prompt_token_ids'"),
+        (lambda: base().generate({"prompt_token_ids": base().tokenizer("x")}), InputError, "input_ids"),
+        (lambda: SamplingParams(max_tokens=None), ConfigError, "all that the context holds"),
+        (lambda: SamplingParams(best_of=2), ConfigError, "use n"),
         (lambda: base().generate({"prmpt": "x"}), InputError, "did you mean 'prompt'"),
         (lambda: base().generate({"prompt_token_ids": "x"}), InputError, "a text in 'prompt_token_ids'"),
         (lambda: base().generate("x", max_tokens=5), ConfigError, r"write sampling_params=SamplingParams\(max_tokens"),
@@ -255,6 +274,9 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
         (lambda: base().chat([5]), InputError, "not int"),
         (lambda: base().chat([[5]]), InputError, "message 0 must be a mapping"),
         (lambda: base().stream("x", 5), ConfigError, "not int"),
+        (lambda: base().stream("x", temperature=1), ConfigError, r"write sampling_params=SamplingParams\(temp"),
+        (lambda: base().stream_chat(QUESTION, max_token=1), ConfigError, "LLM.stream_chat has no 'max_token'"),
+        (lambda: base().with_method(speculative_cfg={}), ConfigError, "did you mean 'speculative_config'"),
         (lambda: base().chat_prompt([], toolz=None), ConfigError, "did you mean 'tools'"),
         (lambda: LLM.from_target(target(), max_seqs=3), ConfigError, "did you mean 'max_num_seqs'"),
     ],
@@ -294,6 +316,84 @@ def test_arguments_that_are_not_here_say_what_takes_their_place():
         base().chat(QUESTION, chat_template_content_format="openai")
     with pytest.raises(ConfigError, match="did you mean 'sampling_params'"):
         base().generate("Hello", sampling_param=SamplingParams(max_tokens=1))
+
+
+def test_what_vllm_has_by_default_is_taken():
+    idle = {"best_of": None, "detokenize": True, "spaces_between_special_tokens": True, "logits_processors": None}
+    assert SamplingParams(max_tokens=3, **idle) == SamplingParams(max_tokens=3)
+    nothing = {"choice": ["a"], "disable_any_whitespace": False, "whitespace_pattern": None}
+    assert SamplingParams(structured_outputs=nothing) == SamplingParams(structured_outputs={"choice": ["a"]})
+    (out,) = base().chat(QUESTION, SamplingParams(max_tokens=1), chat_template_content_format="auto")
+    assert out.finished
+    llm = LLM("zoo:draft", generation_config="vllm", tokenizer_revision=None, hf_overrides=None, convert="auto")
+    assert llm.default_params == SamplingParams()
+    prompt = {"prompt": "x", "multi_modal_data": None}
+    assert llm.generate(prompt, SamplingParams(max_tokens=1))[0].prompt == "x"
+
+
+def test_vllm_s_example_of_a_head(tmp_path):
+    config = {"method": "eagle", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 2}
+    own = LLM.from_target(target(), speculative_config=config)
+    named = LLM.from_target(target(), speculative_config={**config, "model": str(zoo.path("base") / "eagle")})
+    params = SamplingParams(max_tokens=8)
+    assert named.generate("Hello", params)[0].token_ids == own.generate("Hello", params)[0].token_ids
+    with pytest.raises(ModelError, match="nowhere"):
+        LLM.from_target(target(), speculative_config={**config, "model": str(tmp_path / "nowhere")})
+    with pytest.raises(ConfigError, match="'head' and 'model'"):
+        LLM.from_target(target(), speculative_config={**config, "model": "a", "head": "b"})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "ngram", "draft_tensor_parallel_size": 2}, "one device"),
+        ({"method": "ngram", "disable_by_batch_size": 8}, "leave it out"),
+        ({"method": "ngram", "speculative_token_tree": "[(0,)]"}, "tree="),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, "max_match"),
+    ],
+)
+def test_keys_of_vllm_s_speculation_that_are_not_here(config, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM.from_target(target(), speculative_config=config)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("EngineArgs", "LLM"),
+        ("AsyncLLMEngine", "AsyncLLM"),
+        ("TokensPrompt", "prompt_token_ids"),
+        ("StructuredOutputsParams", "structured_outputs="),
+        ("GuidedDecodingParams", "structured_outputs="),
+        ("BeamSearchParams", "n=4"),
+    ],
+)
+def test_names_of_vllm_s_that_are_not_here_say_what_takes_their_place(name, instead):
+    with pytest.raises(ImportError, match=f"foretoken has no '{name}': .*{instead}"):
+        exec(f"from foretoken import {name}")
+
+
+def test_log_probabilities_say_how_they_are_read():
+    (out,) = base().generate("Hello", SamplingParams(max_tokens=1, logprobs=1))
+    assert not hasattr(out.logprobs[0], "items")
+    with pytest.raises(AttributeError, match="token_id, logprob and top"):
+        out.logprobs[0].items()
+
+
+def test_an_engine_for_asyncio_says_what_takes_the_place_of_vllm_s():
+    async def ask():
+        async with AsyncLLM(base()) as llm:
+            for call in (
+                lambda: llm.generate("x", SamplingParams(max_tokens=1), request_id="1"),
+                lambda: llm.stream("x", sampling_params=SamplingParams(max_tokens=1)),
+                lambda: llm.shutdown(),
+            ):
+                with pytest.raises(ConfigError, match=r"AsyncLLM.* has no '"):
+                    call()
+
+    asyncio.run(ask())
+    with pytest.raises(ConfigError, match="dtype"):
+        AsyncLLM(base(), dtype="float32")
 
 
 def test_a_seed_of_numpy_is_a_seed():

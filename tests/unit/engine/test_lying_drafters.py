@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Offers
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
+from foretoken.engine.llm import LLM
 from foretoken.verifiers.naive import NaiveVerifier
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
@@ -39,6 +43,54 @@ class Table(stubs.Stub):
         token = context.streams.categorical("draft", self.q_1V[0])
         good = Draft(TokenTree([token]), Sampled(self.q_1V, (0,)))
         return self.wrong(good) if self.wrong is not None and is_culprit(context) else good
+
+
+class Proposing(stubs.Stub):
+    """Gives what it was told to give, whatever it is."""
+
+    def __init__(self, given) -> None:
+        self.given = given
+
+    def propose(self, contexts, budgets):
+        return self.given
+
+
+CHAIN = Draft(TokenTree([5]), PointMass())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, [None], [], [CHAIN, CHAIN], [5], [TokenTree([5])], [Draft([5], PointMass())], iter([CHAIN]), "x"],
+    ids=["None", "no draft", "none", "two", "int", "tree", "no tree", "iterator", "text"],
+)
+def test_what_is_no_list_of_drafts_is_said_in_words(given):
+    (output,) = with_drafter(Proposing(given), num_nodes=2).generate(PROMPTS[:1], plan())
+    assert "drafter 'stub' gave" in output.error
+    assert "a list of one Draft for each of 1 requests" in output.error
+
+
+def test_a_q_that_is_no_tensor_is_said_in_words():
+    draft = Draft(TokenTree([5]), Sampled([[1.0]], (0,)))
+    (output,) = with_drafter(Table(lambda good: draft), num_nodes=2).generate([PROMPTS[CULPRIT]], plan(temperature=1.0))
+    assert "q is a list, not a tensor" in output.error
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("laws", 5, "laws=5: a tuple of kinds of q"),
+        ("laws", (), "a tuple of kinds of q"),
+        ("laws", ("PointMass",), "a tuple of kinds of q"),
+        ("needs", 5, "needs=5: an instance of core.needs.Needs"),
+        ("offers", None, "an instance of core.needs.Offers"),
+        ("declared", 5, "an instance of core.needs.Declared"),
+    ],
+)
+@pytest.mark.parametrize(("key", "kind"), [("method", stubs.Empty), ("verifier", NaiveVerifier)])
+def test_members_of_the_wrong_kind_are_refused(key, kind, name, value, message):
+    own = type("Own", (kind,), {name: value})()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        LLM.from_target(target(), speculative_config={"method": "ngram", key: own})
 
 
 @pytest.mark.parametrize(

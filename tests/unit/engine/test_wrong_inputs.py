@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import fields
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from foretoken import AsyncLLM
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
@@ -36,8 +38,24 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "part": lambda odd: base().chat([{"role": "user", "content": [{"type": "text", "text": odd}]}], ONE),
     "tools": lambda odd: base().chat(SAID, ONE, tools=odd),
     "chat_template": lambda odd: base().chat(SAID, ONE, chat_template=odd),
+    "chat_template_kwargs": lambda odd: base().chat(SAID, ONE, chat_template_kwargs=odd),
+    "chat_template_kwargs, a value": lambda odd: base().chat(SAID, ONE, chat_template_kwargs={"x": odd}),
+    "add_generation_prompt": lambda odd: base().chat(SAID, ONE, add_generation_prompt=odd),
+    "continue_final_message": lambda odd: base().chat(
+        SAID, ONE, add_generation_prompt=False, continue_final_message=odd
+    ),
+    "progress": lambda odd: base().generate("x", ONE, progress=None if callable(odd) else odd),
+    "reading": lambda odd: list(base().stream("x", ONE, reading=None if callable(odd) else odd)),
     "stream": lambda odd: list(base().stream(odd, ONE)),
     "max_draft": lambda odd: base().new_requests("x", max_draft=odd),
+    "new_requests": lambda odd: base().new_requests("x", odd),
+    "cache_salt": lambda odd: base().new_requests("x", cache_salt=odd),
+    "output_of": lambda odd: base().output_of(odd),
+    "output_of, the prompt": lambda odd: base().output_of(base().new_requests("x"), odd),
+    "with_method": lambda odd: base().with_method(odd),
+    "from_target": lambda odd: LLM.from_target(odd),
+    "AsyncLLM": lambda odd: AsyncLLM(base(), max_queue=odd).loop.close(),
+    "AsyncLLM, params": lambda odd: asked_async(odd),
     "from_dict": SamplingParams.from_dict,
     "speculative_config": lambda odd: LLM.from_target(target(), speculative_config=odd),
 }
@@ -57,8 +75,21 @@ PLACES |= {
 }
 PLACES |= {  # what is odd for a model is refused before it is loaded
     key: lambda odd, key=key: LLM(**{"model": "nowhere/at all", key: odd})
-    for key in ("dtype", "device", "threads", "max_model_len", "generation_config", "revision", "tensor_parallel_size")
+    for key in (
+        *("dtype", "device", "threads", "max_model_len", "generation_config", "revision", "tensor_parallel_size"),
+        *("kv_cache_dtype", "trust_remote_code", "max_num_seqs"),
+    )
 }
+
+
+def asked_async(params: Any) -> None:
+    """One answer of an engine loop, after which it ends."""
+
+    async def ask() -> None:
+        async with AsyncLLM(base()) as llm:
+            await llm.generate("x", ONE if params is None else params)
+
+    asyncio.run(ask())
 
 
 def answered(params: SamplingParams) -> None:

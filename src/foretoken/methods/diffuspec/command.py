@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.train.command import Command, Continued, Option, Session
+from foretoken.train.command import WIDEST, Command, Continued, Option, Session
 from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 
@@ -22,7 +22,8 @@ class Config(HeadOptions, Continued):
         None
     )
     mlp_width: Annotated[
-        int | None, Option("Channels of its MLPs; default: a quarter of the target's.", metavar="N", least=32)
+        int | None,
+        Option("Channels of its MLPs; default: a quarter of the target's.", metavar="N", least=32, most=WIDEST),
     ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 1.")] = None
     own_words_else = 1.0

@@ -33,7 +33,7 @@ from foretoken.methods.judge.fit import fit, macro_auc
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, Marked, read_states
 from foretoken.methods.judge.mining import RANDOM, Mining, mine
-from foretoken.methods.judge.triples import read_triples
+from foretoken.methods.judge.triples import check_tail, read_triples
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
 from foretoken.models.load import load
@@ -76,6 +76,7 @@ def run(
         ForetokenError: an option, the pair, the data or the disk stop the run; nothing is written then.
     """
     _check(draft_name, out, mining, triples, false_accepts)
+    check_tail(tail)
     llm = LLM(target_name, speculative_config={"method": "none"}, device=device)
     marked: list[Marked] = [] if triples is None else read_triples(triples, llm, tail)
     draft = None if draft_name is None or mining is None else _draft(llm, draft_name, device)

@@ -29,6 +29,16 @@ TAILS = ("mask", "negative")
 _FIELDS = ("question", "correct", "wrong", "error")
 
 
+def check_tail(tail: str) -> None:
+    """Refuse another word for what becomes of the tokens behind an error.
+
+    Raises:
+        ConfigError: names the known ones.
+    """
+    if tail not in TAILS:
+        raise ConfigError(f"--tail {tail}: must be {' or '.join(TAILS)}")
+
+
 def read_triples(path: Path, llm: LLM, tail: str = "mask") -> list[Marked]:
     """Two texts for every line of a JSON Lines file.
 
@@ -39,8 +49,7 @@ def read_triples(path: Path, llm: LLM, tail: str = "mask") -> list[Marked]:
         ConfigError: another tail, or a tokenizer that does not say where its tokens stand.
         InputError: a line that cannot be used; the message names it.
     """
-    if tail not in TAILS:
-        raise ConfigError(f"--tail {tail}: must be {' or '.join(TAILS)}")
+    check_tail(tail)
     if not getattr(llm.tokenizer, "is_fast", False):
         raise ConfigError(f"--triples: the tokenizer of '{llm.target.name}' does not say where its tokens stand")
     source = path.name.split(".")[0]

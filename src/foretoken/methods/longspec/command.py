@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Command, Judged, Loop, Option, Session
+from foretoken.train.command import WIDEST, Command, Judged, Loop, Option, Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +15,10 @@ class Config(Loop, Judged):
     """Options of ``foretoken train longspec``; None: the recipe's."""
 
     target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
-    levels: Annotated[int, Option("Tokens of a draft; training hides as many keys.", metavar="N", least=1)] = 5
-    mlp_width: Annotated[int | None, Option("Channels of its MLP; default: the target's.", metavar="N", least=32)] = (
-        None
-    )
+    levels: Annotated[int, Option("Tokens of a draft; training hides as many keys.", metavar="N", least=1, most=64)] = 5
+    mlp_width: Annotated[
+        int | None, Option("Channels of its MLP; default: the target's.", metavar="N", least=32, most=WIDEST)
+    ] = None
     start: Annotated[
         Path | None, Option("A head to go on from, in its shape; default: layers of the target.", metavar="DIR")
     ] = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Continued, Judged, Loop, Option, Session
+from foretoken.train.command import WIDEST, Continued, Judged, Loop, Option, Session
 
 if TYPE_CHECKING:
     from foretoken.train.recipe import Recipe
@@ -50,7 +50,8 @@ class UnrolledOptions(HeadOptions, Continued):
         None
     )
     mlp_width: Annotated[
-        int | None, Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32)
+        int | None,
+        Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32, most=WIDEST),
     ] = None
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 4
 
