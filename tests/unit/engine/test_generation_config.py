@@ -97,7 +97,7 @@ def test_a_value_out_of_range(folder: Path, settings: dict[str, Any]) -> None:
         loaded(folder, settings)
 
 
-@pytest.mark.parametrize("choice", ["vllm", "Auto", None, True])
+@pytest.mark.parametrize("choice", ["sglang", "Auto", None, True])
 def test_an_unknown_choice(folder: Path, choice: Any) -> None:
     with pytest.raises(ConfigError, match="generation_config="):
         LLM(folder, device="cpu", generation_config=choice)

@@ -73,7 +73,7 @@ def test_behind_a_short_prefix_the_inner_drafter_drafts_alone() -> None:
 
 
 def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
-    from foretoken.core.draft import Draft
+    from foretoken.core.draft import Draft, PointMass
     from foretoken.core.protocols import Budget, Context, Drafter, Outcome
     from foretoken.core.tree import TokenTree
 
@@ -81,7 +81,7 @@ def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
         """Proposes what plain decoding gives, then something else."""
 
         name = "inner"
-        laws = ()
+        laws = (PointMass,)
         branches = False
 
         def __init__(self, script: list[int]) -> None:
