@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _PEERS = ("llama-cpp-python", "gguf", "numpy", "scikit-learn")
 
 
@@ -77,5 +79,8 @@ def _busy_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
+    """Of this process and of those that it started, llama.cpp's servers among them."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    running = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
+    ended = times.children_user + times.children_system
+    return times.user + times.system + ended + sum(each.user + each.system for each in running)
