@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,17 +25,18 @@ class Learning(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
 
 
-def begin_as(part: Learning, start: Learning, folder: Path) -> None:
+def begin_as(part: Learning, start: Learning, folder: Path, free: Collection[str] = ()) -> None:
     """Take a learned part's weights.
 
     Args:
         folder: where ``start`` was read, for messages.
+        free: fields that no weight depends on, and that may differ.
     Raises:
         MismatchError: it has another shape; the field that differs is named.
     """
     for each in fields(part.config):
         theirs, ours = getattr(start.config, each.name, None), getattr(part.config, each.name)
-        if each.name not in _OWNERS and theirs != ours:
+        if each.name not in _OWNERS and each.name not in free and theirs != ours:
             raise MismatchError(
                 f"--start {folder}: its {each.name} is {theirs}, but {ours} is trained here: ask for the same shape, "
                 "or leave --start out"

@@ -20,7 +20,7 @@ from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks
 
-_COUNTED = 1 << 15  # tokens that the draft vocabulary is chosen from
+_COUNTED = 1 << 17  # tokens that the draft vocabulary is chosen from; fewer miss rare ones: 1 << 15 covered 3 % less
 
 
 @dataclass(frozen=True)

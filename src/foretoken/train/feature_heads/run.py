@@ -73,7 +73,8 @@ def run(
         prompts: held-out prompts; what the target answers is walked (walk.py) while the head is trained.
         bounds: of all stages together; None: the recipe's.
         features: folder of a feature store to train from instead.
-        start: folder of a head of the same shape, whose weights this one begins with; it scores the same tokens.
+        start: folder of a head of the same shape, whose weights this one begins with; it scores the same tokens where
+            it scores as many.
         laid_out_from: the model whose function the target is in another layout: its features are the target's.
         arguments: the command line, for the record.
         checkpoint_every: seconds between two checkpoints.
@@ -132,7 +133,8 @@ def run(
         config = course.config(loaded.model.config, name, loaded.fingerprint, None if ids is None else len(ids))
         head = course.build(config, target, None if ids is None else torch.tensor(ids)).to(target.device)
         if begun is not None and start is not None:
-            begin_as(head, begun, start)
+            # rows of the target's head are nobody's weights here: others may be scored than before
+            begin_as(head, begun, start, () if course.own_head else ("draft_vocab_size",))
         embedding_VW = head.embedding_of(target.model)
         shared_KW = None if course.own_head else head.head_of(target.model)
 

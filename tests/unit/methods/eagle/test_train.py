@@ -309,7 +309,9 @@ def test_runs_that_cannot_be(folder):
 
 
 def test_training_goes_on_from_a_trained_head(folder, tmp_path):
-    """Of another target of the same shape: same tokens scored, same weights at the first step; others are refused."""
+    """Of another target of the same shape: same tokens scored, same weights at the first step; others are refused.
+
+    Rows of the target's head are not the head's: it may go on with more of them."""
     train(folder, "begun", 2)
     again = save_model("llama", tmp_path / "again", hidden_size=64, head_dim=32, intermediate_size=128, seed=1)
     shape, sources = Shape(steps=STEPS, draft_vocab_size=60), [parse(str(folder / "my.jsonl"))]
@@ -321,8 +323,13 @@ def test_training_goes_on_from_a_trained_head(folder, tmp_path):
     assert second.config.target_fingerprint != first.config.target_fingerprint
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     assert record["start"]["name"] == str(folder / "begun")
+    more = eagle.course(str(again), Shape(steps=STEPS, draft_vocab_size=70), 0.0)
+    training.run(str(again), more, sources, tmp_path / "more", **options)
+    third = Eagle.load(tmp_path / "more")
+    assert third.ids_K is not None and third.config.draft_vocab_size == len(third.ids_K) == 70
+    torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     for asked, message in (
-        (Shape(steps=STEPS, draft_vocab_size=50), "its draft_vocab_size is 60, but 50 is trained here"),
+        (Shape(steps=STEPS, draft_vocab_size=50, own_head=True), "its draft_vocab_size is 60, but 50 is trained here"),
         (Shape(steps=STEPS, draft_vocab_size=60, mlp_width=64), "its mlp_width is 32, but 64 is trained here"),
         (Shape(steps=STEPS, draft_vocab_size=60, own_head=True), "it lacks lm_head.weight"),
     ):
