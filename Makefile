@@ -10,7 +10,7 @@
 PYTHON ?= python3
 PIP_EXTRA ?=
 PROMPT ?= Tom has 12 marbles. He buys 30 more. How many marbles does he have now?
-METHODS ?= none,draft_model,ngram,suffix
+METHODS ?= none,draft_model,ngram,suffix,suffix_first
 WORKERS ?= 2
 PACKAGE ?= core
 

@@ -84,6 +84,7 @@ def our_recipes(draft: str | None) -> dict[str, dict[str, Any]]:
     }
     if draft is not None:
         recipes["draft_model"] = {"method": "draft_model", "model": draft}
+        recipes["suffix_first"] = {"method": "suffix_first", "model": draft}
         recipes["draft_model topk"] = {"method": "draft_model", "model": draft, "tree": "topk"}
         recipes["draft_model 4"] = {"method": "draft_model", "model": draft, "num_speculative_tokens": 4}
     return recipes

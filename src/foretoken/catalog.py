@@ -94,6 +94,16 @@ _TABLE = (
         promise="lossless",
     ),
     Entry(
+        name="suffix_first",
+        kind="drafter",
+        target="foretoken.methods.suffix_first.drafter:SuffixFirstDrafter",
+        summary="suffix trees where the text repeats itself, another drafter where it does not",
+        paper="arXiv:2411.04975",
+        promise="lossless",
+        needs="a checkpoint with the target's vocabulary (key 'model'), or another drafter (key 'drafter')",
+        weights="any causal LM",
+    ),
+    Entry(
         name="rest",
         kind="drafter",
         target="foretoken.methods.rest.drafter:RestDrafter",
@@ -458,7 +468,9 @@ _OF_THE_FIELD = {  # methods that people know by name
     **dict.fromkeys(("lookahead", "lookahead_decoding", "jacobi"), _TEXT),
     **dict.fromkeys(("prompt_lookup", "pld", "lookup"), "it is called 'ngram'"),
     **dict.fromkeys(("layerskip", "draft_and_verify", "self_speculative", "swift", "early_exit"), _LAYERS),
-    **dict.fromkeys(("arctic", "suffix_decoding"), "it is called 'suffix'"),
+    **dict.fromkeys(
+        ("arctic", "suffix_decoding"), "it is called 'suffix', and 'suffix_first' together with a model's drafts"
+    ),
     **dict.fromkeys(("deepseek_mtp", "multi_token_prediction", "nextn"), "it is called 'mtp'"),
     **dict.fromkeys(("assisted", "speculative", "speculative_sampling", "sps", "draft"), "it is called 'draft_model'"),
     **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),

@@ -43,7 +43,7 @@ from foretoken.core.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
-_DEFAULT_METHODS = "draft_model,ngram,suffix"
+_DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
 
 app = typer.Typer(rich_markup_mode="rich")
@@ -60,7 +60,7 @@ def bench(
             metavar="A,B,…",
             help="Names with commas; options of an entry with '+': draft_model+num_speculative_tokens=4. "
             "Plain decoding (none) is always measured.",
-            show_default="draft_model, ngram, suffix",
+            show_default="draft_model, ngram, suffix, suffix_first",
             rich_help_panel=_METHOD,
         ),
     ] = None,

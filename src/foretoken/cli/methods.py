@@ -21,7 +21,7 @@ _HEADINGS = {
     "verifier": "verifiers (--set verifier=NAME): they decide which tokens stand",
     "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
-_FIRST = ("draft_model", "ngram", "suffix")  # what most people need
+_FIRST = ("draft_model", "ngram", "suffix", "suffix_first")  # what most people need
 # of every drafter, beside those of its Config
 _COMMON_OPTIONS = (
     {

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretoken import catalog
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
-from foretoken.core.needs import Declared, Needs, Variant
-from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
+from foretoken.core.needs import Declared, Variant
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_runner import DraftRunner
+from foretoken.drafting.outer import Outer, OuterOptions, standing
 from foretoken.methods.rasd.estimate import Estimates
 from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
 
@@ -50,7 +51,7 @@ class _Request:
     features: Features | None = None
 
 
-class RasdDrafter(Drafter):
+class RasdDrafter(Outer):
     """Fuses what a drafter proposes with what followed the end of the text in the prompt and in a datastore.
 
     Paper:   Quan et al. 2025, RASD: Retrieval-Augmented Speculative Decoding, arXiv:2503.03434 (retrieval tree from
@@ -79,7 +80,7 @@ class RasdDrafter(Drafter):
     branches = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class Config(OuterOptions):
         """Options of fusing.
 
         Attributes:
@@ -99,27 +100,20 @@ class RasdDrafter(Drafter):
 
         datastore: str | Path | None = None
         prompt: bool = True
-        drafter: str = "draft_model"
-        model: str | None = None
-        head: str | None = None
-        draft_vocab: str | None = None
-        coupled: bool | None = None
         retrieved: int = 16
         score: bool = True
         min_score: float = 0.02
 
         def __post_init__(self) -> None:
+            super().__post_init__()
             for name in ("prompt", "score"):
                 if not isinstance(getattr(self, name), bool):
                     raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
-            if self.coupled is not None and not isinstance(self.coupled, bool):
-                raise ConfigError(f"coupled={self.coupled!r} must be true or false, or left out")
             if self.datastore is None and not self.prompt:
                 raise ConfigError(
                     "prompt=False without a datastore leaves nothing to retrieve from: give datastore=DIR"
                 )
-            if not isinstance(self.drafter, str) or self.drafter in ("rasd", *_SOURCES.values()):
-                raise ConfigError(f"drafter={self.drafter!r} must name another method: it is fused with retrieval here")
+            self.check_drafter("rasd", "suffix_first", *_SOURCES.values())
             count = self.retrieved
             if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 256:
                 raise ConfigError(f"retrieved={count!r} must be an integer between 1 and 256")
@@ -127,21 +121,9 @@ class RasdDrafter(Drafter):
             if not isinstance(score, (int, float)) or isinstance(score, bool) or not 0.0 <= score < 1.0:
                 raise ConfigError(f"min_score={score!r} must be a probability in [0, 1): use 0 to prune nothing")
 
-    @classmethod
-    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
-        coupled = verifier is None or Coupled in verifier.laws
-        return replace(config, coupled=coupled) if config.coupled is None else config
-
     def __init__(self, config: Config, target: Any) -> None:
+        super().__init__(config, catalog.find(config.drafter, "drafter").load(), target)
         self.config = config
-        inner_class = catalog.find(config.drafter, "drafter").load()
-        self._inner: Drafter = inner_class(_inner_config(config, inner_class), target)
-        if self._inner.offers.resumes:
-            raise ConfigError(
-                f"drafter={config.drafter!r} begins inside the target, where retrieved tokens have no rows: "
-                "use draft_model or eagle"
-            )
-        self.laws = (Coupled,) if Coupled in self._inner.laws else (PointMass,)
         self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
         if self._scorer is not None:
             self._scorer.keeps_laws = True
@@ -153,28 +135,6 @@ class RasdDrafter(Drafter):
         self._estimates = Estimates()  # of all requests
         self._requests: dict[int, _Request] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        """The drafter's, which may change from step to step."""
-        return self._inner.needs
-
-    @property
-    def flops(self) -> float | None:
-        """Of the drafter's models; retrieval has none."""
-        return self._inner.flops
-
-    @property
-    def explanation(self) -> str:  # type: ignore[override]
-        """The drafter's."""
-        return self._inner.explanation
-
-    def reading_flops(self, num_tokens: int) -> float:
-        """The drafter's."""
-        return self._inner.reading_flops(num_tokens)
-
-    def attach(self, cache: Any) -> None:
-        self._inner.attach(cache)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Retrieve on a thread while the drafter drafts; then one forward scores, and the best of both goes on."""
@@ -217,7 +177,7 @@ class RasdDrafter(Drafter):
             if request is None or request.selection is None or request.union is None:
                 continue
             if request.features is not None:
-                stood.append(_standing(request.features, outcome.verdict.path))
+                stood.append(standing(request.features, outcome.verdict.path))
                 request.features = None
                 continue
             path = [request.selection.nodes[node] for node in outcome.verdict.path]
@@ -260,38 +220,7 @@ class RasdDrafter(Drafter):
         request.selection = selection
         if not selection.nodes:
             return NO_DRAFT
-        law = Coupled() if Coupled in self.laws else PointMass()  # also where the drafter had nothing to say
-        return Draft(selection.tree, law, selection.confidence, sources=selection.sources)
-
-
-def _inner_config(config: RasdDrafter.Config, inner_class: type[Drafter]) -> Any:
-    """The drafter's options, and of its shapes the one that gives deterministic or coupled drafts.
-
-    Raises:
-        ConfigError: it has no such shape, or not an option that was given.
-    """
-    known = {each.name for each in fields(inner_class.Config)}
-    wanted = [PointMass] if config.coupled is False else [Coupled, PointMass]
-    shapes = {(each.laws or inner_class.laws): each.options for each in reversed(inner_class.declared.variants)}
-    options = next((shapes[(law,)] for law in wanted if (law,) in shapes), None)
-    if options is None:
-        raise ConfigError(
-            f"drafter={config.drafter!r} draws from a law of its own, which retrieved tokens beside its own would "
-            "change: use draft_model, eagle or ngram"
-        )
-    if inner_class.declared.draft_model and config.model is None:
-        raise ConfigError(
-            f"drafter '{config.drafter}' needs a draft checkpoint: give model=zoo:NAME, a folder or a hub id"
-        )
-    given = {name: getattr(config, name) for name in ("model", "head", "draft_vocab")}
-    for name, value in given.items():
-        if value is not None and name not in known and name != "model":  # a default of the command line
-            raise ConfigError(f"{name}={value!r}: drafter '{config.drafter}' has no such option; leave it out")
-    given = {name: value for name, value in given.items() if value is not None and name in known}
-    try:
-        return inner_class.Config(**{**options, **given})
-    except TypeError as error:
-        raise ConfigError(f"drafter '{config.drafter}': {str(error).split('__init__() ')[-1]}") from None
+        return Draft(selection.tree, self.law, selection.confidence, sources=selection.sources)
 
 
 def _source(method: str, config: RasdDrafter.Config, target: Any) -> Drafter:
@@ -315,10 +244,3 @@ def _learn(request: _Request, tokens: Sequence[int]) -> None:
             break
         node = found
     request.union = None
-
-
-def _standing(features: Features, path: Sequence[int]) -> Features:
-    """The target's states of the root and the accepted nodes, as rows that nobody drafted."""
-    rows = [0, *(1 + node for node in path)]
-    hidden = {depth: states[rows] for depth, states in features.hidden.items()}
-    return Features(features.context, features.begin, NO_DRAFT, hidden, [features.best[row] for row in rows])

@@ -326,7 +326,8 @@ def test_training_goes_on_from_a_trained_head(folder, tmp_path):
     more = eagle.course(str(again), Shape(steps=STEPS, draft_vocab_size=70), 0.0)
     training.run(str(again), more, sources, tmp_path / "more", **options)
     third = Eagle.load(tmp_path / "more")
-    assert third.ids_K is not None and third.config.draft_vocab_size == len(third.ids_K) == 70
+    assert third.ids_K is not None
+    assert third.config.draft_vocab_size == len(third.ids_K) == 70
     torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     for asked, message in (
         (Shape(steps=STEPS, draft_vocab_size=50, own_head=True), "its draft_vocab_size is 60, but 50 is trained here"),

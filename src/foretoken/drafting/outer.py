@@ -1,0 +1,146 @@
+"""A drafter around another one: how the inner one is configured, and what it is shown of drafts that are not its own.
+
+    outer      proposes tokens of its own, or what the inner drafter proposes     suffix_first, rasd
+    inner      a draft model, an EAGLE head, n-grams, …
+
+Tokens of both stand in one text, and a rule is told one kind of q for all of them. So what the inner drafter proposes
+is a function of the past as the outer one's tokens are: a point mass, or coupled to the noise of `match`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from foretoken.core.draft import NO_DRAFT, Coupled, Law, PointMass
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Needs
+from foretoken.core.protocols import Drafter, Features, Verifier
+
+_GIVEN = ("model", "head", "draft_vocab")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterOptions:
+    """Options of every such drafter.
+
+    Attributes:
+        drafter: the inner method.
+        model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
+        head: its trained head, if it takes one; None: the one beside the target.
+        draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
+        coupled: a draft model draws its chain with the noise of 'match'; False: its most probable tokens, as a tree.
+            None: where the verifier takes such drafts.
+    """
+
+    drafter: str = "draft_model"
+    model: str | None = None
+    head: str | None = None
+    draft_vocab: str | None = None
+    coupled: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.coupled is not None and not isinstance(self.coupled, bool):
+            raise ConfigError(f"coupled={self.coupled!r} must be true or false, or left out")
+
+    def check_drafter(self, *refused: str) -> None:
+        """Refuse what cannot be inside, by name.
+
+        Raises:
+            ConfigError: it is one of them, or no name.
+        """
+        if not isinstance(self.drafter, str) or self.drafter in refused:
+            raise ConfigError(f"drafter={self.drafter!r} must name another method: it drafts beside this one here")
+
+
+class Outer(Drafter):
+    """What concerns the inner drafter alone is passed on to it.
+
+    Args:
+        options: what was asked for, settled.
+        inner: the class of ``options.drafter``.
+        target: the model that is drafted for.
+    Raises:
+        ConfigError: the inner drafter cannot be one, or lacks an option.
+    """
+
+    @classmethod
+    def settle(cls, config: OuterOptions, verifier: Verifier | None) -> OuterOptions:
+        if config.coupled is not None:
+            return config
+        return replace(config, coupled=verifier is None or Coupled in verifier.laws)
+
+    def __init__(self, options: OuterOptions, inner: type[Any], target: Any) -> None:
+        self._inner: Drafter = inner(_settings(options, inner), target)
+        if self._inner.offers.resumes:
+            raise ConfigError(
+                f"drafter={options.drafter!r} begins inside the target, where tokens of others have no rows: "
+                "use draft_model or eagle"
+            )
+        self.laws: tuple[type[Law], ...] = (Coupled,) if Coupled in self._inner.laws else (PointMass,)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """The inner drafter's, which may change from step to step."""
+        return self._inner.needs
+
+    @property
+    def flops(self) -> float | None:
+        """Of the inner drafter's models; looking tokens up has none."""
+        return self._inner.flops
+
+    @property
+    def explanation(self) -> str:  # type: ignore[override]
+        """The inner drafter's."""
+        return self._inner.explanation
+
+    @property
+    def law(self) -> Law:
+        """Of tokens that the outer drafter proposes."""
+        return Coupled() if Coupled in self.laws else PointMass()
+
+    def reading_flops(self, num_tokens: int) -> float:
+        """The inner drafter's."""
+        return self._inner.reading_flops(num_tokens)
+
+    def attach(self, cache: Any) -> None:
+        self._inner.attach(cache)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _settings(options: OuterOptions, inner: type[Drafter]) -> Any:
+    """The inner drafter's options, and of its shapes the one that gives deterministic or coupled drafts.
+
+    Raises:
+        ConfigError: it has no such shape, or not an option that was given.
+    """
+    name = options.drafter
+    known = {each.name for each in fields(inner.Config)}
+    wanted = [PointMass] if options.coupled is False else [Coupled, PointMass]
+    shapes = {(each.laws or inner.laws): each.options for each in reversed(inner.declared.variants)}
+    shape = next((shapes[(law,)] for law in wanted if (law,) in shapes), None)
+    if shape is None:
+        raise ConfigError(
+            f"drafter={name!r} draws from a law of its own, which tokens of others beside its own would change: use "
+            "draft_model, eagle or ngram"
+        )
+    if inner.declared.draft_model and options.model is None:
+        raise ConfigError(f"drafter '{name}' needs a draft checkpoint: give model=zoo:NAME, a folder or a hub id")
+    given = {key: value for key in _GIVEN if (value := getattr(options, key)) is not None}
+    for key, value in given.items():
+        if key not in known and key != "model":  # a default of the command line
+            raise ConfigError(f"{key}={value!r}: drafter '{name}' has no such option; leave it out")
+    try:
+        return inner.Config(**shape, **{key: value for key, value in given.items() if key in known})
+    except TypeError as error:
+        raise ConfigError(f"drafter '{name}': {str(error).split('__init__() ')[-1]}") from None
+
+
+def standing(features: Features, path: Sequence[int]) -> Features:
+    """The target's states of the root and the accepted nodes of somebody else's draft, as rows that nobody drafted."""
+    rows = [0, *(1 + node for node in path)]
+    hidden = {depth: states[rows] for depth, states in features.hidden.items()}
+    return Features(features.context, features.begin, NO_DRAFT, hidden, [features.best[row] for row in rows])

@@ -1,0 +1,137 @@
+"""Suffix decoding where the text repeats itself, another drafter where it does not.
+
+suffix tree ──► promises enough tokens? ─┬─ yes ──► it goes to the target, and nothing else is run
+                                         └─ no ───► the other drafter's draft: a draft model, an EAGLE head, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foretoken import catalog
+from foretoken.core.draft import Coupled, Draft, Law, PointMass
+from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Declared, Variant
+from foretoken.core.protocols import Budget, Context, Features, Outcome
+from foretoken.core.tree import ROOT
+from foretoken.drafters.suffix import SuffixDrafter
+from foretoken.drafting.outer import Outer, OuterOptions, standing
+
+_NOTHING = Budget(0, 0)
+_SUFFIX = "suffix"
+
+
+class SuffixFirstDrafter(Outer):
+    """Proposes what followed the end of the text before, if that is promising, and what another drafter says if not.
+
+    Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975: its hybrid with a model's drafts, where a suffix tree
+             is taken if its score, the tokens of it that are expected to stand, is above a threshold.
+    Exact:   drafts are point masses, or coupled to the noise of ``match``: which of the two drafters speaks follows
+             from the text's past. Lossless under any lossless verifier that knows the kind.
+    Differs: the score sums the calibrated estimates of ``suffix`` (drafters/suffix.py), not raw frequencies. Where the
+             other drafter has nothing to say, the suffix tree is taken whatever it promises. The threshold's default is
+             not the tokens that the other drafter has accepted in the mean: a copy costs no drafting.
+    """
+
+    name = "suffix_first"
+    declared = Declared(
+        draft_model=True,
+        variants=(
+            Variant(options={"coupled": True}),
+            Variant(options={"coupled": False}, laws=(PointMass,)),
+            Variant(options={"drafter": "ngram", "tree": False}, laws=(PointMass,), branches=False, one_rule=True),
+        ),
+    )
+    laws: tuple[type[Law], ...] = (Coupled,)
+    branches = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(OuterOptions):
+        """Options of copying first.
+
+        Attributes:
+            threshold: a suffix tree is taken if so many of its tokens are expected to stand; 0 takes every one.
+            tree: draft suffix trees; false drafts chains.
+            drafter: the method that drafts elsewhere.
+            model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
+            head: its trained head, if it takes one; None: the one beside the target.
+            draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
+            coupled: a draft model draws its chain with the noise of 'match'; False: its most probable tokens, as a
+                tree. None: where the verifier takes such drafts.
+        """
+
+        threshold: float = 1.0
+        tree: bool = True
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.check_drafter("suffix_first", "rasd", _SUFFIX, "none")
+            level = self.threshold
+            if not isinstance(level, int | float) or isinstance(level, bool) or not 0 <= level <= 1000:
+                raise ConfigError(f"threshold={level!r} must be a number of tokens, at least 0")
+            if not isinstance(self.tree, bool):
+                raise ConfigError(f"tree={self.tree!r} must be true or false: use false for a chain")
+
+    def __init__(self, config: Config, target: Any) -> None:
+        super().__init__(config, catalog.find(config.drafter, "drafter").load(), target)
+        self.config = config
+        self._suffix = SuffixDrafter(SuffixDrafter.Config(tree=config.tree))
+        self.branches = self._suffix.branches or self._inner.branches
+        # requests whose draft of this step is a copy, and the target's states of it, if the inner drafter reads any
+        self._copied: dict[int, Features | None] = {}
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Look up all requests; ask the inner drafter for those where that promises too little."""
+        copies = self._suffix.propose(contexts, budgets)
+        taken = [len(copy) > 0 and promise(copy) >= self.config.threshold for copy in copies]
+        left = [_NOTHING if copied else budget for copied, budget in zip(taken, budgets, strict=True)]
+        drafts = copies if all(taken) else self._inner.propose(contexts, left)
+        found = []
+        for context, copied, copy, draft in zip(contexts, taken, copies, drafts, strict=True):
+            self._copied.pop(context.request_id, None)
+            if copied or (len(copy) and not len(draft)):
+                self._copied[context.request_id] = None
+                found.append(replace(copy, law=self.law, sources=(_SUFFIX,) * len(copy)))
+            else:
+                found.append(replace(draft, sources=(self.config.drafter,) * len(draft)))
+        return found
+
+    def on_forward(self, features: Sequence[Features]) -> None:
+        """Pass the target's states on: those of a copy when it is known which of them stand, as if read plainly."""
+        theirs = []
+        for each in features:
+            request_id = each.context.request_id
+            if len(each.draft) and request_id in self._copied:
+                self._copied[request_id] = each
+            else:
+                theirs.append(each)
+        if theirs:
+            self._inner.on_forward(theirs)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell the inner drafter of its own drafts, and what it is to know of the others."""
+        theirs, stood = [], []
+        for outcome in outcomes:
+            if outcome.request_id not in self._copied:
+                theirs.append(outcome)
+            elif (features := self._copied.pop(outcome.request_id)) is not None:
+                stood.append(standing(features, outcome.verdict.path))
+        if stood:
+            self._inner.on_forward(stood)
+        if theirs:
+            self._inner.observe(theirs)
+
+    def release(self, request_id: int) -> None:
+        self._copied.pop(request_id, None)
+        self._suffix.release(request_id)
+        self._inner.release(request_id)
+
+
+def promise(draft: Draft) -> float:
+    """Tokens of a draft that are expected to stand, by its own confidences: the sum over nodes of their paths'."""
+    reach: list[float] = []
+    for parent, confidence in zip(draft.tree.parents, draft.confidence, strict=True):
+        reach.append(confidence if parent == ROOT else confidence * reach[parent])
+    return sum(reach)
