@@ -266,7 +266,13 @@ def test_help_is_broken_where_the_terminal_ends_and_shows_what_is_in_brackets(ca
 def test_methods_as_text_and_json(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    assert re.findall(r"^\* (\w+)", text, flags=re.MULTILINE) == ["draft_model", "ngram", "suffix", "suffix_first", "needs"]
+    assert re.findall(r"^\* (\w+)", text, flags=re.MULTILINE) == [
+        "draft_model",
+        "ngram",
+        "suffix",
+        "suffix_first",
+        "needs",
+    ]
     assert main(["methods", "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for entry in entries:

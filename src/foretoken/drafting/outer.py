@@ -3,20 +3,20 @@
     outer      proposes tokens of its own, or what the inner drafter proposes     suffix_first, rasd
     inner      a draft model, an EAGLE head, n-grams, …
 
-Tokens of both stand in one text, and a rule is told one kind of q for all of them. So what the inner drafter proposes
-is a function of the past as the outer one's tokens are: a point mass, or coupled to the noise of `match`.
+The outer drafter's own tokens are point masses, or coupled to the noise of `match` where the inner drafter's are. What
+the inner one proposes may be of another kind only if a draft never mixes the two: a draft has one law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Coupled, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Needs
-from foretoken.core.protocols import Drafter, Features, Verifier
+from foretoken.core.protocols import Drafter, Features
 
 _GIVEN = ("model", "head", "draft_vocab")
 
@@ -30,8 +30,8 @@ class OuterOptions:
         model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
         head: its trained head, if it takes one; None: the one beside the target.
         draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
-        coupled: a draft model draws its chain with the noise of 'match'; False: its most probable tokens, as a tree.
-            None: where the verifier takes such drafts.
+        coupled: a draft model draws its chain with the noise of 'match', so that a seed's tokens stay what they are;
+            None: by the verifier.
     """
 
     drafter: str = "draft_model"
@@ -60,25 +60,21 @@ class Outer(Drafter):
     Args:
         options: what was asked for, settled.
         inner: the class of ``options.drafter``.
+        kinds: of q that it may propose by, the best first: it is set to the first that it has.
         target: the model that is drafted for.
     Raises:
         ConfigError: the inner drafter cannot be one, or lacks an option.
     """
 
-    @classmethod
-    def settle(cls, config: OuterOptions, verifier: Verifier | None) -> OuterOptions:
-        if config.coupled is not None:
-            return config
-        return replace(config, coupled=verifier is None or Coupled in verifier.laws)
-
-    def __init__(self, options: OuterOptions, inner: type[Any], target: Any) -> None:
-        self._inner: Drafter = inner(_settings(options, inner), target)
+    def __init__(self, options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]], target: Any) -> None:
+        self._inner: Drafter = inner(_settings(options, inner, kinds), target)
         if self._inner.offers.resumes:
             raise ConfigError(
                 f"drafter={options.drafter!r} begins inside the target, where tokens of others have no rows: "
                 "use draft_model or eagle"
             )
-        self.laws: tuple[type[Law], ...] = (Coupled,) if Coupled in self._inner.laws else (PointMass,)
+        own: type[Law] = Coupled if Coupled in self._inner.laws else PointMass
+        self.laws: tuple[type[Law], ...] = tuple(dict.fromkeys((own, *self._inner.laws)))
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
@@ -111,17 +107,16 @@ class Outer(Drafter):
         self._inner.close()
 
 
-def _settings(options: OuterOptions, inner: type[Drafter]) -> Any:
-    """The inner drafter's options, and of its shapes the one that gives deterministic or coupled drafts.
+def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[Law]]) -> Any:
+    """The inner drafter's options, and of its shapes the one that proposes by the first kind of q that it has.
 
     Raises:
         ConfigError: it has no such shape, or not an option that was given.
     """
     name = options.drafter
     known = {each.name for each in fields(inner.Config)}
-    wanted = [PointMass] if options.coupled is False else [Coupled, PointMass]
     shapes = {(each.laws or inner.laws): each.options for each in reversed(inner.declared.variants)}
-    shape = next((shapes[(law,)] for law in wanted if (law,) in shapes), None)
+    shape = next((shapes[(law,)] for law in kinds if (law,) in shapes), None)
     if shape is None:
         raise ConfigError(
             f"drafter={name!r} draws from a law of its own, which tokens of others beside its own would change: use "

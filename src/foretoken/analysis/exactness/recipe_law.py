@@ -282,5 +282,6 @@ def _without_unwanted(draft: Draft) -> Draft:
         tree=TokenTree(tokens[:kept], parents[:kept]),
         law=replace(draft.law, row_of=draft.law.row_of[:kept]),
         confidence=draft.confidence[:kept],
+        sources=draft.sources[:kept],
         resume=None if resume is None else replace(resume, hidden_TD=resume.hidden_TD[: 1 + kept]),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from foretoken import catalog
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
-from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_runner import DraftRunner
@@ -121,8 +121,14 @@ class RasdDrafter(Outer):
             if not isinstance(score, (int, float)) or isinstance(score, bool) or not 0.0 <= score < 1.0:
                 raise ConfigError(f"min_score={score!r} must be a probability in [0, 1): use 0 to prune nothing")
 
+    @classmethod
+    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
+        coupled = verifier is None or Coupled in verifier.laws
+        return replace(config, coupled=coupled) if config.coupled is None else config
+
     def __init__(self, config: Config, target: Any) -> None:
-        super().__init__(config, catalog.find(config.drafter, "drafter").load(), target)
+        kinds = (PointMass,) if config.coupled is False else (Coupled, PointMass)  # one draft has tokens of both
+        super().__init__(config, catalog.find(config.drafter, "drafter").load(), kinds, target)
         self.config = config
         self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
         if self._scorer is not None:

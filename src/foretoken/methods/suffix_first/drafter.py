@@ -1,6 +1,6 @@
 """Suffix decoding where the text repeats itself, another drafter where it does not.
 
-suffix tree ──► promises enough tokens? ─┬─ yes ──► it goes to the target, and nothing else is run
+copied chain ─► promises enough tokens? ─┬─ yes ──► it goes to the target, and nothing else is run
                                          └─ no ───► the other drafter's draft: a draft model, an EAGLE head, …
 """
 
@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken import catalog
-from foretoken.core.draft import Coupled, Draft, Law, PointMass
+from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
-from foretoken.core.protocols import Budget, Context, Features, Outcome
-from foretoken.core.tree import ROOT
+from foretoken.core.protocols import Budget, Context, Features, Outcome, Verifier
 from foretoken.drafters.suffix import SuffixDrafter
 from foretoken.drafting.outer import Outer, OuterOptions, standing
 
@@ -28,57 +27,60 @@ class SuffixFirstDrafter(Outer):
 
     Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975: its hybrid with a model's drafts, where a suffix tree
              is taken if its score, the tokens of it that are expected to stand, is above a threshold.
-    Exact:   drafts are point masses, or coupled to the noise of ``match``: which of the two drafters speaks follows
-             from the text's past. Lossless under any lossless verifier that knows the kind.
-    Differs: the score sums the calibrated estimates of ``suffix`` (drafters/suffix.py), not raw frequencies. Where the
-             other drafter has nothing to say, the suffix tree is taken whatever it promises. The threshold's default is
-             not the tokens that the other drafter has accepted in the mean: a copy costs no drafting.
+    Exact:   a copy is a point mass; the other drafter's drafts have the law that it says, and which of the two speaks
+             follows from the past alone. Lossless under any lossless verifier that knows both kinds. With ``coupled``
+             both are coupled to the noise of ``match``.
+    Differs: chains instead of trees, which are as fast on a CPU and fit every rule. The score sums the calibrated
+             estimates of ``suffix`` (drafters/suffix.py), not raw frequencies. Where the other drafter has nothing to
+             say, the copy is taken whatever it promises. The threshold's default is not what the other drafter has
+             accepted in the mean: a copy costs no drafting.
     """
 
     name = "suffix_first"
     declared = Declared(
         draft_model=True,
         variants=(
-            Variant(options={"coupled": True}),
-            Variant(options={"coupled": False}, laws=(PointMass,)),
-            Variant(options={"drafter": "ngram", "tree": False}, laws=(PointMass,), branches=False, one_rule=True),
+            Variant(),
+            Variant(options={"coupled": True}, laws=(Coupled,)),
+            Variant(options={"drafter": "ngram"}, laws=(PointMass,), one_rule=True),
         ),
     )
-    laws: tuple[type[Law], ...] = (Coupled,)
-    branches = True
+    laws: tuple[type[Law], ...] = (PointMass, Sampled)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(OuterOptions):
         """Options of copying first.
 
         Attributes:
-            threshold: a suffix tree is taken if so many of its tokens are expected to stand; 0 takes every one.
-            tree: draft suffix trees; false drafts chains.
+            threshold: a copy is taken if so many of its tokens are expected to stand; 0 takes every one.
             drafter: the method that drafts elsewhere.
             model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
             head: its trained head, if it takes one; None: the one beside the target.
             draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
-            coupled: a draft model draws its chain with the noise of 'match'; False: its most probable tokens, as a
-                tree. None: where the verifier takes such drafts.
+            coupled: a draft model draws with the noise of 'match', so that a seed's tokens stay what they are; None:
+                where such a verifier was asked for.
         """
 
         threshold: float = 1.0
-        tree: bool = True
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            self.check_drafter("suffix_first", "rasd", _SUFFIX, "none")
+            self.check_drafter("suffix_first", "rasd", _SUFFIX, "none", "entropy_adaptive")
             level = self.threshold
             if not isinstance(level, int | float) or isinstance(level, bool) or not 0 <= level <= 1000:
                 raise ConfigError(f"threshold={level!r} must be a number of tokens, at least 0")
-            if not isinstance(self.tree, bool):
-                raise ConfigError(f"tree={self.tree!r} must be true or false: use false for a chain")
+
+    @classmethod
+    def settle(cls, config: Config, verifier: Verifier | None) -> Config:
+        coupled = verifier is not None and Coupled in verifier.laws
+        return replace(config, coupled=coupled) if config.coupled is None else config
 
     def __init__(self, config: Config, target: Any) -> None:
-        super().__init__(config, catalog.find(config.drafter, "drafter").load(), target)
+        kinds = (Coupled, PointMass) if config.coupled else (Sampled, PointMass)
+        super().__init__(config, catalog.find(config.drafter, "drafter").load(), kinds, target)
         self.config = config
-        self._suffix = SuffixDrafter(SuffixDrafter.Config(tree=config.tree))
-        self.branches = self._suffix.branches or self._inner.branches
+        self._suffix = SuffixDrafter(SuffixDrafter.Config(tree=False))  # chains, which every rule takes
+        self.branches = self._inner.branches
         # requests whose draft of this step is a copy, and the target's states of it, if the inner drafter reads any
         self._copied: dict[int, Features | None] = {}
 
@@ -129,9 +131,10 @@ class SuffixFirstDrafter(Outer):
         self._inner.release(request_id)
 
 
-def promise(draft: Draft) -> float:
-    """Tokens of a draft that are expected to stand, by its own confidences: the sum over nodes of their paths'."""
-    reach: list[float] = []
-    for parent, confidence in zip(draft.tree.parents, draft.confidence, strict=True):
-        reach.append(confidence if parent == ROOT else confidence * reach[parent])
-    return sum(reach)
+def promise(copy: Draft) -> float:
+    """Tokens of a chain that are expected to stand, by its own confidences."""
+    reach = expected = 1.0
+    for confidence in copy.confidence:
+        reach *= confidence
+        expected += reach
+    return expected - 1.0

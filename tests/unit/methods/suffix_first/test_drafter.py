@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from foretoken.analysis.exactness.recipe_law import text_law
 from foretoken.bench.fields import metrics_fields
-from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass
+from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
 from foretoken.core.sampling import SamplingParams
@@ -45,9 +48,10 @@ def drafter_of(llm) -> SuffixFirstDrafter:
 # ---------------------------------------------------------------- who drafts
 
 
-def test_a_promise_is_the_number_of_nodes_that_are_expected_to_stand():
-    tree = TokenTree([1, 2, 3, 4], [-1, 0, 0, -1])
-    assert promise(Draft(tree, confidence=(0.5, 0.8, 0.1, 0.25))) == pytest.approx(0.5 + 0.4 + 0.05 + 0.25)
+def test_a_promise_is_the_number_of_tokens_that_are_expected_to_stand():
+    assert promise(Draft(TokenTree([1, 2, 3], [-1, 0, 1]), confidence=(0.5, 0.8, 0.1))) == pytest.approx(
+        0.5 + 0.4 + 0.04
+    )
     assert promise(NO_DRAFT) == 0
 
 
@@ -103,7 +107,9 @@ def law_of(llm):
     return text_law(llm, PROMPT, TOKENS, length=4, num_nodes=4)
 
 
-@pytest.mark.parametrize("options", [{}, {"coupled": False}, {"drafter": "ngram", "model": None, "verifier": "naive"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"coupled": True}, {"verifier": "ratio"}, {"drafter": "ngram", "model": None, "verifier": "naive"}]
+)
 def test_texts_have_the_target_s_law(pair, options):
     plain = law_of(with_config(None, target=pair[0]))
     found = law_of(recipe(pair, **options))
@@ -112,24 +118,41 @@ def test_texts_have_the_target_s_law(pair, options):
     assert found.distance(plain) <= 1e-12
 
 
-def test_a_draft_that_pretends_to_be_drawn_is_seen(pair):
-    """Planted: copies whose law is said to be another's, as if the draft model had drawn them."""
-    llm = recipe(pair, coupled=False)
-    drafter = drafter_of(llm)
-    assert drafter.laws == (PointMass,)
-    assert drafter_of(recipe(pair)).laws == (Coupled,)
+def test_a_copy_that_is_said_to_be_drawn_is_seen(pair):
+    """Planted: a copy with a law that it was not drawn from stands too often."""
+    llm = recipe(pair)
+    drafter, size = drafter_of(llm), pair[0].vocab_size
+    propose = drafter.propose
+
+    def pretending(contexts, budgets):
+        return [
+            replace(draft, law=Sampled(torch.full((len(draft), size), 1 / size), tuple(range(len(draft)))))
+            if set(draft.sources) == {"suffix"}
+            else draft
+            for draft in propose(contexts, budgets)
+        ]
+
+    drafter.propose = pretending
+    assert law_of(llm).distance(law_of(with_config(None, target=pair[0]))) > 1e-3
+
+
+def test_kinds_of_drafts_by_rule(pair):
+    assert drafter_of(recipe(pair)).laws == (PointMass, Sampled)
+    (output,) = recipe(pair).generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=4, temperature=1.0))
+    assert output.promise == "same law"
+    assert drafter_of(recipe(pair, verifier="match")).laws == (Coupled,)
+    assert drafter_of(recipe(pair, verifier="match", coupled=False)).laws == (PointMass, Sampled)
     with pytest.raises(ConfigError, match="not valid for drafts of kind Coupled"):
-        recipe(pair, coupled=True, verifier="recursive")
+        recipe(pair, coupled=True, verifier="ratio")
 
 
-@pytest.mark.parametrize("coupled", [True, False])
-def test_a_seed_has_one_stream_whoever_drafts(pair, coupled):
+def test_a_seed_has_one_stream_whoever_drafts(pair):
     params = SamplingParams(
         max_tokens=24, temperature=1.0, ignore_eos=True, seed=7, logit_bias=dict.fromkeys(TOKENS, 6.0)
     )
     prompts = [{"prompt_token_ids": PROMPT}, {"prompt_token_ids": PROMPT[:3]}]
     plain = ids(with_config(None, target=pair[0]).generate(prompts, params))
-    llm = recipe(pair, coupled=coupled)
+    llm = recipe(pair, coupled=True)
     assert ids(llm.generate(prompts, params)) == plain
     assert ids(llm.generate(prompts[:1], params)) == plain[:1]
 
@@ -160,8 +183,7 @@ def test_an_eagle_head_goes_on_behind_copied_tokens(tmp_path):
     outputs = llm.generate(prompts, params)
     assert ids(outputs) == ids(with_config(None, target=model).generate(prompts, params))
     assert any("suffix" in output.metrics.accepted_by_source for output in outputs)
-    alone_too = {"method": "eagle", "head": settings["head"], "tree": True, "num_speculative_tokens": 4}
-    plain = with_config(alone_too, target=model)
+    plain = with_config({"method": "eagle", "head": settings["head"], "num_speculative_tokens": 4}, target=model)
     alone = plain.recipe.drafter
     said = {}
     propose_alone = alone.propose
@@ -207,7 +229,7 @@ def test_an_inner_drafter_that_raises_ends_its_own_request_only(pair):
         ({"threshold": -1}, "threshold=-1"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"threshold": True}, "threshold=True"),
-        ({"tree": 1}, "tree=1"),
+        ({"drafter": "entropy_adaptive"}, "drafter='entropy_adaptive'"),
         ({"coupled": 3}, "coupled=3"),
         ({"drafter": "suffix"}, "drafter='suffix'"),
         ({"drafter": "rasd"}, "drafter='rasd'"),
@@ -223,7 +245,6 @@ def test_bad_options_are_refused(options, says):
     ("options", "says"),
     [
         ({"drafter": "draft_modl"}, "did you mean 'draft_model'"),
-        ({"drafter": "sprinter"}, "draws from a law of its own"),
         ({"drafter": "kangaroo"}, "begins inside the target|draws from a law of its own"),
         ({"drafter": "ngram", "head": "x"}, "drafter 'ngram' has no such option"),
         ({"model": None}, "needs a draft checkpoint"),
