@@ -21,6 +21,7 @@ UNKNOWN = ""  # the fingerprint of a folder that has none
 SPECULATIVE_TOKENS = 5  # what a folder of ours proposes to other engines
 _ARCHITECTURES = {EAGLE2: ["EagleSpeculator", "LlamaDecoderLayer"], EAGLE3: ["Eagle3Speculator"]}
 _BLOCKS = ("llama", "qwen3")
+_WHERE = "transformer_layer_config."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def from_settings(settings: Any) -> dict[str, Any]:
         "target": str(verifier.get("name_or_path") or "an unnamed target"),
         "target_fingerprint": verifier.get("fingerprint", UNKNOWN),
         "algorithm": algorithm,
-        **_block(_object(settings, "transformer_layer_config")),
+        **_block(_object(settings, "transformer_layer_config"), algorithm),
     }
     if algorithm == EAGLE2:
         if settings.get("layernorms"):
@@ -172,18 +173,22 @@ def from_settings(settings: Any) -> dict[str, Any]:
     }
 
 
-def _block(block: Mapping[str, Any]) -> dict[str, Any]:
+def _block(block: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """The fields that ``transformer_layer_config`` says."""
-    where = "transformer_layer_config."
-    for name, known in (("model_type", _BLOCKS), ("hidden_act", ("silu",)), ("num_hidden_layers", (1,))):
-        if block.get(name, known[0]) not in known:
-            raise ValueError(f"{where}{name}={block[name]!r}: known is {' or '.join(map(str, known))}")
+    known: dict[str, tuple[Any, ...]] = {"model_type": _BLOCKS, "hidden_act": ("silu",)}
+    if algorithm == EAGLE3:  # EAGLE-1/2 is one layer, whatever is said: the config may be the whole target's
+        known["num_hidden_layers"] = (1,)
+    for name, values in known.items():
+        if block.get(name, values[0]) not in values:
+            raise ValueError(f"{_WHERE}{name}={block[name]!r}: known is {' or '.join(map(str, values))}")
     if block.get("mlp_bias"):
-        raise ValueError(f"{where}mlp_bias=true: an MLP with biases is not computed here")
-    rope = block.get("rope_parameters") or block.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"{where}rope_parameters.rope_type={kind!r}: known is default")
+        raise ValueError(f"{_WHERE}mlp_bias=true: an MLP with biases is not computed here")
+    types = block.get("layer_types")
+    if types is not None and any(each != "full_attention" for each in types):
+        raise ValueError(f"{_WHERE}layer_types={types!r}: a layer that sees a window only is not computed here")
+    if types is None and block.get("use_sliding_window"):
+        raise ValueError(f"{_WHERE}use_sliding_window=true: a layer that sees a window only is not computed here")
+    theta = _rope_theta(block)
     names = {
         "width": "hidden_size",
         "mlp_width": "intermediate_size",
@@ -193,20 +198,50 @@ def _block(block: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name in names.values():
         if name not in block:
-            raise ValueError(f"{where}{name} is missing")
+            raise ValueError(f"{_WHERE}{name} is missing")
     found = {ours: block[theirs] for ours, theirs in names.items()}
     heads = found["heads"]
     if type(heads) is not int or heads < 1:
-        raise ValueError(f"{where}num_attention_heads={heads!r}")
+        raise ValueError(f"{_WHERE}num_attention_heads={heads!r}")
     return {
         **found,
         "kv_heads": block.get("num_key_value_heads") or heads,
         "head_dim": block.get("head_dim") or found["width"] // heads,
-        "rope_theta": block.get("rope_theta") or rope.get("rope_theta") or 10000.0,
+        "rope_theta": theta,
         "norm_heads": block.get("model_type") == "qwen3",
         "attention_bias": block.get("attention_bias", False),
         "max_length": block.get("max_position_embeddings") or 4096,
     }
+
+
+def _rope_theta(block: Mapping[str, Any]) -> Any:
+    """What ``transformer_layer_config`` says of positions; the library had another place for it in each age."""
+    theta, said = block.get("rope_theta"), "rope_theta"
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = block.get(name) or {}
+        if not isinstance(rope, dict):
+            raise ValueError(f"{_WHERE}{name}={rope!r}: an object")
+        for key, value in rope.items():
+            if isinstance(value, dict):
+                raise ValueError(f"{_WHERE}{name}.{key}={value!r}: positions are the same for all layers here")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            raise ValueError(f"{_WHERE}{name}.rope_type={kind!r}: known is default")
+        _check_whole(rope, f"{name}.")
+        other = rope.get("rope_theta")
+        if theta is not None and other is not None and theta != other:
+            raise ValueError(f"{_WHERE}{said}={theta!r}, but {name}.rope_theta={other!r}")
+        if theta is None and other is not None:
+            theta, said = other, f"{name}.rope_theta"
+    _check_whole(block)
+    return 10000.0 if theta is None else theta
+
+
+def _check_whole(settings: Mapping[str, Any], where: str = "") -> None:
+    """Refuse rotary positions of a part of each head."""
+    part = settings.get("partial_rotary_factor")
+    if part is not None and part != 1:
+        raise ValueError(f"{_WHERE}{where}partial_rotary_factor={part!r}: known is 1, all of each head")
 
 
 def _object(settings: Mapping[str, Any], name: str, where: str = "") -> dict[str, Any]:

@@ -180,6 +180,21 @@ def test_a_folder_of_the_published_schema_drafts(prefix: str, tmp_path: Path) ->
     assert sum(each.metrics.num_draft_tokens for each in found) > 3
 
 
+def test_fields_that_ask_for_nothing_else_are_no_reason_to_refuse(folder: Path) -> None:
+    edit_block(layer_types=["full_attention"], sliding_window=None, use_sliding_window=False, max_window_layers=28)(
+        folder
+    )
+    edit_block(partial_rotary_factor=1.0, rope_scaling=None)(folder)
+    compose.build({"method": "eagle", "head": str(folder)}, target())
+
+
+def test_the_layers_that_an_older_folder_counts_are_its_targets(tmp_path: Path) -> None:
+    """Of EAGLE-1/2 one layer is built whatever is said: its config may be the whole target's."""
+    folder = Path(Eagle.untrained(target(), tmp_path / "head", algorithm="eagle"))
+    edit_block(num_hidden_layers=12)(folder)
+    compose.build({"method": "eagle", "head": str(folder)}, target())
+
+
 def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
     settings, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     assert settings["speculators_model_type"] == settings["speculators_config"]["algorithm"] == "eagle3"
@@ -236,6 +251,38 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "another block": (edit_block(model_type="mamba"), ModelError, "transformer_layer_config.model_type='mamba'"),
     "another activation": (edit_block(hidden_act="gelu"), ModelError, "hidden_act='gelu'"),
     "other positions": (edit_block(rope_parameters={"rope_type": "yarn"}), ModelError, "rope_type='yarn'"),
+    "other positions beside": (
+        edit_block(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+        ModelError,
+        "transformer_layer_config.rope_scaling.rope_type='llama3'",
+    ),
+    "positions in words": (edit_block(rope_scaling="linear"), ModelError, "rope_scaling='linear': an object"),
+    "two rates": (edit_block(rope_theta=500.0), ModelError, "rope_theta=500.0, but rope_parameters.rope_theta=10000.0"),
+    "positions by kind of layer": (
+        edit_block(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 500.0}}),
+        ModelError,
+        "transformer_layer_config.rope_parameters.full_attention",
+    ),
+    "a part of each head": (
+        edit_block(rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
+        ModelError,
+        "transformer_layer_config.rope_parameters.partial_rotary_factor=0.25",
+    ),
+    "a part of each head, as before": (
+        edit_block(partial_rotary_factor=0.5),
+        ModelError,
+        "transformer_layer_config.partial_rotary_factor=0.5",
+    ),
+    "a window": (
+        edit_block(layer_types=["sliding_attention"], sliding_window=512),
+        ModelError,
+        "transformer_layer_config.layer_types=['sliding_attention']",
+    ),
+    "a window, as before": (
+        edit_block(use_sliding_window=True, sliding_window=512),
+        ModelError,
+        "transformer_layer_config.use_sliding_window=true",
+    ),
     "no width": (edit_block(hidden_size=...), ModelError, "transformer_layer_config.hidden_size is missing"),
     "no heads": (edit_block(num_attention_heads=0), ModelError, "num_attention_heads=0"),
     "other heads": (edit_block(num_attention_heads=4), ModelError, "o_proj.weight is [384, 384], but [384, 256]"),
