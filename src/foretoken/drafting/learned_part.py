@@ -8,7 +8,7 @@ algorithm. It has the layout of the speculators format:
                                                "verifier": {"name_or_path": "zoo:base", "fingerprint": "4792..."},
                                                "draft": {"name_or_path": ..., "fingerprint": ...}},
                         "width": 384, "normed": true, "threshold": 0.9}
-    model.safetensors  the weights
+    model.safetensors  the weights; of a large part that was made elsewhere perhaps several files and an index
 
 ``draft`` is there if the part was trained for a pair of models; behind it come the fields of the part's own config.
 Differs from the speculators format: a fingerprint (models/fingerprint.py) says which weights the part belongs to.
@@ -31,7 +31,7 @@ from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.grown import Origin, origin_of
 from foretoken.models.language_model import LanguageModel
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 Part = TypeVar("Part", bound="LearnedPart")
 
@@ -170,7 +170,6 @@ class LearnedPart(ABC):
             ModelError: there is none, it is of another kind, or it is damaged.
         """
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
 
         if folder.is_file():
             raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
@@ -178,7 +177,7 @@ class LearnedPart(ABC):
         try:
             settings = json.loads((folder / config_file).read_text(encoding="utf-8"))
             config = cls.Config(**(cls._fields(settings) if config_file == CONFIG else cls._old_fields(settings)))
-            tensors = load_file(folder / weights_file)
+            tensors = _weights(folder, weights_file)
             for name, values in tensors.items():
                 if values.is_floating_point() and not bool(values.isfinite().all()):
                     raise ValueError(f"'{name}' holds NaN or infinite values")
@@ -273,6 +272,30 @@ class LearnedPart(ABC):
             return False
         known = cls.model_types or (cls.algorithm,)
         return isinstance(settings, dict) and settings.get("speculators_model_type") in known
+
+
+def _weights(folder: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of a file, or of those that its index places them in.
+
+    Raises:
+        FileNotFoundError: there is neither.
+        ValueError: the index names no files beside it, or one that is missing.
+    """
+    from safetensors.torch import load_file
+
+    if (folder / name).is_file() or not (folder / INDEX).is_file():
+        return load_file(folder / name)
+    placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    if not isinstance(placed, dict) or not all(
+        isinstance(each, str) and Path(each).name == each for each in placed.values()
+    ):
+        raise ValueError(f"{INDEX}: its weight_map names something else than files beside it")
+    found: dict[str, Tensor] = {}
+    for each in sorted(set(placed.values())):
+        if not (folder / each).is_file():
+            raise ValueError(f"its file {each} is missing")
+        found |= load_file(folder / each)
+    return found
 
 
 def find(kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None) -> Part:

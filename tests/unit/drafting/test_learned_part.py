@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, ModelError
-from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart, find, find_all
+from foretoken.drafting.learned_part import CONFIG, INDEX, WEIGHTS, LearnedPart, find, find_all
 from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.sprinter.head import SprinterHead
@@ -58,6 +58,37 @@ def test_what_is_saved_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> Non
     assert settings["speculators_model_type"] == settings["speculators_config"]["algorithm"] == kind.algorithm
     assert settings["speculators_config"]["verifier"]["name_or_path"] == "zoo:base"
     assert_same(kind.load(tmp_path), part)
+
+
+def split(folder: Path) -> None:
+    """Its weights in two files and an index, as the library writes what is large."""
+    tensors = load_file(folder / WEIGHTS)
+    placed = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(sorted(tensors))}
+    for shard in set(placed.values()):
+        save_file({name: tensors[name] for name in tensors if placed[name] == shard}, folder / shard)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+    (folder / WEIGHTS).unlink()
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_weights_in_several_files_are_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
+    part = kind.random(target())
+    part.save(tmp_path)
+    split(tmp_path)
+    assert_same(kind.load(tmp_path), part)
+
+
+def test_several_files_of_which_one_is_missing_or_lies_elsewhere(tmp_path: Path) -> None:
+    Adapter.untrained(target(), tmp_path)
+    split(tmp_path)
+    index = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"its file model-00002-of-00002.safetensors is missing"):
+        Adapter.load(tmp_path)
+    for placed in ({"fc.weight": "../elsewhere.safetensors"}, ["model.safetensors"], {"fc.weight": 3}):
+        (tmp_path / INDEX).write_text(json.dumps({**index, "weight_map": placed}))
+        with pytest.raises(ModelError, match=r"weight_map names something else than files beside it"):
+            Adapter.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [Adapter, SprinterHead])
