@@ -59,7 +59,7 @@ class Fit:
         without_one: (least, most) of a and of b over all fits without one point.
         curvature: what a quadratic term in the logarithm has for a coefficient.
         saturates: that term bends the law down, and takes away more than half of the residual sum.
-        knee: x where the bent law stops growing, if it saturates.
+        knee: x where the bent law stops growing, if it saturates; a bend that comes to no number is rounding.
         held_out: the largest x: measured, predicted from the others, and the difference.
     """
 
@@ -115,7 +115,9 @@ def fit_log(law: Law, xs: Sequence[float], ys: Sequence[float]) -> Fit:
     total, left = _squares([y - sum(values) / len(values) for y in values]), _squares(residuals)
     others = [_line([*logs[:i], *logs[i + 1 :]], [*values[:i], *values[i + 1 :]]) for i in range(len(points))]
     square, slope, bent = _parabola(logs, values)
-    saturates = square < 0 and left > 1e-18 * max(1.0, total) and bent < (1 - _SATURATES) * left
+    knee = None
+    if square < 0 and left > 1e-18 * max(1.0, total) and bent < (1 - _SATURATES) * left:
+        knee = _at_log(law, -slope / (2 * square))
     held_a, held_b = others[-1]
     predicted = held_a * logs[-1] + held_b
     return Fit(
@@ -135,8 +137,8 @@ def fit_log(law: Law, xs: Sequence[float], ys: Sequence[float]) -> Fit:
             "b": (min(each[1] for each in others), max(each[1] for each in others)),
         },
         curvature=square,
-        saturates=saturates,
-        knee=law.unit * law.base ** (-slope / (2 * square)) if saturates else None,
+        saturates=knee is not None,
+        knee=knee,
         held_out={"x": points[-1][0], "measured": values[-1], "predicted": predicted, "error": values[-1] - predicted},
     )
 
@@ -162,6 +164,15 @@ def contradictions(stored: Mapping[str, Any]) -> list[str]:
         if name not in ("law", "base", "unit") and not _same(stored.get(name), value)
     ]
     return found
+
+
+def _at_log(law: Law, power: float) -> float | None:
+    """x of a logarithm; None where it is too large or too small for a number."""
+    try:
+        found = law.unit * law.base**power
+    except OverflowError:
+        return None
+    return found if 0 < found < math.inf else None
 
 
 def _close(one: Any, other: float) -> bool:

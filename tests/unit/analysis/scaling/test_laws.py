@@ -68,6 +68,15 @@ def test_a_law_that_bends_has_a_knee():
     assert upwards.knee is None
 
 
+def test_a_bend_that_is_rounding_is_no_knee():
+    """Eight digits of a straight law: the knee of what they bend would be no number."""
+    fit = fit_log(DATA, [2**18, 2**22, 2**23, 2**25], [4.39027067, 4.61207777, 4.66752955, 4.77843309])
+    assert fit.curvature < 0
+    assert not fit.saturates
+    assert fit.knee is None
+    assert fit.at(2**25)[1] == ""
+
+
 def test_a_stored_fit_can_be_recomputed_and_a_wrong_base_is_seen():
     """Planted: the paper's slip, natural-log coefficients under another base, and other damage."""
     stored = json.loads(json.dumps(fit_log(DATA, TOKENS, [0.3 * DATA.log(x) + 4 for x in TOKENS]).fields()))
