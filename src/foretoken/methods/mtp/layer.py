@@ -51,7 +51,9 @@ class PredictionLayer(nn.Module):
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.layer: Any = type(last)(text, _number(text))
         cast(Any, self.layer).self_attn.layer_idx = 0  # of a cache of its own
-        self.embedding_VW, self.head_VW = (cast(Any, part).weight.detach() for part in (parts.embedding, parts.head))
+        # of a rounded head the weight is made dense in float32
+        tables = (cast(Any, part).weight.detach().to(table.dtype) for part in (parts.embedding, parts.head))
+        self.embedding_VW, self.head_VW = tables
         self.own_head = False
         if tensors is not None:
             self._take(dict(tensors))

@@ -12,7 +12,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.methods.mtp.drafter import MtpDrafter
 from foretoken.models.load import load
 from helpers.golden import tokens_of
-from helpers.mtp_models import FAMILIES, VOCABULARY, WIDTH, named, retensor, save_mtp
+from helpers.mtp_models import FAMILIES, VOCABULARY, WIDTH, named, reconfig, retensor, save_mtp
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import assert_idle, with_config
 
@@ -60,6 +60,18 @@ def test_in_bfloat16_experts_are_chosen_in_float32(tmp_path: Path) -> None:
     assert {each.dtype for each in layer.parameters()} == {torch.bfloat16}
     assert layer.layer.mlp.gate.e_score_correction_bias.dtype == torch.float32
     found = run({"method": "mtp", "num_speculative_tokens": 3}, model)
+    assert sum(each.metrics.num_draft_tokens for each in found) > 30
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_target_that_is_rounded_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+    """Its head is made dense anew, in float32; what the layer gives is in the dtype that the target computes in."""
+    folder = save_mtp(name, tmp_path)
+    retensor(folder, lambda tensors: tensors.update({key: value.bfloat16() for key, value in tensors.items()}))
+    reconfig(folder, dtype="bfloat16")
+    rounded = load(str(folder), device="cpu", dtype="int8")
+    found = run({"method": "mtp", "num_speculative_tokens": 3}, rounded)
+    assert [each.token_ids for each in found] == [each.token_ids for each in run({"method": "none"}, rounded)]
     assert sum(each.metrics.num_draft_tokens for each in found) > 30
 
 
