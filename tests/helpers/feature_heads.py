@@ -6,7 +6,7 @@ Letters: T rows, F width of the fused depths, W width, K draft vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.drafting.feature_heads import runner
+from foretoken.drafting.feature_heads.block import BlockConfig
 from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.feature_heads.unroll import every_column, unrolled
@@ -101,6 +102,35 @@ def served(run: Runner, g_TW: Tensor, tokens: list[int], column: int, steps: int
         output, g = run.forward(batch, cache, g, top=3)
         found.append(output)
     return found
+
+
+def rms(x_W: Tensor, gain_W: Tensor, eps: float) -> Tensor:
+    """RMSNorm, written out."""
+    return x_W * (x_W.pow(2).mean() + eps).rsqrt() * gain_W
+
+
+def layer_by_hand(weights: Mapping[str, Tensor], config: BlockConfig, read: Tensor, x_W: Tensor) -> Tensor:
+    """A decoder layer over a row that sees nothing but itself: attention hands its values on, whatever the scores are.
+
+    Args:
+        weights: of the layer.
+        read: what attention reads.
+        x_W: where the residual begins.
+    """
+    bias = {name: weights.get(f"self_attn.{name}_proj.bias", torch.zeros(())) for name in "vo"}
+    v_Gd = (weights["self_attn.v_proj.weight"] @ read + bias["v"]).unflatten(0, (config.kv_heads, -1))
+    seen = v_Gd.repeat_interleave(config.heads // config.kv_heads, 0).flatten()
+    x_W = x_W + weights["self_attn.o_proj.weight"] @ seen + bias["o"]
+    u_W = rms(x_W, weights["post_attention_layernorm.weight"], config.norm_eps)
+    gate, up = (weights[f"mlp.{name}_proj.weight"] @ u_W for name in ("gate", "up"))
+    return x_W + weights["mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
+
+
+def first_column(head: FeatureHead, state_F: Tensor, table_VW: Tensor, token: int) -> Tensor:
+    """What the head reads for the first pair of a text, [W]."""
+    tokens_1T, states_1TF = torch.tensor([[1, token]]), torch.stack([state_F, state_F])[None]
+    (found_NW,) = unrolled(head, states_1TF, tokens_1T, table_VW, 1, every_column(tokens_1T))
+    return found_NW[0]
 
 
 # ------------------------------------------------------------------ damage

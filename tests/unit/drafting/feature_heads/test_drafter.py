@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from foretoken.core.sampling import SamplingParams
+from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads import drafter as module
+from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.engine.llm import LLM
 from foretoken.methods.dovetail import far
 from foretoken.methods.dovetail.drafter import DovetailDrafter
@@ -20,8 +22,10 @@ from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
+from foretoken.models.hidden_states import FINAL
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load
+from foretoken.models.load import load, load_as_is
+from foretoken.train.frozen_target import FrozenTarget
 from helpers.adapters import shelf
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -115,6 +119,71 @@ def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
             if model.fused is not None:
                 assert torch.equal(found, expected)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": True, "width": 2}], ids=["chain", "tree"])
+def test_no_path_is_longer_than_is_asked_for(options: dict[str, Any], model: LanguageModel, tmp_path: Path) -> None:
+    head = Eagle.untrained(model, tmp_path)
+    drafter = EagleDrafter(EagleDrafter.Config(head=head, max_depth=2, **options), model)
+    propose, longest = drafter.propose, list[int]()
+
+    def listening(contexts: Sequence[Any], budgets: Sequence[Any]) -> Any:
+        drafts = propose(contexts, budgets)
+        longest.extend(max(draft.tree.depths, default=0) for draft in drafts)
+        return drafts
+
+    drafter.propose = listening  # type: ignore[method-assign]
+    run(with_config({"method": drafter, "num_speculative_tokens": 6}, target=model), [tokens_of(1, 9, 100)], 12)
+    assert max(longest) == 2
+
+
+READS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "depths out of order": (EagleDrafter, Eagle, {"draft_vocab_size": 60, "depths": (3, 1, 2)}, {}),
+    "one depth twice": (EagleDrafter, Eagle, {"depths": (2, 1, 2), "norm_output": True}, {}),
+    "eagle2": (EagleDrafter, Eagle, {"algorithm": "eagle"}, {"tree": True, "width": 2, "max_depth": 3}),
+    "layers": (ScyllaDrafter, Scylla, {"layers": 2, "draft_vocab_size": 50}, {"width": 3, "max_depth": 3}),
+}
+
+
+@pytest.mark.parametrize("shape", READS)
+def test_what_is_drafted_follows_from_the_target_s_states(shape: str, model: LanguageModel, tmp_path: Path) -> None:
+    """Every node's chance is what training's columns give its token: the same depths, norm, tokens and ids."""
+    kind, part, fields, options = READS[shape]
+    drafter = kind(kind.Config(head=part.untrained(model, tmp_path, **fields), **options), model)
+    head, propose, asked = part.load(tmp_path), drafter.propose, list[tuple[list[int], Any]]()
+
+    def listening(contexts: Sequence[Any], budgets: Sequence[Any]) -> Any:
+        drafts = propose(contexts, budgets)
+        asked.extend((list(each.tokens), draft) for each, draft in zip(contexts, drafts, strict=True))
+        return drafts
+
+    drafter.propose = listening
+    llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model)
+    run(llm, [tokens_of(seed, 6 + 5 * seed, 100) for seed in range(2)], 16)
+    depths = (FINAL,) if head.config.reads_final else head.config.depths_of(model.num_layers)
+    library = load_as_is(model.source, device="cpu").model
+    frozen = FrozenTarget(library, [each for each in depths if each != FINAL])
+    table, rows_VW = library.get_input_embeddings().weight, library.get_output_embeddings().weight
+    rows = rows_VW if head.ids_K is None else rows_VW[head.ids_K]
+    nodes = 0
+    for tokens, draft in asked[::3]:
+        for node in range(len(draft)):
+            path, place = [], node
+            while place != ROOT:
+                path.insert(0, draft.tree.tokens[place])
+                place = draft.tree.parents[place]
+            text_1T = torch.tensor([tokens + path])
+            states = frozen.states(text_1T)
+            states_1TF = torch.cat([states[each] for each in depths], dim=-1)
+            wanted_1C = torch.zeros(1, text_1T.shape[1] - 1, dtype=torch.bool)
+            wanted_1C[0, len(tokens) - 2] = True
+            with torch.inference_mode():
+                *_, h_1W = unrolled(head, states_1TF, text_1T, table, len(path), wanted_1C)
+                q_K = (h_1W @ rows.T).softmax(-1)[0]
+            ids = range(len(q_K)) if head.ids_K is None else head.ids_K.tolist()
+            assert draft.confidence[node] == pytest.approx(float(q_K[ids.index(path[-1])]), rel=1e-3, abs=2e-6)
+            nodes += 1
+    assert nodes > 30
 
 
 @pytest.mark.parametrize("shape", SHAPES)

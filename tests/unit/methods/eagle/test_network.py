@@ -21,7 +21,18 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from helpers.feature_heads import WAYS, Change, assert_serves_what_it_learned, edit, gone, retensor, save_tiny
+from helpers.feature_heads import (
+    WAYS,
+    Change,
+    assert_serves_what_it_learned,
+    edit,
+    first_column,
+    gone,
+    layer_by_hand,
+    retensor,
+    rms,
+    save_tiny,
+)
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -51,6 +62,36 @@ def test_serving_computes_the_columns_of_training(
     assert_serves_what_it_learned(
         lambda model: Eagle.random(model, **SHAPES[shape]), tiny, way, monkeypatch, columns=(0, 6, 13)
     )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_the_first_pair_by_hand(shape: str, tiny: Path) -> None:
+    """The definition of both networks, written out for a pair that sees itself only."""
+    model = load(str(tiny), device="cpu")
+    head = Eagle.random(model, **SHAPES[shape])
+    config, weights = head.config, head.state_dict()
+    f, e = torch.randn(2, head.fc.in_features, generator=torch.Generator().manual_seed(2))
+    f, e = (f, e[:64]) if head.paired else (f[:64], e[:64])
+    own = {name.removeprefix("layers.0."): each for name, each in weights.items()}
+    if head.paired:
+        state = f
+        if config.norm_before_fc:
+            state = rms(state, weights["input_norm.weight"], config.norm_eps)
+        if config.fc_norm:
+            pieces = [
+                rms(each, weights[f"fc_norm.{n}.weight"], config.norm_eps) for n, each in enumerate(state.split(64))
+            ]
+            state = torch.cat(pieces)
+        g = weights["fc.weight"] @ state
+        normed = rms(g, own["hidden_norm.weight"], config.norm_eps)
+        read = torch.cat([rms(e, own["input_layernorm.weight"], config.norm_eps), normed])
+        h = layer_by_hand(own, config, read, normed if config.norm_before_residual else g)
+        expected = rms(h, weights["norm.weight"], config.norm_eps)
+    else:
+        x = weights["fc.weight"] @ torch.cat([e, f]) + weights.get("fc.bias", torch.zeros(()))
+        expected = layer_by_hand(own, config, x, x)
+    torch.testing.assert_close(first_column(head, f, e.repeat(10, 1), 9), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_positions_count_only_by_their_distance(tiny: Path) -> None:

@@ -15,9 +15,10 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads.unroll import every_column
 from foretoken.methods.mtp import train as mtp
-from foretoken.methods.mtp.drafter import _Runner
+from foretoken.methods.mtp.drafter import MtpDrafter, _Runner
 from foretoken.methods.mtp.glm import relaid, write_relaid
 from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
@@ -39,6 +40,7 @@ from helpers.golden import tokens_of
 from helpers.mtp_models import FAMILIES, INDEX, PREFIX, VOCABULARY, save_mtp, shard
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.zoo_llms import with_config
 
 BLOCK, BATCH, STEPS = 24, 4, 3
 STEP = BATCH * BLOCK
@@ -110,6 +112,38 @@ def test_serving_computes_the_columns_of_training(name: str, tmp_path: Path) -> 
                 output, g = run.forward(batch, cache, g, top=1)
                 wanted = expected[step][column : column + 1]
                 torch.testing.assert_close(output.logits_MV, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_drafted_follows_from_the_target_s_states(name: str, tmp_path: Path) -> None:
+    """Every drafted token's chance is what training's columns give it, from what the final norm gives."""
+    source = str(save_mtp(name, tmp_path))
+    frozen, model = FrozenTarget(load_as_is(source, device="cpu").model, ()), load(source, device="cpu")
+    layer = PredictionLayer(frozen.model, name, read_layer(frozen.model.config, source, name))
+    drafter, asked = MtpDrafter(MtpDrafter.Config(), model), list[tuple[list[int], Any]]()
+    propose = drafter.propose
+
+    def listening(contexts: Any, budgets: Any) -> Any:
+        drafts = propose(contexts, budgets)
+        asked.extend((list(each.tokens), draft) for each, draft in zip(contexts, drafts, strict=True))
+        return drafts
+
+    drafter.propose = listening  # type: ignore[method-assign]
+    llm = with_config({"method": drafter, "num_speculative_tokens": 3}, target=model)
+    prompt = {"prompt_token_ids": tokens_of(1, 9, VOCABULARY)}
+    llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
+    drafted = [(tokens, draft) for tokens, draft in asked if len(draft)]
+    assert len(drafted) > 5
+    for tokens, draft in drafted:
+        text_1T = torch.tensor([[*tokens, *draft.tree.tokens]])
+        wanted_1C = torch.zeros(1, text_1T.shape[1] - 1, dtype=torch.bool)
+        wanted_1C[0, len(tokens) - 2] = True
+        with torch.inference_mode():
+            states_1TF = frozen.states(text_1T)[FINAL]
+            steps = unrolled(layer, states_1TF, text_1T, layer.embedding_VW, len(draft), wanted_1C)
+            laws = [(h_1W @ layer.head_VW.T).softmax(-1)[0] for h_1W in steps]
+        for token, chance, q_V in zip(draft.tree.tokens, draft.confidence, laws, strict=True):
+            assert chance == pytest.approx(float(q_V[token]), rel=1e-3, abs=2e-6)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])

@@ -17,7 +17,18 @@ from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from helpers.feature_heads import WAYS, Change, assert_serves_what_it_learned, edit, gone, retensor, save_tiny
+from helpers.feature_heads import (
+    WAYS,
+    Change,
+    assert_serves_what_it_learned,
+    edit,
+    first_column,
+    gone,
+    layer_by_hand,
+    retensor,
+    rms,
+    save_tiny,
+)
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -46,6 +57,21 @@ def test_serving_computes_the_columns_of_training(
     shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_serves_what_it_learned(lambda model: Scylla.random(model, **SHAPES[shape]), tiny, way, monkeypatch)
+
+
+@torch.inference_mode()
+def test_the_first_pair_by_hand(model: LanguageModel) -> None:
+    """fc([e; f]), layers with both norms, the final norm: written out for a pair that sees itself only."""
+    head = Scylla.random(model, layers=2)
+    config, weights = head.config, head.state_dict()
+    f, e = torch.randn(2, config.width, generator=torch.Generator().manual_seed(2))
+    x = weights["fc.weight"] @ torch.cat([e, f])
+    for number in range(2):
+        begin = f"layers.{number}."
+        own = {name.removeprefix(begin): each for name, each in weights.items() if name.startswith(begin)}
+        x = layer_by_hand(own, config, rms(x, own["input_layernorm.weight"], config.norm_eps), x)
+    expected = rms(x, weights["norm.weight"], config.norm_eps)
+    torch.testing.assert_close(first_column(head, f, e.repeat(10, 1), 9), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_every_layer_counts(model: LanguageModel) -> None:
@@ -85,6 +111,21 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "no ids": (retensor(draft_ids=gone), ModelError, "draft_ids is missing"),
     "ids that fall": (retensor(draft_ids=lambda each: each.flip(0)), ModelError, "draft_ids: increasing tokens"),
     "ids that lead away": (retensor(draft_ids=lambda each: each + 9000), ModelError, "draft_ids: increasing"),
+    "the id behind the last": (
+        retensor(draft_ids=lambda each: torch.cat([each[:-1], torch.tensor([101])])),
+        ModelError,
+        "draft_ids: increasing tokens below 101",
+    ),
+    "an id below 0": (
+        retensor(draft_ids=lambda each: torch.cat([torch.tensor([-1]), each[1:]])),
+        ModelError,
+        "draft_ids: increasing",
+    ),
+    "an id twice": (
+        retensor(draft_ids=lambda each: torch.cat([each[:1], each[:1], each[2:]])),
+        ModelError,
+        "draft_ids: increasing",
+    ),
     "fewer ids": (retensor(draft_ids=lambda each: each[:10]), ModelError, "draft_ids is [10] of torch.int64"),
     "another width": (edit(target_width=128), MismatchError, "target_width is 128, but that of"),
 }
