@@ -147,11 +147,15 @@ class StateHead(LearnedPart, TrainableHead):
         """What the head reads."""
         return h_TW if self.norm is None else self.norm(h_TW)
 
+    def rates(self) -> Tensor:
+        """At which rotary positions turn, float64 [d / 2], radians a position."""
+        half = self.config.head_dim // 2
+        found: Tensor = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        return found
+
     def rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, float32 [T, d / 2]."""
-        half = self.config.head_dim // 2
-        rates = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=positions_T.device) / half)
-        angles = positions_T.to(torch.float64)[:, None] * rates
+        angles = positions_T.to(torch.float64)[:, None] * self.rates().to(positions_T.device)
         return angles.cos().float(), angles.sin().float()
 
     # ------------------------------------------------------------------ what it shares with the target

@@ -10,9 +10,12 @@ A folder that was made elsewhere has no fingerprint: its shapes are compared wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from torch import Tensor
 
 from foretoken.drafting.feature_heads.block import BlockConfig
 
@@ -22,6 +25,38 @@ SPECULATIVE_TOKENS = 5  # what a folder of ours proposes to other engines
 _ARCHITECTURES = {EAGLE2: ["EagleSpeculator", "LlamaDecoderLayer"], EAGLE3: ["Eagle3Speculator"]}
 _BLOCKS = ("llama", "qwen3")
 _WHERE = "transformer_layer_config."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Rotary positions as Llama 3.1 has them: slow rates are divided, fast ones stay; the names are transformers'.
+
+    Attributes:
+        factor: of the slow rates.
+        low_freq_factor, high_freq_factor: turns within the original context below which a rate is slow, and above which
+            it is fast; those between are mixed.
+        original_max_position_embeddings: that context.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a file says what cannot be."""
+        for name, value in asdict(self).items():
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r}")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor={self.low_freq_factor!r} is not below {self.high_freq_factor!r}")
+
+    def of(self, plain: Tensor) -> Tensor:
+        """The rates that become of plain ones, in radians a position."""
+        turns = plain * (self.original_max_position_embeddings / (2 * math.pi))
+        low, high = self.low_freq_factor, self.high_freq_factor
+        fast = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        return plain * (fast + (1.0 - fast) / self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +70,7 @@ class EagleConfig(BlockConfig):
         fusion_bias: of EAGLE-2's fusion.
         norm_before_residual: the block's residual begins with the normed feature.
         norm_before_fc, fc_norm: a norm over all fused depths together, or one for each.
+        rope_scaling: of the block's rotary positions; None: they are plain.
     """
 
     flags = (*BlockConfig.flags, "fusion_bias", "norm_before_residual", "norm_before_fc", "fc_norm")
@@ -45,6 +81,7 @@ class EagleConfig(BlockConfig):
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
+    rope_scaling: Llama3Scaling | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +117,7 @@ def to_settings(config: EagleConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": _rope_parameters(config),
         "attention_bias": config.attention_bias,
         "mlp_bias": False,
         "max_position_embeddings": config.max_length,
@@ -188,7 +225,7 @@ def _block(block: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
         raise ValueError(f"{_WHERE}layer_types={types!r}: a layer that sees a window only is not computed here")
     if types is None and block.get("use_sliding_window"):
         raise ValueError(f"{_WHERE}use_sliding_window=true: a layer that sees a window only is not computed here")
-    theta = _rope_theta(block)
+    theta, scaling = _positions(block)
     names = {
         "width": "hidden_size",
         "mlp_width": "intermediate_size",
@@ -208,15 +245,17 @@ def _block(block: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
         "kv_heads": block.get("num_key_value_heads") or heads,
         "head_dim": block.get("head_dim") or found["width"] // heads,
         "rope_theta": theta,
+        "rope_scaling": scaling,
         "norm_heads": block.get("model_type") == "qwen3",
         "attention_bias": block.get("attention_bias", False),
         "max_length": block.get("max_position_embeddings") or 4096,
     }
 
 
-def _rope_theta(block: Mapping[str, Any]) -> Any:
+def _positions(block: Mapping[str, Any]) -> tuple[Any, Llama3Scaling | None]:
     """What ``transformer_layer_config`` says of positions; the library had another place for it in each age."""
     theta, said = block.get("rope_theta"), "rope_theta"
+    found: dict[str, Llama3Scaling | None] = {}
     for name in ("rope_parameters", "rope_scaling"):
         rope = block.get(name) or {}
         if not isinstance(rope, dict):
@@ -224,9 +263,8 @@ def _rope_theta(block: Mapping[str, Any]) -> Any:
         for key, value in rope.items():
             if isinstance(value, dict):
                 raise ValueError(f"{_WHERE}{name}.{key}={value!r}: positions are the same for all layers here")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise ValueError(f"{_WHERE}{name}.rope_type={kind!r}: known is default")
+        if rope:
+            found[name] = _scaling(rope, f"{_WHERE}{name}")
         _check_whole(rope, f"{name}.")
         other = rope.get("rope_theta")
         if theta is not None and other is not None and theta != other:
@@ -234,7 +272,34 @@ def _rope_theta(block: Mapping[str, Any]) -> Any:
         if theta is None and other is not None:
             theta, said = other, f"{name}.rope_theta"
     _check_whole(block)
-    return 10000.0 if theta is None else theta
+    kinds = list(found.values())
+    if len(kinds) == 2 and kinds[0] != kinds[1]:
+        raise ValueError(
+            f"{_WHERE}rope_scaling={block['rope_scaling']!r}, but rope_parameters={block['rope_parameters']!r}"
+        )
+    return 10000.0 if theta is None else theta, kinds[0] if kinds else None
+
+
+def _scaling(rope: Mapping[str, Any], where: str) -> Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"{where}.rope_type={kind!r}: known are default and llama3")
+    names = [each.name for each in fields(Llama3Scaling)]
+    for name in names:
+        if name not in rope:
+            raise ValueError(f"{where}.{name} is missing")
+    try:
+        return Llama3Scaling(**{name: rope[name] for name in names})
+    except ValueError as error:
+        raise ValueError(f"{where}.{error}") from None
+
+
+def _rope_parameters(config: EagleConfig) -> dict[str, Any]:
+    if config.rope_scaling is None:
+        return {"rope_type": "default", "rope_theta": config.rope_theta}
+    return {"rope_type": "llama3", "rope_theta": config.rope_theta, **asdict(config.rope_scaling)}
 
 
 def _check_whole(settings: Mapping[str, Any], where: str = "") -> None:

@@ -89,6 +89,10 @@ class Eagle(FeatureHead):
     def begin_norm(self) -> nn.Module | None:
         return self.layer(0).hidden_norm if self.config.norm_before_residual else None
 
+    def rates(self) -> Tensor:
+        plain = super().rates()
+        return plain if self.config.rope_scaling is None else self.config.rope_scaling.of(plain)
+
     # ------------------------------------------------------------------ files
 
     def tensors(self) -> dict[str, Tensor]:

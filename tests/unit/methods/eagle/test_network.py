@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
@@ -16,6 +18,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
+from foretoken.methods.eagle.config import Llama3Scaling
 from foretoken.methods.eagle.network import Eagle
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -38,11 +41,20 @@ from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS, base, prompt_ids, target, with_config
 
+LLAMA3 = {  # of Llama 3.1, but for a context in which a few positions show it
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SCALING = Llama3Scaling(**{name: value for name, value in LLAMA3.items() if name != "rope_type"})
 SHAPES: dict[str, dict[str, Any]] = {
     "eagle3": {"draft_vocab_size": 40},
     "all tokens": {},
     "norms": {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True},
     "qwen3": {"norm_heads": True, "attention_bias": True, "depths": (2, 1, 2)},
+    "llama 3's positions": {"rope_scaling": SCALING},
     "eagle2": {"algorithm": "eagle"},
     "eagle2 with a bias": {"algorithm": "eagle", "fusion_bias": True},
 }
@@ -251,6 +263,23 @@ def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
     assert tensors["fc.weight"].shape == (384, 3 * 384)
 
 
+@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+def test_llama_3_s_positions_are_those_of_the_library(place: str, tmp_path: Path) -> None:
+    """In either place where a folder says them; and a folder of ours says them again."""
+    folder = Path(Eagle.untrained(target(), tmp_path / "head"))
+    plain = Eagle.load(folder).rates()
+    said = {place: {**LLAMA3, "rope_theta": 10000.0}}
+    edit_block(**{"rope_parameters": ..., **said})(folder)
+    found = Eagle.load(folder)
+    config = LlamaConfig(head_dim=found.config.head_dim, rope_parameters={**LLAMA3, "rope_theta": 10000.0})
+    wanted, factor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    torch.testing.assert_close(found.rates().float(), wanted, rtol=1e-5, atol=0)
+    assert factor == 1
+    assert not torch.allclose(found.rates(), plain)
+    found.save(tmp_path / "again")
+    assert Eagle.load(tmp_path / "again").config == found.config
+
+
 # ------------------------------------------------------------------ what is refused
 
 
@@ -292,11 +321,17 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "another block": (edit_block(model_type="mamba"), ModelError, "transformer_layer_config.model_type='mamba'"),
     "another activation": (edit_block(hidden_act="gelu"), ModelError, "hidden_act='gelu'"),
     "other positions": (edit_block(rope_parameters={"rope_type": "yarn"}), ModelError, "rope_type='yarn'"),
-    "other positions beside": (
+    "positions in parts": (
         edit_block(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         ModelError,
-        "transformer_layer_config.rope_scaling.rope_type='llama3'",
+        "transformer_layer_config.rope_scaling.low_freq_factor is missing",
     ),
+    "positions that cannot be": (
+        edit_block(rope_scaling={**LLAMA3, "factor": "8"}),
+        ModelError,
+        "transformer_layer_config.rope_scaling.factor='8'",
+    ),
+    "two kinds of positions": (edit_block(rope_scaling=LLAMA3), ModelError, "rope_scaling={'rope_type': 'llama3'"),
     "positions in words": (edit_block(rope_scaling="linear"), ModelError, "rope_scaling='linear': an object"),
     "two rates": (edit_block(rope_theta=500.0), ModelError, "rope_theta=500.0, but rope_parameters.rope_theta=10000.0"),
     "positions by kind of layer": (
