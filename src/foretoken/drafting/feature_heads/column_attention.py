@@ -46,7 +46,7 @@ class _ColumnAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_GLd, k_GCd, v_GCd, p, own_k, own_v = ctx.saved_tensors
-        grad_GLd, count = grads[0], k_GCd.shape[1]
+        grad_GLd, count = grads[0].contiguous(), k_GCd.shape[1]
         d_p = torch.empty_like(p)
         torch.bmm(grad_GLd, v_GCd.transpose(1, 2), out=d_p[..., :count])
         if own_v is not None:
