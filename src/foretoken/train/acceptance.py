@@ -54,9 +54,12 @@ def written(target: str, config: Mapping[str, Any], prompts: Sequence[str], temp
         prompts: as for :func:`measure`.
     """
     llm = LLM(target, speculative_config=dict(config))
-    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=0)
     room = llm.target.max_length - MAX_TOKENS - _TEMPLATE
     fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
+    # of one seed, all prompts would share their draws, and a mean over them would err as one prompt's does
+    params = [
+        SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=number) for number in range(len(fitting))
+    ]
     try:
         if not fitting:
             return []
