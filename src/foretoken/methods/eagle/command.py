@@ -21,6 +21,9 @@ class Config(UnrolledOptions):
         int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="N", least=1)
     ] = None
     own_head: Annotated[bool, Option("Train and store a head, which other engines need; else the target's.")] = False
+    plain_residual: Annotated[
+        bool, Option("Let the residual begin with the feature as it is, as the paper has it; else with the normed one.")
+    ] = False
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
@@ -33,6 +36,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
         draft_vocab_size=config.draft_vocab_size,
         mlp_width=config.mlp_width,
         own_head=config.own_head,
+        plain_residual=config.plain_residual,
         steps=config.steps,
     )
     chain = {"method": "eagle", "head": str(config.out), "num_speculative_tokens": config.steps}

@@ -6,7 +6,9 @@ outputs (train/feature_heads/objective.py). EAGLE-2's network is trained in the 
 
 Differs: see the loss; four steps are unrolled instead of seven; half of the text is by default the target's own
 (``own_words``); matrices are trained by Muon, the schedule is linear, and the gradient is clipped by its norm (1.0). A
-head of its own (``own_head``) begins as the target's rows, which are otherwise shared and stay as they are.
+head of its own (``own_head``) begins as the target's rows, which are otherwise shared and stay as they are. The residual
+begins with the normed feature: states within a target are large (a standard deviation of 17 to 37 in ``zoo:base``), and
+what a layer adds to them counts for little until its weights have grown to that size.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
 
 # Muon learns more from the same tokens than AdamW, in a tenth more time (zoo_v3_epycgenoa2c_202611/eagle.md).
-RATES = Rates(muon=1e-2, adamw=3e-3, warmup=0.03, decay=0.9)
+RATES = Rates(muon=5e-3, adamw=3e-3, warmup=0.03, decay=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,13 @@ class Shape(HeadShape):
         draft_vocab_size: K; None: 2048, or the whole vocabulary where that is smaller.
         mlp_width: None: a quarter of the target's.
         own_head: train a head of its own instead of sharing rows of the target's.
+        plain_residual: let the residual of EAGLE-3 begin with the feature as it is, as the paper has it.
         steps: S.
     """
 
     algorithm: str = EAGLE3
     own_head: bool = False
+    plain_residual: bool = False
     steps: int = STEPS
 
     def __post_init__(self) -> None:
@@ -51,6 +55,8 @@ class Shape(HeadShape):
             raise ConfigError(f"--algorithm {self.algorithm}: '{EAGLE3}' or '{EAGLE2}'")
         if self.algorithm == EAGLE2 and (self.draft_vocab_size is not None or self.own_head):
             raise ConfigError("--algorithm eagle has the target's head: leave out --draft-vocab-size and --own-head")
+        if self.algorithm == EAGLE2 and self.plain_residual:
+            raise ConfigError("--algorithm eagle begins with a mix of feature and token: leave out --plain-residual")
 
 
 def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
@@ -73,7 +79,13 @@ def course(target: str, shape: Shape, own_words: float) -> Course:
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> EagleConfig:
         return config_for(
-            target, name, fingerprint, algorithm=shape.algorithm, draft_vocab_size=size, mlp_width=shape.mlp_width
+            target,
+            name,
+            fingerprint,
+            algorithm=shape.algorithm,
+            draft_vocab_size=size,
+            mlp_width=shape.mlp_width,
+            norm_before_residual=shape.algorithm == EAGLE3 and not shape.plain_residual,
         )
 
     return Course(

@@ -266,6 +266,18 @@ def test_training_says_what_serving_then_measures(folder, learned, monkeypatch):
     assert learned["walked"]["T=1"]["after"] == pytest.approx(served["T=1"]["tokens_per_step"], abs=0.09)
 
 
+def test_what_is_drawn_for_one_prompt_says_nothing_of_what_is_drawn_for_another(folder):
+    """Or a mean over prompts would be no better known than that of one: the bounds above take draws for independent."""
+    first, second = acceptance.written(str(folder / "target"), {"method": "none"}, PROMPTS[2:3] * 2, 1.0)
+    assert first.token_ids != second.token_ids
+
+
+def test_the_residual_begins_with_a_normed_feature_or_as_the_paper_has_it(folder, tmp_path):
+    for plain in (False, True):
+        train(folder, tmp_path / str(plain), 1, Shape(steps=STEPS, draft_vocab_size=60, plain_residual=plain))
+        assert Eagle.load(tmp_path / str(plain)).config.norm_before_residual is not plain
+
+
 def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
     """The teeth of the test above: without the jumps the number is off."""
     head = Eagle.load(folder / "learned")
@@ -290,6 +302,7 @@ def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
         ({"mlp_width": 50}, "--mlp-width 50: a multiple of 32"),
         ({"algorithm": "eagle", "own_head": True}, "has the target's head"),
         ({"algorithm": "eagle", "draft_vocab_size": 60}, "has the target's head"),
+        ({"algorithm": "eagle", "plain_residual": True}, "leave out --plain-residual"),
     ],
     ids=str,
 )
