@@ -148,12 +148,18 @@ class FeatureHead(StateHead):
 
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:
-        """Begin where the deepest feature is handed on as it is, and normed as the target norms it."""
+        """Begin where the deepest feature is handed on as it is, and normed as the target norms it.
+
+        A token that is mixed with it begins as loud as it: embeddings of ``zoo:base`` have a standard deviation of
+        0.08, and what is so quiet is learnt late.
+        """
         width = self.config.width
         if self.config.target_width != width:
             return
         self.fc.weight.mul_(0.3)
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
+        if not self.paired:
+            self.fc.weight[:, :width] /= self.embedding_of(model).float().std().clamp(1e-3, 1.0)
         gain_D = anatomy.gain_of(anatomy.find(model).final_norm)
         normed = self.config.reads_final  # then the feature was normed already
         if not normed and self.norm is not None and gain_D is not None and gain_D.shape == self.norm.weight.shape:
