@@ -16,7 +16,9 @@ PACKAGE ?= core
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# the variables hold for what pip builds a package with; which of the two it reads depends on its version
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo bench fix check test wheel mutants clean

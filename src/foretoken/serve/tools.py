@@ -145,12 +145,6 @@ def joined(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in call.items() if key != "index"} for call in calls.values()]
 
 
-def calls_in(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """The text without its calls, and the calls."""
-    rest, pieces = CallReader().read(text, final=True)
-    return (rest.strip() if pieces else rest), joined(pieces)
-
-
 def _add(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
     known = calls.get(piece["index"])
     if known is None:

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from foretoken.serve.tools import CallReader, calls_in, joined
+from foretoken.serve.tools import CallReader, joined
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
+
+
+def calls_in(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """The text without its calls, and the calls."""
+    rest, pieces = CallReader().read(text, final=True)
+    return (rest.strip() if pieces else rest), joined(pieces)
 
 
 def function(call: dict[str, Any]) -> tuple[str, Any]:

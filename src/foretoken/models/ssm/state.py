@@ -65,7 +65,7 @@ class StateCache:
         self.place = {mixer.layer: number for number, mixer in enumerate(mixers)}
         self.num_slots = 1
         self.capacity = 0  # rows of a tail
-        self.taps, self._heads, self._channels = one.taps, one.heads, one.channels
+        self.taps = one.taps
         wide = torch.promote_types(dtype, torch.float32)
         L = len(mixers)
         with torch.inference_mode(False):
@@ -86,11 +86,6 @@ class StateCache:
         held = [self.base_LSHNP, self.conv_LSWC, self.raw_LSRC, self.gates_LSR2H]
         held += [each for ahead in self.ahead.values() for each in (ahead.base_LHNP, ahead.conv_LWC)]
         return sum(each.nbytes for each in held) + self._marks.num_bytes
-
-    @property
-    def bytes_of_a_row(self) -> int:
-        """Of a tail, in all layers together."""
-        return int(sum(each[:, 0, 0].nbytes for each in (self.raw_LSRC, self.gates_LSR2H)))
 
     def floor(self, slot: int) -> int:
         """The shortest length beside 0 that a slot can be rolled back to."""
