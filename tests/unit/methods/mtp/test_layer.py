@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,16 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
         made("eh_proj.weight", lambda each: each[:, :WIDTH]),
         ModelError,
         "eh_proj.weight is [48, 48], but",
+    ),
+    "no numbers": (
+        made("self_attn.o_proj.weight", lambda each: each / 0),
+        ModelError,
+        "self_attn.o_proj.weight holds NaN or infinite values",
+    ),
+    "a table of no numbers": (
+        made("shared_head.head.weight", lambda each: each * math.nan),
+        ModelError,
+        "shared_head.head.weight holds NaN or infinite values",
     ),
     "another vocabulary": (
         made("shared_head.head.weight", lambda each: each[:90]),
