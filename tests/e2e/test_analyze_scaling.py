@@ -74,6 +74,7 @@ def test_a_tiny_sweep(capsys):
     ("arguments", "code", "message"),
     [
         ("--out file", 2, "this is a file"),
+        ("--out file/new", 2, "/file is a file; name a folder to make"),
         ("--out new --tokens 0,5", 2, "--tokens 0,5: whole numbers from 1"),
         ("--out new --layers 1,40", 2, "--layers 1,40: whole numbers from 1 to 32"),
         ("--out new --batch-size 1.5", 2, "--batch-size 1.5"),

@@ -107,6 +107,10 @@ BAD = [
         "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out o --writer raw --temperature 1",
         "--temperature 1 does nothing with --writer raw",
     ),
+    (
+        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out good.jsonl/kept",
+        "/good.jsonl is a file; name a folder to make",
+    ),
     ("serve --model zoo:draft", "written without --model"),
     ("serve --allow-origin nope", "--allow-origin nope: write http://HOST:PORT"),
     ("serve --allow-origin=", "--allow-origin is empty"),

@@ -26,7 +26,7 @@ from foretoken.cli.outputs import check_pictures, write_json, write_text
 from foretoken.cli.settings import DEFAULT_MODEL, parse_numbers
 from foretoken.cli.training import progress, terminating
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.files import check_writable
+from foretoken.core.files import check_folder, check_writable
 from foretoken.data.corpora import check_one_text
 from foretoken.train.command import WIDEST
 
@@ -129,8 +129,7 @@ def scaling(
     if pictures is not None:
         check_writable(pictures, "--picture")
         check_pictures("--picture")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: this is a file; name a folder to make")
+    check_folder(out, "--out")
     if suite is None or is_file(suite):  # else --data is for the suite, too
         check_one_text(data, corpus)
     prompts = limit_per_category(read_suite(suite, data), limit)

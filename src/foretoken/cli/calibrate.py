@@ -27,7 +27,7 @@ from foretoken.cli.options import (
 )
 from foretoken.cli.training import counting as counting_up
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_readable, check_writable
+from foretoken.core.files import check_folder, check_readable, check_writable
 
 if TYPE_CHECKING:
     from foretoken.methods.sparse.calibration import Calibration
@@ -205,6 +205,7 @@ def vocabulary(
     from foretoken.models.load import load
     from foretoken.train import vocabulary as counting
 
+    check_folder(out, "--out")
     check_place(out)
     quiet_transformers(verbose)
     if threads is not None:

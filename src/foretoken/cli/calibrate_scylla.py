@@ -166,7 +166,8 @@ def _found(model: str) -> Path:
 
     place = folder_of(source_of(model)) / Scylla.algorithm
     if not Scylla.lies_in(place):
-        raise InputError(f"no {Scylla.title} in {place}: make one with '{Scylla.how(model, '')}' and give --head DIR")
+        how = Scylla.how(model, "").replace("--out DIR", f"--out {place}")
+        raise InputError(f"no {Scylla.title} in {place}: make one with '{how}', or name one with --head DIR")
     return place
 
 

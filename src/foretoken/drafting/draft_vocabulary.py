@@ -143,11 +143,13 @@ class DraftVocabulary:
             raise ValueError(f"draft_vocab_size={size} is above vocab_size={vocab_size}")
         if int(t2d.sum()) != size:
             raise ValueError(f"t2d keeps {int(t2d.sum())} tokens, but draft_vocab_size={size}")
+        owner = settings.get("speculators_config")
+        verifier = owner.get("verifier") if isinstance(owner, dict) else None
         found = cls(
             ids=(d2t + torch.arange(size)).tolist(),
             vocab_size=vocab_size,
             tokenizer=str(settings.get("tokenizer", "")),
-            target=str((settings.get("speculators_config") or {}).get("verifier", {}).get("name_or_path", "")),
+            target=str(verifier.get("name_or_path", "")) if isinstance(verifier, dict) else "",
             context_rows=settings.get("context_rows", CONTEXT_ROWS),
             counted=settings.get("counted", {}),
         )

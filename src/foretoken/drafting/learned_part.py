@@ -329,8 +329,11 @@ def find_all(
     folders = _any_in(place, kind)
     if not folders:
         how = kind.how(target.name, "DRAFT" if draft is None else draft.name)
+        if given or (place.parent.is_dir() and place.parent == Path(owner.source)):  # made there, it is found there
+            how = how.replace("--out DIR", f"--out {place}")
         raise ModelError(
-            f"no {kind.title} for '{owner.name}' in {place}: make one with '{how}' and give --set {kind.option}=DIR"
+            f"no {kind.title} for '{owner.name}' in {place}: make one with '{how}', or name one with "
+            f"--set {kind.option}=DIR"
         )
     parts = [kind.load(folder) for folder in folders]
     if origin is not None:

@@ -36,12 +36,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert maps["t2d"].nonzero()[:, 0].tolist() == [2, 5, 6, 90]
 
 
-def test_the_maps_of_an_eagle_3_head_are_a_vocabulary(tmp_path: Path) -> None:
+@pytest.mark.parametrize("owner", [{"verifier": {"name_or_path": None}}, {"verifier": None}, "me"], ids=str)
+def test_the_maps_of_an_eagle_3_head_are_a_vocabulary(owner: Any, tmp_path: Path) -> None:
     """Its folder says nothing of a tokenizer, its config nests the model's, and there are weights beside the maps."""
     kept().save(tmp_path)
     tensors = {**load_file(tmp_path / MAPS), "fc.weight": torch.zeros(2, 2)}
     save_file(tensors, tmp_path / MAPS)
-    settings = {"speculators_model_type": "eagle3", "draft_vocab_size": 4}
+    settings = {"speculators_model_type": "eagle3", "draft_vocab_size": 4, "speculators_config": owner}
     (tmp_path / CONFIG).write_text(json.dumps(settings))
     found = find(tmp_path, model())
     assert found is not None

@@ -104,16 +104,20 @@ def claim(out: Path, sweep: Mapping[str, Any]) -> None:
     """
     path = out / SWEEP
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            found = dict(json.loads(path.read_text(encoding="utf-8")).items())
+        except (OSError, ValueError, AttributeError) as error:
+            raise ForetokenError(f"{path}: cannot be read ({error}); name another --out") from None
         changed = sorted(key for key in {*found, *sweep} if found.get(key) != sweep.get(key))
         if changed:
             raise ForetokenError(f"{out}: holds a sweep with another {', '.join(changed)}; name another --out")
-        return
-    if out.is_dir() and any(out.iterdir()):
+    elif out.is_dir() and any(out.iterdir()):
         raise ForetokenError(f"{out}: holds something else than a sweep; name another --out")
-    (out / "points").mkdir(parents=True, exist_ok=True)
-    (out / "heads").mkdir(exist_ok=True)
-    write_whole(path, json.dumps(dict(sweep), indent=1) + "\n")
+    else:  # what makes the folder ours comes first
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(dict(sweep), indent=1) + "\n")
+    for name in ("points", "heads"):
+        (out / name).mkdir(exist_ok=True)
 
 
 def read(out: Path, name: str) -> Point | None:
@@ -126,7 +130,10 @@ def read(out: Path, name: str) -> Point | None:
     if not path.is_file():
         return None
     try:
-        return point_of(json.loads(path.read_text(encoding="utf-8")))
+        point = point_of(json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number))
+        if point.name != name:
+            raise ValueError(f"it is of {point.name}")
+        return point
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForetokenError(f"{path}: cannot be read ({error!r}); remove it, it is measured again then") from None
 
@@ -134,3 +141,7 @@ def read(out: Path, name: str) -> Point | None:
 def write(out: Path, point: Point) -> None:
     """Keep a point."""
     write_whole(out / "points" / f"{point.name}.json", json.dumps(point.fields(), indent=1) + "\n")
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"it holds {name}")

@@ -7,7 +7,7 @@ Letters: T rows, W width, d head width.
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -69,7 +69,7 @@ class BlockConfig(LearnedConfig):
                 raise ValueError(f"{name}={value!r}")
         for name in ("rope_theta", "norm_eps"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value < math.inf:
+            if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
                 raise ValueError(f"{name}={value!r}")
         for name in self.flags:
             if type(getattr(self, name)) is not bool:

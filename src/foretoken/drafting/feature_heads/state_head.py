@@ -150,7 +150,7 @@ class StateHead(LearnedPart, TrainableHead):
     def rates(self) -> Tensor:
         """At which rotary positions turn, float64 [d / 2], radians a position."""
         half = self.config.head_dim // 2
-        found: Tensor = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        found: Tensor = float(self.config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
         return found
 
     def rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,6 +230,9 @@ class StateHead(LearnedPart, TrainableHead):
             found, described = list(tensors[name].shape), list(expected[name].shape)
             if found != described:
                 raise ValueError(f"{name} is {found}, but {described} is described")
+            kind = tensors[name].dtype
+            if not kind.is_floating_point or kind.itemsize < 2:  # its scales would be needed, too
+                raise ValueError(f"{name} is {kind}: bfloat16, float16 or float32 are known")
         self.load_state_dict({name: value.float() for name, value in tensors.items()})
 
     def check_shape(self, model: LanguageModel) -> None:

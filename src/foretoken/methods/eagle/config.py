@@ -22,7 +22,8 @@ from foretoken.drafting.feature_heads.block import BlockConfig
 EAGLE2, EAGLE3 = "eagle", "eagle3"
 UNKNOWN = ""  # the fingerprint of a folder that has none
 SPECULATIVE_TOKENS = 5  # what a folder of ours proposes to other engines
-_ARCHITECTURES = {EAGLE2: ["EagleSpeculator", "LlamaDecoderLayer"], EAGLE3: ["Eagle3Speculator"]}
+_LAYER = "LlamaDecoderLayer"  # of EAGLE-1/2
+_ARCHITECTURES = {EAGLE2: ["EagleSpeculator", _LAYER], EAGLE3: ["Eagle3Speculator"]}
 _BLOCKS = ("llama", "qwen3")
 _WHERE = "transformer_layer_config."
 
@@ -147,7 +148,7 @@ def to_settings(config: EagleConfig) -> dict[str, Any]:
     if config.algorithm == EAGLE2:
         return {
             **settings,
-            "transformer_layer_architecture": "LlamaDecoderLayer",
+            "transformer_layer_architecture": _LAYER,
             "layernorms": False,
             "fusion_bias": config.fusion_bias,
         }
@@ -172,6 +173,11 @@ def from_settings(settings: Any) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError("config.json is not an object")
     algorithm = settings.get("speculators_model_type")
+    if algorithm is None:
+        raise ValueError(
+            "speculators_model_type is missing: what EAGLE's own code wrote becomes a folder of the speculators format "
+            "by 'speculators convert'"
+        )
     if algorithm not in (EAGLE2, EAGLE3):
         raise ValueError(f"speculators_model_type={algorithm!r}: an EAGLE head has '{EAGLE3}' or '{EAGLE2}'")
     owner = _object(settings, "speculators_config")
@@ -187,6 +193,9 @@ def from_settings(settings: Any) -> dict[str, Any]:
         **_block(_object(settings, "transformer_layer_config"), algorithm),
     }
     if algorithm == EAGLE2:
+        layer = settings.get("transformer_layer_architecture", _LAYER)
+        if layer != _LAYER:
+            raise ValueError(f"transformer_layer_architecture={layer!r}: known is {_LAYER}")
         if settings.get("layernorms"):
             raise ValueError("layernorms=true: heads with norms around the fusion are not computed here; use EAGLE-3")
         return {

@@ -126,6 +126,7 @@ class PredictionLayer(nn.Module):
                 raise ModelError(
                     f"{self._where}: {shown} is {list(given[name].shape)}, but {list(expected[name].shape)} is wanted"
                 )
+            self._check_numbers(shown, given[name])
         self.load_state_dict({name: value.float() for name, value in given.items()})
 
     def _table(self, tensors: dict[str, Tensor], name: str, shared: Tensor) -> tuple[Tensor, bool]:
@@ -140,8 +141,13 @@ class PredictionLayer(nn.Module):
             )
         if own.shape != shared.shape:
             raise ModelError(f"{self._where}: {name} is {list(own.shape)}, but {list(shared.shape)} is wanted")
+        self._check_numbers(name, own)
         own = own.to(shared.device, shared.dtype)
         return (shared, False) if torch.equal(own, shared) else (own, True)  # a copy costs no memory
+
+    def _check_numbers(self, name: str, value: Tensor) -> None:
+        if not bool(value.isfinite().all()):
+            raise ModelError(f"{self._where}: {name} holds NaN or infinite values: fetch its file again")
 
     def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Experts that are stored one by one, as the library's layer has them: all of a kind in one tensor."""

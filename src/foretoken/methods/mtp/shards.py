@@ -18,7 +18,7 @@ from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.models.fingerprint import folder_of
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")  # which ordinary layers have not
 _REMEDY = "use the checkpoint as it was published: what transformers saves has lost the layer"
 
 
@@ -97,13 +97,13 @@ def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
         )
     shards, count = Shards(source), text.num_hidden_layers
     prefix = LAYOUTS[text.model_type].prefix_in(count)
+    there = sorted(int(match[1]) for each in shards.file_of if (match := _PROJECTION.fullmatch(each)))
+    if there and count not in there:
+        raise ModelError(
+            f"method 'mtp': the layer of '{name}' must be {prefix}*, behind num_hidden_layers={count}, "
+            f"but there is model.layers.{there[0]}.*: it is of a target of another depth"
+        )
     if not shards.has(prefix):
-        behind = sorted({int(match[1]) for each in shards.file_of if (match := _LAYER.match(each))} - set(range(count)))
-        if behind:
-            raise ModelError(
-                f"method 'mtp': the layer of '{name}' must be {prefix}*, behind num_hidden_layers={count}, "
-                f"but there is model.layers.{behind[0]}.*: it is of a target of another depth"
-            )
         raise ModelError(
             f"method 'mtp': '{name}' brings no next-token-prediction layer: there is no tensor {prefix}*; {_REMEDY}"
         )

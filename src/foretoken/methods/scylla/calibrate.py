@@ -5,7 +5,8 @@
 A(k) comes from one recording with the largest tree at temperature 0: the nodes of a reranked tree are nested, so the
 best k of it are the tree that k nodes would have been, and of its accepted path that many stand. The steps visited are
 those of the largest tree, which is what makes it an estimate; ``served`` is what the timed runs then accepted. Times
-are medians over steps of exactly b requests, the widths interleaved, by the machine as it is.
+are medians over steps of exactly b requests, the widths interleaved, by the machine as it is; of one CPU thread they
+are the processor's, in which others that run at the same time do not count.
 
 Paper: arXiv:2505.07858, the third law. Differs: it fits a formula to where arithmetic intensity meets the machine's
 balance; here that width is reported beside (``k_roof``), because what is free to verify is not yet what pays.
@@ -39,6 +40,7 @@ class Watched(ScyllaDrafter):
     """Drafts so many nodes, and keeps what came of it.
 
     Attributes:
+        clock: seconds.
         nodes: of a draft at most.
         steps: (requests, seconds until the next draft, seconds of drafting) of each step.
         paths: (rank of each accepted node among the draft's nodes, their number) of each draft.
@@ -49,6 +51,8 @@ class Watched(ScyllaDrafter):
     def __init__(self, config: ScyllaDrafter.Config, target: LanguageModel) -> None:
         super().__init__(config, target)
         self.widths = None
+        alone = target.device.type == "cpu" and torch.get_num_threads() == 1
+        self.clock = time.thread_time if alone else time.perf_counter
         self.forget()
 
     def forget(self) -> None:
@@ -59,12 +63,12 @@ class Watched(ScyllaDrafter):
         self._drafting = 0.0
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        now = time.perf_counter()
+        now = self.clock()
         if self._begun is not None and self._begun[0] == len(contexts):
             self.steps.append((len(contexts), now - self._begun[1], self._drafting))
         limited = [Budget(min(b.max_nodes, self.nodes), b.max_depth, None, b.evidence, b.own_past) for b in budgets]
         drafts = super().propose(contexts, limited)
-        self._begun, self._drafting = (len(contexts), now), time.perf_counter() - now
+        self._begun, self._drafting = (len(contexts), now), self.clock() - now
         return drafts
 
     def on_forward(self, features: Sequence[Features]) -> None:

@@ -97,9 +97,31 @@ def test_a_killed_sweep_goes_on(script, tmp_path):
     assert script.trained == []
     with pytest.raises(ForetokenError, match="holds a sweep with another batches, seed"):
         run(tmp_path, seed=1, batches=(1,))
-    (tmp_path / "points" / "D2-T8000.json").write_text('{"layers": 2}')
-    with pytest.raises(ForetokenError, match=r"D2-T8000\.json: cannot be read"):
-        run(tmp_path)
+    point = tmp_path / "points" / "D2-T8000.json"
+    whole = point.read_text()
+    for damaged in ('{"layers": 2}', whole.replace('"layers": 2', '"layers": 3'), whole.replace("50", "NaN")):
+        point.write_text(damaged)
+        with pytest.raises(ForetokenError, match=r"D2-T8000\.json: cannot be read .*; remove it, it is measured again"):
+            run(tmp_path)
+    point.unlink()
+    assert run(tmp_path) == again
+    for damaged in ("{", "[]", "\xff"):
+        (tmp_path / points.SWEEP).write_text(damaged, encoding="latin-1")
+        with pytest.raises(ForetokenError, match=r"sweep\.json: cannot be read .*; name another --out"):
+            run(tmp_path)
+
+
+def test_a_sweep_that_was_killed_before_it_began(script, tmp_path, monkeypatch):
+    """Nothing lies in its folder that would make it another's."""
+
+    def killed(path, text):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(points, "write_whole", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "sweep")
+    assert len(run(tmp_path / "sweep")) == 7
 
 
 def test_planted_laws_are_found_from_the_raw_points(script, tmp_path):

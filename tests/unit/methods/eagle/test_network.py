@@ -246,6 +246,9 @@ def test_the_layers_that_an_older_folder_counts_are_its_targets(tmp_path: Path) 
     folder = Path(Eagle.untrained(target(), tmp_path / "head", algorithm="eagle"))
     edit_block(num_hidden_layers=12)(folder)
     compose.build({"method": "eagle", "head": str(folder)}, target())
+    edit(transformer_layer_architecture="GemmaDecoderLayer")(folder)
+    with pytest.raises(ModelError, match="transformer_layer_architecture='GemmaDecoderLayer': known is Llama"):
+        compose.build({"method": "eagle", "head": str(folder)}, target())
 
 
 def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
@@ -306,6 +309,11 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     ),
     "no JSON": (lambda folder: (folder / CONFIG).write_text("{") and None, ModelError, "cannot be read"),
     "another algorithm": (edit(speculators_model_type="dflash"), ModelError, "speculators_model_type='dflash'"),
+    "another layout": (
+        edit(speculators_model_type=...),
+        ModelError,
+        "speculators_model_type is missing: what EAGLE's own code wrote becomes a folder of the speculators format by",
+    ),
     "two algorithms": (
         edit(speculators_config={**owner(), "algorithm": "mtp"}),
         ModelError,
@@ -377,6 +385,11 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
         "(fingerprint 000000000000), not for 'zoo:base'",
     ),
     "a fingerprint of nothing": (edit(speculators_config=owner(fingerprint=None)), ModelError, "target_fingerprint"),
+    "rounded weights": (
+        retensor(fc__weight=lambda each: each.to(torch.int8)),
+        ModelError,
+        "fc.weight is torch.int8: bfloat16, float16 or float32 are known",
+    ),
     "a missing tensor": (retensor(norm__weight=gone), ModelError, "the tensor norm.weight is missing"),
     "one tensor more": (retensor(extra=lambda each: torch.zeros(3)), ModelError, "the tensor extra is not of such"),
     "one map only": (retensor(t2d=gone), ModelError, "t2d is missing beside the other map"),

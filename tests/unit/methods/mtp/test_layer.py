@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,19 @@ from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import tokens_of
-from helpers.mtp_models import FAMILIES, LAYERS, PREFIX, VOCABULARY, WEIGHTS, WIDTH, named, retensor, save_mtp, shard
+from helpers.mtp_models import (
+    FAMILIES,
+    LAYERS,
+    PREFIX,
+    VOCABULARY,
+    WEIGHTS,
+    WIDTH,
+    named,
+    reconfig,
+    retensor,
+    save_mtp,
+    shard,
+)
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -175,6 +188,16 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
         ModelError,
         "eh_proj.weight is [48, 48], but",
     ),
+    "no numbers": (
+        made("self_attn.o_proj.weight", lambda each: each / 0),
+        ModelError,
+        "self_attn.o_proj.weight holds NaN or infinite values",
+    ),
+    "a table of no numbers": (
+        made("shared_head.head.weight", lambda each: each * math.nan),
+        ModelError,
+        "shared_head.head.weight holds NaN or infinite values",
+    ),
     "another vocabulary": (
         made("shared_head.head.weight", lambda each: each[:90]),
         MismatchError,
@@ -208,6 +231,15 @@ def test_damaged_layers(kind: str, good: Path, tmp_path: Path) -> None:
         compose.build({"method": "mtp"}, model)
     assert message.format(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [LAYERS - 1, LAYERS + 1])
+def test_layers_that_are_counted_wrong(count: int, good: Path, tmp_path: Path) -> None:
+    """The target loads: to it one layer is as good as another."""
+    folder = Path(shutil.copytree(good, tmp_path / "copy"))
+    reconfig(folder, num_hidden_layers=count)
+    with pytest.raises(ModelError, match=rf"num_hidden_layers={count}, but there is model\.layers\.{LAYERS}\.\*"):
+        compose.build({"method": "mtp"}, load(str(folder), device="cpu"))
 
 
 def test_experts_in_both_layouts(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "fewer layers": (edit(layers=1), ModelError, "the tensor layers.1.input_layernorm.weight is not of such a head"),
     "layers in words": (edit(layers="two"), ModelError, "layers='two'"),
     "too many layers": (edit(layers=99), ModelError, "layers=99: 32 at most"),
+    "no rate": (edit(rope_theta=10**400), ModelError, "rope_theta=1000"),
     "a larger vocabulary": (edit(draft_vocab_size=9000), ModelError, "draft_vocab_size=9000 is above"),
     "no ids": (retensor(draft_ids=gone), ModelError, "draft_ids is missing"),
     "ids that fall": (retensor(draft_ids=lambda each: each.flip(0)), ModelError, "draft_ids: increasing tokens"),
@@ -140,6 +141,18 @@ def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
         compose.build({"method": "scylla", "head": str(folder)}, model)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_rate_that_is_a_large_whole_number(model: LanguageModel, tmp_path: Path) -> None:
+    folder = Path(Scylla.untrained(model, tmp_path / "head"))
+    edit(rope_theta=10**20)(folder)
+    compose.build({"method": "scylla", "head": str(folder)}, model)
+
+
+def test_what_is_not_there_is_made_where_it_is_found(model: LanguageModel) -> None:
+    place = Path(model.source) / "scylla"
+    with pytest.raises(ModelError, match=f"train scylla --target {model.name} --out {place}', or name one with --set"):
+        compose.build({"method": "scylla"}, model)
 
 
 def test_a_head_of_another_target(model: LanguageModel, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken.core.draft import Draft, PointMass
 from foretoken.core.errors import InputError, ModelError
@@ -15,7 +17,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla import calibrate
-from foretoken.methods.scylla.calibrate import accepted, by_reach, measure, roofline
+from foretoken.methods.scylla.calibrate import Watched, accepted, by_reach, measure, roofline
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
 from foretoken.methods.scylla.width import Widths, choose
@@ -174,6 +176,17 @@ def test_what_is_measured(model: LanguageModel, head: Path) -> None:
     assert tuple(map(tuple, found["widths"])) == choose([1, 3], rates).table
     with pytest.raises(InputError, match="too few steps of 1 requests"):
         measure(llm, ScyllaDrafter.Config(head=str(head)), [[5, 6]], batches=[1], nodes=[1], tokens=3, repeats=1)
+
+
+def test_one_thread_is_timed_by_its_processor(model: LanguageModel, head: Path) -> None:
+    """Whoever else runs would count otherwise; several threads' time is the wall's."""
+    config, before = ScyllaDrafter.Config(head=str(head)), torch.get_num_threads()
+    try:
+        for threads, clock in ((1, time.thread_time), (2, time.perf_counter)):
+            torch.set_num_threads(threads)
+            assert Watched(config, model).clock is clock
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_is_free_to_verify_shrinks_with_the_batch(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
