@@ -1,17 +1,17 @@
 """Training of Scylla's head: text of all kinds first, then replies, half of them the target's own words.
 
     stage       share of the run    text                                positions    rate
-    pretrain    3/4                 the mixture                         all          2e-3
-    sft         1/4                 the mixture and the target's words  replies      1e-3
+    pretrain    3/4                 the mixture                         all          RATES
+    sft         1/4                 the mixture and the target's words  replies      half of them
 
 Paper: arXiv:2505.07858 (10 B tokens of Common Crawl, C4 and GitHub, then ShareGPT; "losses as EAGLE-2's"). Differs:
 the text; the loss is that of drafting itself, unrolled (train/feature_heads/objective.py), and no feature is regressed;
-each stage warms up and falls to zero linearly; rates are ours.
+matrices are trained by Muon; each stage warms up and falls to zero linearly; rates are ours.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,11 +19,13 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError
 from foretoken.drafting.feature_heads.stack import LAYERS, MOST_LAYERS
 from foretoken.methods.scylla.network import Scylla, ScyllaConfig
-from foretoken.train.feature_heads.course import RATES, STEPS, Course, HeadShape, Stage, begun, recipe_for
+from foretoken.train.feature_heads.course import STEPS, Course, HeadShape, Stage, begun, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
 
 PRETRAIN = 0.75  # share of the run
+RATES = Rates(muon=5e-3, adamw=3e-3, warmup=0.03, decay=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +58,14 @@ def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    return recipe_for("scylla", f"Scylla head of {shape.layers} layers of {target}", target, own_words)
+    return recipe_for("scylla", f"Scylla head of {shape.layers} layers of {target}", target, own_words, RATES)
 
 
 def stages(shape: Shape, own_words: float) -> tuple[Stage, ...]:
     """Those whose share is not 0."""
     both = (
         Stage(name="pretrain", share=shape.pretrain, own_words=0.0, replies_only=False),
-        Stage(name="sft", share=1 - shape.pretrain, own_words=own_words, rates=replace(RATES, adamw=RATES.adamw / 2)),
+        Stage(name="sft", share=1 - shape.pretrain, own_words=own_words, rates=RATES.scaled(0.5)),
     )
     return tuple(each for each in both if each.share)
 
