@@ -73,7 +73,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trees", default="here=src", help="NAME=FOLDER of sources, separated by commas")
     parser.add_argument("--model", default="shape:100m", help="a checkpoint, zoo:base, grown:base:100m, shape:100m")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "int8", "int4"])
     parser.add_argument("--rows", default="1,4,8,12,16,32")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
