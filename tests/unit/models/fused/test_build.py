@@ -182,9 +182,10 @@ def test_a_library_that_fails_its_self_test_is_not_used(
     spoilt = text.replace("part y = acc[m][n];", "part y = MR == 3 ? acc[m][n] * 1.0000001f : acc[m][n];")
     assert spoilt != text
     products.write_text(spoilt)
+    # not optimised, it is compiled in a fifth of the time
     flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *variants.NATIVE]
     library = tmp_path / "spoilt.so"
-    command = [*COMPILER, *flags, "-O1", "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
+    command = [*COMPILER, *flags, "-O0", "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
     subprocess.run(command, check=True, capture_output=True)
     other = Machine(tmp_path, library)
     monkeypatch.setenv("CC", str(other.compiler))

@@ -13,6 +13,7 @@ from foretoken.models.fused import variants
 
 DRIVER = Path(__file__).parents[3] / "helpers" / "native_driver.c"
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+MISSING = [tool for tool in (CROSS, EMULATOR) if shutil.which(tool) is None]
 SMALL = ("-O0", "-DTILE=32", "-DPANEL=6", "-DMOST_CODED=4")  # less to compile; every loop is as it is
 
 
@@ -45,11 +46,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     return said(driver(compiler, variant.options, tmp_path_factory.mktemp("reference")))
 
 
+# asked before the reference is compiled
+@pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {', '.join(MISSING)}")
 @pytest.mark.parametrize("variant", variants.of_architecture("aarch64"), ids=lambda each: each.name)
 def test_neon_has_the_bits_of_other_processors(variant: variants.Variant, reference: str, tmp_path: Path) -> None:
-    for tool in (CROSS, EMULATOR):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not on this machine")
     program = driver([CROSS], (*variant.options, "-static"), tmp_path)
     found = said(EMULATOR, program)
     assert found == reference
