@@ -1,9 +1,11 @@
 """Tokens per second of our trainer against the Trainer of transformers: the same model, blocks, batch and precision.
 
-    python benchmarks/training.py --data DATA [--steps 6] [--repeats 3] [--threads 2] [--against CHECKOUT] [--json OUT]
+    python benchmarks/training.py --data DATA [--steps 6] [--repeats 3] [--threads 2] [--compile] [--against CHECKOUT]
+        [--json OUT]
 
 With --against, ours stands beside ours of another checkout, as that one's own script measures it. They train the same
-model on the same blocks as long as both checkouts make these in the same way; the loss of the last step tells.
+model on the same blocks as long as both checkouts make these in the same way; the loss of the last step tells. With
+--compile, the layers of ours are compiled, as by ``foretoken train base --compile yes``; those of the other are not.
 
 Each arm runs in a process of its own, by turns. The first step is not counted. Ours trains with Muon and AdamW, which
 costs more than AdamW alone; ``ours (AdamW)`` leaves Muon out, so that the loops alone are compared. Transformers' arm
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
@@ -62,7 +65,7 @@ def main() -> None:
     if options.json:
         from foretoken.core.provenance import provenance
 
-        facts = provenance(sys.argv, threads=options.threads, steps=options.steps)
+        facts = provenance(sys.argv, threads=options.threads, steps=options.steps, compiled=options.compile)
         if options.against:
             facts["against"] = _commit(options.against)
         options.json.write_text(json.dumps({"arms": told, "provenance": facts}, indent=1) + "\n", encoding="utf-8")
@@ -78,6 +81,7 @@ def _measure(arm: str, options: argparse.Namespace) -> dict[str, float]:
     root = options.against if arm == THERE else Path(__file__).parents[1]
     command = [sys.executable, str(root / "benchmarks" / "training.py"), "--arm", ARMS[0] if arm == THERE else arm]
     command += ["--data", str(options.data), "--steps", str(options.steps), "--threads", str(options.threads)]
+    command += ["--compile"] if options.compile and arm.startswith(ARMS[0]) and arm != THERE else []
     paths = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=paths)
     if done.returncode:
@@ -89,6 +93,7 @@ def _rate(arm: str, options: argparse.Namespace) -> tuple[float, float]:
     """Tokens per second, and the loss of the last step."""
     import torch
 
+    from foretoken.models import anatomy
     from foretoken.models.load import load_tokenizer
     from foretoken.train import attention
     from foretoken.train.mixture import Mixture
@@ -109,6 +114,8 @@ def _rate(arm: str, options: argparse.Namespace) -> tuple[float, float]:
             times, loss = _with_trainer(model, blocks, recipe, folder)
         else:
             attention.use(model)  # as foretoken train does
+            for layer in anatomy.find(model).layers if options.compile else ():
+                layer.compile(dynamic=False)
             mixture.resume({"number": 0, "given": {source.name: 0 for source in sources}})
             times, loss = _with_ours(model, mixture, recipe, options.steps, Path(folder), muon=arm == "ours")
     per_step = recipe.schedule.batch * recipe.block

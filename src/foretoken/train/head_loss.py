@@ -18,35 +18,47 @@ from torch import Tensor, nn
 from foretoken.models import anatomy
 
 ROWS = 512
+WIDER_ROWS = 1024  # where no more than FLOATS of them are in float32 at a time, which lie in a cache
+FLOATS = 64
 ROUND = 64
 PLAIN_HEADS = ("llama", "mistral", "qwen2", "qwen3")  # logits are the head's product with the normed state, no more
 
 
 class _HeadLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
-        wanted = any(ctx.needs_input_grad)
-        d_hidden = torch.empty_like(hidden_ND) if wanted else None
-        d_head = torch.zeros_like(head_VD) if wanted else None
-        total = hidden_ND.new_zeros((), dtype=torch.float32)
-        for start in range(0, len(hidden_ND), ROWS):
-            rows = slice(start, start + ROWS)
-            found = F.log_softmax((hidden_ND[rows] @ head_VD.T).float(), dim=-1)
-            targets_R1, weights_R1 = targets_N[rows, None], weights_N[rows, None]
-            total -= (found.gather(1, targets_R1) * weights_R1).sum()
-            if d_hidden is not None and d_head is not None:
-                gradient = found.exp_().scatter_add_(1, targets_R1, found.new_full(targets_R1.shape, -1.0))
-                gradient *= weights_R1
-                d_hidden[rows] = gradient @ head_VD
-                d_head += gradient.T @ hidden_ND[rows]
-        if wanted:
-            ctx.save_for_backward(d_hidden, d_head)
-        return total
+    """The logits become their gradient, p - 1 at the target, where they lie; of those in float32 few are ever there."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def forward(
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        head, hidden, weights_N1 = head_VD.to(dtype), hidden_ND.to(dtype), weights_N[:, None]
+        weighted_ND = (hidden_ND * weights_N1).to(dtype)
+        d_hidden = torch.empty_like(hidden_ND) if wanted else None
+        d_head = torch.zeros_like(head_VD) if wanted else None
+        losses_N1 = torch.empty_like(weights_N1)
+        at_once = FLOATS if hidden.device.type == "cpu" else WIDER_ROWS  # launches cost more than memory elsewhere
+        for start in range(0, len(hidden), WIDER_ROWS):
+            rows = slice(start, start + WIDER_ROWS)
+            logits = hidden[rows] @ head.T
+            parts = (each.split(at_once) for each in (logits, targets_N[rows, None], losses_N1[rows]))
+            for part, targets, losses in zip(*parts, strict=True):
+                exact = part.float()
+                p = torch.softmax(exact, dim=-1)
+                # logsumexp = largest logit - log of the largest p, which is never too small for a logarithm
+                losses.copy_(exact.amax(-1, True) - p.amax(-1, True).log_() - exact.gather(1, targets))
+                part.copy_(p.scatter_add_(1, targets, p.new_full(targets.shape, -1.0)))
+            if d_hidden is not None and d_head is not None:
+                d_hidden[rows] = (logits @ head).float().mul_(weights_N1[rows])
+                d_head += logits.T @ weighted_ND[rows]
+        if wanted:
+            ctx.save_for_backward(d_hidden, d_head)
+        return (losses_N1 * weights_N1).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_head = ctx.saved_tensors
-        return d_hidden * grad, d_head * grad, None, None
+        return d_hidden * grads[0], d_head * grads[0], None, None, None
 
 
 class _LawLoss(torch.autograd.Function):
@@ -141,5 +153,7 @@ def next_token_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor | No
         weights_N = weights_BT[:, 1:].flatten()
         counted = weights_N.nonzero().squeeze(1)
         hidden_ND, targets_N, weights_N = hidden_ND[counted], targets_N[counted], weights_N[counted]
-    loss: Tensor = _HeadLoss.apply(hidden_ND, parts.head.weight, targets_N, weights_N)
+    dtype = _product_dtype(hidden_ND)
+    with torch.autocast(hidden_ND.device.type, enabled=False):  # what is no product is computed in float32
+        loss: Tensor = _HeadLoss.apply(hidden_ND, parts.head.weight, targets_N, weights_N, dtype)
     return loss

@@ -110,13 +110,25 @@ def test_a_model_that_reads_both_ways_keeps_doing_so():
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 def test_the_loss_in_pieces_is_the_loss(tied, rows, monkeypatch):
-    monkeypatch.setattr(head_loss, "ROWS", rows)
+    monkeypatch.setattr(head_loss, "WIDER_ROWS", rows)
+    monkeypatch.setattr(head_loss, "FLOATS", 3)
     model, tokens = build(tie_word_embeddings=tied), torch.randint(0, 64, (3, 12))
     ours = NextToken()(model, tokens, torch.Generator())
     logits = model(input_ids=tokens).logits
     plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(gradients(model, 0.25 * ours), gradients(model, 0.25 * plain))
+
+
+def test_a_target_that_no_law_expects_has_a_finite_loss():
+    """Its p is 0 in float32; the loss is the distance of its logit to the largest one."""
+    model, tokens = build(), torch.randint(0, 64, (1, 5))
+    with torch.no_grad():
+        model.lm_head.weight.mul_(4000)
+    logits = model(input_ids=tokens).logits
+    plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    assert plain > 200
+    torch.testing.assert_close(NextToken()(model, tokens, torch.Generator()), plain)
 
 
 def test_without_gradients_none_are_computed():

@@ -5,7 +5,8 @@ trained on:
 
 * accuracy: every recipe on the same questions, minus plain decoding question by question, with tokens per step. At
   equal tokens per step the rules can be compared.
-* labels: newly mined ones (methods/judge/mining.py), random tokens among them, and what the head says of them.
+* labels: newly mined ones (methods/judge/mining.py), random tokens among them, and what the head says of them, beside
+  what p of the token and the entropy of the target's law say without a head.
 * adversaries: a drafter that knows the target's own answer and puts one wrong token into every draft, a digit for
   another one where there is a digit (``wrong fact``), and one whose drafts are random. The rule has to bear with them.
 """
@@ -145,6 +146,8 @@ LABELS: Sequence[Column] = (
     Column("bad", lambda row: row["bad"], "{}"),
     Column("bad,\naccepted", lambda row: row["false_accepts"], "{}"),
     Column("AUC", lambda row: row["auc"], "{}"),
+    Column("AUC\nof p", lambda row: row["auc_of"]["p"], "{}"),
+    Column("AUC of\nentropy", lambda row: row["auc_of"]["entropy"], "{}"),
 )
 
 

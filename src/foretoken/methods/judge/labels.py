@@ -53,6 +53,8 @@ class Labels:
         question_N: int64, counted from 0.
         source_N: int64, who says so: index into ``sources``.
         sources: names.
+        law_N2: float32, of the target's law where the token stands: log p of the token less that of the most probable
+            one, and the entropy. No head is needed for these.
     """
 
     hidden_ND: Tensor
@@ -61,6 +63,7 @@ class Labels:
     question_N: Tensor
     source_N: Tensor
     sources: tuple[str, ...]
+    law_N2: Tensor
 
     def __len__(self) -> int:
         return len(self.fine_N)
@@ -72,7 +75,8 @@ class Labels:
             kept_N: bool.
         """
         hidden_ND, fine_N, asked_N = self.hidden_ND[kept_N], self.fine_N[kept_N], self.asked_N[kept_N]
-        return Labels(hidden_ND, fine_N, asked_N, self.question_N[kept_N], self.source_N[kept_N], self.sources)
+        question_N, source_N, law_N2 = self.question_N[kept_N], self.source_N[kept_N], self.law_N2[kept_N]
+        return Labels(hidden_ND, fine_N, asked_N, question_N, source_N, self.sources, law_N2)
 
 
 def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
@@ -85,13 +89,15 @@ def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
     numbers: dict[tuple[int, ...], int] = {}
     sources: dict[str, int] = {}
     hidden = [torch.zeros(0, target.config.get_text_config(decoder=True).hidden_size)]
+    laws = [torch.zeros(0, 2)]
     rows: list[tuple[bool, bool, int, int]] = []
     for question in questions:
         known = {node: label for node, label in enumerate(question.labels) if label is not None}
         if not known:
             continue
-        states_ND, own = reader.read(question)
+        states_ND, own, law_N2 = reader.read(question)
         hidden.append(states_ND[list(known)])
+        laws.append(law_N2[list(known)])
         number = numbers.setdefault(tuple(question.prompt), len(numbers))
         for node, (source, fine) in known.items():
             rows.append((fine, not own[node], number, sources.setdefault(source, len(sources))))
@@ -103,6 +109,7 @@ def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
         torch.tensor(question_of, dtype=torch.int64),
         torch.tensor(source_of, dtype=torch.int64),
         tuple(sources),
+        torch.cat(laws),
     )
 
 
@@ -114,8 +121,8 @@ class _Reader:
         self._last = LastStates(target)
 
     @torch.inference_mode()
-    def read(self, question: Marked) -> tuple[Tensor, list[bool]]:
-        """float32 [N, D], and of each token whether it is the target's own choice."""
+    def read(self, question: Marked) -> tuple[Tensor, list[bool], Tensor]:
+        """float32 [N, D]; of each token whether it is the target's own choice; and ``Labels.law_N2`` of each."""
         slot = self._cache.acquire()
         try:
             *before, root = question.prompt
@@ -128,6 +135,9 @@ class _Reader:
             self._cache.release(slot)
         # row 0 is the root, row i + 1 node i: a node is judged by its own row, and was chosen by its parent's
         rows = range(1, 1 + len(question.tree))
-        chosen = [output.best[parent + 1] for parent in question.tree.parents]
-        own = [token == best for token, best in zip(question.tree.tokens, chosen, strict=True)]
-        return self._last.of(output, rows).cpu(), own
+        behind = [parent + 1 for parent in question.tree.parents]
+        own = [token == output.best[row] for token, row in zip(question.tree.tokens, behind, strict=True)]
+        logp_NV = output.logits_MV[behind].float().log_softmax(-1)
+        below_N = logp_NV[range(len(behind)), list(question.tree.tokens)] - logp_NV.amax(-1)
+        entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
+        return self._last.of(output, rows).cpu(), own, torch.stack([below_N, entropy_N], -1).cpu()

@@ -154,7 +154,8 @@ def quality(labels: Labels, score_N: Tensor, threshold: float) -> dict[str, Any]
         labels: tokens that are not the target's own choice.
         score_N: what the head says of them.
     Returns:
-        ``fine``, ``bad`` (tokens); ``auc``; ``accepted``, the share above the threshold, ``fine_accepted``, the same of
+        ``fine``, ``bad`` (tokens); ``auc``, and ``auc_of`` what needs no head: p (of the token, over the largest) and
+        entropy of the target's law; ``accepted``, the share above the threshold, ``fine_accepted``, the same of
         the fine ones, and ``false_accepts``, of the bad ones, with its 95 % interval. None where there is nothing.
     """
     accepted_N, fine_N = score_N > threshold, labels.fine_N
@@ -164,6 +165,10 @@ def quality(labels: Labels, score_N: Tensor, threshold: float) -> dict[str, Any]
         "fine": fine,
         "bad": bad,
         "auc": _rounded(auc(score_N, fine_N)),
+        "auc_of": {
+            name: _rounded(auc(each_N, fine_N))
+            for name, each_N in zip(("p", "entropy"), labels.law_N2.unbind(-1), strict=True)
+        },
         "accepted": _rounded(float(accepted_N.float().mean())) if len(labels) else None,
         "fine_accepted": _rounded(int((accepted_N & fine_N).sum()) / fine) if fine else None,
         "false_accepts": _rounded(wrong / bad) if bad else None,

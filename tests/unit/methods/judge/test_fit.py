@@ -46,7 +46,8 @@ def labels(count: int = 1200, *, bad: float = 0.3, seed: int = 0, noise: float =
     x_ND[:, 5] += 100 * shared * common_N
     fine_N = score_N > score_N.quantile(bad)
     hidden_ND = (x_ND + torch.linspace(-20, 20, WIDTH)) * torch.logspace(-3, 3, WIDTH)
-    return Labels(hidden_ND, fine_N, torch.ones(count).bool(), question_N, torch.arange(count) % 2, ("one", "two"))
+    source_N, law_N2 = torch.arange(count) % 2, torch.stack([-torch.arange(count), torch.zeros(count)], -1)
+    return Labels(hidden_ND, fine_N, torch.ones(count).bool(), question_N, source_N, ("one", "two"), law_N2)
 
 
 def split(found: Labels) -> torch.Tensor:
@@ -194,7 +195,8 @@ def test_quality_by_hand() -> None:
     low, high = got.pop("false_accepts_interval")
     assert low < 1 / 3 < high
     assert got == {
-        "fine": 2, "bad": 3, "auc": 0.6667, "accepted": 0.4, "fine_accepted": 0.5, "false_accepts": 0.3333,
+        "fine": 2, "bad": 3, "auc": 0.6667, "auc_of": {"p": 1.0, "entropy": 0.5},
+        "accepted": 0.4, "fine_accepted": 0.5, "false_accepts": 0.3333,
     }  # fmt: skip
     nothing = quality(found.of(torch.zeros(5).bool()), torch.zeros(0), 0.5)
     assert nothing["accepted"] is None

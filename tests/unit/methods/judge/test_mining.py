@@ -302,11 +302,14 @@ def test_a_state_is_that_of_the_token_behind_its_own_past(tmp_path: Path, family
     found = read_states(load(tmp_path, device="cpu"), questions)
     paths = [[*prompt, 30], [*prompt, 30, 31, 32], [*prompt, 30, 77], [*prompt, 78], [*prompt, own], [5, 8]]
     asked = []
-    for path, state_D in zip(paths, found.hidden_ND, strict=True):
+    for path, state_D, law_2 in zip(paths, found.hidden_ND, found.law_N2, strict=True):
         with torch.inference_mode():
             output = model(input_ids=torch.tensor([path]), output_hidden_states=True)
         torch.testing.assert_close(state_D, output.hidden_states[-1][0, -1], rtol=1e-4, atol=1e-4)
-        asked.append(int(output.logits[0, -2].argmax()) != path[-1])
+        logp_V = output.logits[0, -2].log_softmax(-1)
+        entropy = torch.distributions.Categorical(logits=logp_V).entropy()
+        torch.testing.assert_close(law_2, torch.stack([logp_V[path[-1]] - logp_V.max(), entropy]), rtol=1e-4, atol=1e-4)
+        asked.append(int(logp_V.argmax()) != path[-1])
     assert found.fine_N.tolist() == [True, True, False, False, True, True]
     assert found.asked_N.tolist() == asked
     assert asked[4] is False
