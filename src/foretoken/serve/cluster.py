@@ -169,19 +169,28 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
 
 
 def begin(*, verbose: bool) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine."""
+    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine.
+
+    Raises:
+        ForetokenError: it does not come up; the reason is Ray's.
+    """
     import ray
 
     if not verbose:
         logging.getLogger("ray").setLevel(logging.ERROR)
     if not ray.is_initialized():
         os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", proxy.IMPORT_PATH)
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS"),
-            include_dashboard=False,
-            log_to_driver=verbose,
-            logging_level="info" if verbose else "error",
-        )
+        address = os.environ.get("RAY_ADDRESS")
+        try:
+            ray.init(
+                address=address,
+                include_dashboard=False,
+                log_to_driver=verbose,
+                logging_level="info" if verbose else "error",
+            )
+        except Exception as error:  # Ray's are of no kind of their own
+            where = f"Ray's cluster at RAY_ADDRESS={address} does not answer" if address else None
+            raise ForetokenError(f"{where or 'Ray does not start on this machine'}: {error}") from None
 
 
 def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) -> None:
