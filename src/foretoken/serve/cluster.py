@@ -25,7 +25,8 @@ from foretoken.serve.server import is_loopback
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
 _LOOK = 0.2  # seconds between two looks at whether the replicas have gone
-_GOING = 10.0  # seconds that a replica may take to go, beside what runs
+_GOING = 30.0  # seconds that a replica may take to go, beside what runs
+_TELLING = 3.0  # seconds in which the proxies tell those whose answers were cut off
 _APPLICATION = "foretoken"  # its name in Ray Serve
 
 
@@ -210,14 +211,19 @@ def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) 
 
 
 def _drain(seconds: float, at_once: threading.Event) -> None:
-    """Take the application from the proxies, and wait for its replicas, which end what runs first."""
+    """Take the application from the proxies, and wait for its replicas, which end what runs first.
+
+    Where that took longer than they had, Ray has killed them: the proxies, which go next, are left the time to say so.
+    """
     from ray import serve
 
     serve.delete(_APPLICATION, _blocking=False)
-    deadline = time.monotonic() + seconds + _GOING
-    while _APPLICATION in serve.status().applications and time.monotonic() < deadline:
+    began = time.monotonic()
+    while _APPLICATION in serve.status().applications and time.monotonic() < began + seconds + _GOING:
         if at_once.wait(_LOOK):
             return
+    if time.monotonic() >= began + seconds:
+        at_once.wait(_TELLING)
 
 
 def stop() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+import threading
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,3 +34,22 @@ def test_a_cluster_that_does_not_come_up_is_an_error_and_no_bug(
         monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ForetokenError, match=told):
         cluster.begin(verbose=True)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, [cluster._LOOK, cluster._TELLING]), (60.0, [cluster._LOOK])])
+def test_the_proxies_outlive_replicas_that_were_killed(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, told: list[float]
+) -> None:
+    """They have to tell whose answers were cut off; where everything had ended in time nobody waits for that."""
+    looks = iter([{cluster._APPLICATION}, set[str]()])
+    serve = SimpleNamespace(
+        delete=lambda name, _blocking: None, status=lambda: SimpleNamespace(applications=next(looks))
+    )
+    ray = ModuleType("ray")
+    ray.__dict__["serve"] = serve
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    waited: list[float] = []
+    over = threading.Event()
+    monkeypatch.setattr(over, "wait", waited.append)
+    cluster._drain(seconds, over)
+    assert waited == told
