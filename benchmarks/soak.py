@@ -3,11 +3,11 @@
     python benchmarks/soak.py --model zoo:base --method suffix --requests 10000 --json soak.json
 
 ``foretoken serve`` runs in a process of its own, in float32. Every answer is compared with what the library, which
-decodes without drafts, says to the same question alone: texts, log-probabilities and numbers of tokens; of a structured
-answer the form is checked, too. Who gives up does so after a random part of the time that such questions take.
-Afterwards nothing may run or wait, every slot must be there, the counters of ``/metrics`` must agree with what was
-asked, and the server's memory must not have grown since a third of the requests. Ends with 1 where anything of that is
-not so.
+decodes without drafts, says to the same question alone: texts, log-probabilities and numbers of tokens; of a
+structured answer the form is checked, too. What is drawn is compared where the method promises the same stream. Who
+gives up does so after a random part of the time that such questions take. Afterwards nothing may run or wait, every
+slot must be there, the counters of ``/metrics`` must agree with what was asked, and the server's memory must not have
+grown since a third of the requests. Ends with 1 where anything of that is not so.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import psutil
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
+from foretoken.cli.settings import chosen_recipe
 from foretoken.core.provenance import provenance
 from foretoken.engine.output import Completion
 
@@ -88,8 +89,12 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random) -> list[Question]:
-    """One of every kind for every prompt, with what the library answers."""
+def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random, *, same_stream: bool) -> list[Question]:
+    """One of every kind for every prompt, with what the library answers.
+
+    Args:
+        same_stream: whether what the server draws with a seed is what the library draws.
+    """
     found: list[Question] = []
 
     def add(kind: str, path: str, fields: dict[str, Any], wanted: list[Completion], **more: Any) -> None:
@@ -118,7 +123,8 @@ def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random) -> li
         add("plain", CHAT, {**said, "max_tokens": count, "speculation": {"enabled": False}}, chat(greedy))
         drawn: dict[str, Any] = {"temperature": 0.9, "seed": seed, "n": 2, "top_p": 0.9}
         params = SamplingParams(max_tokens=count, **drawn)
-        add("two, drawn with a seed", CHAT, {**said, **drawn, "max_tokens": count}, chat(params))
+        wanted = chat(params) if same_stream else []
+        add("two, drawn with a seed", CHAT, {**said, **drawn, "max_tokens": count}, wanted)
         add("log-probabilities", CHAT, {**said, "max_tokens": count, "logprobs": True, "top_logprobs": 3}, chat(greedy))
         scored = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": count}
         add("echo", TEXT, scored, text(greedy), before=prompt)
@@ -130,7 +136,7 @@ def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random) -> li
         form = SamplingParams(max_tokens=40, structured_outputs={"regex": PATTERN}, n=2, temperature=1.5, seed=seed)
         drawn = {"structured_outputs": {"regex": PATTERN}, "n": 2, "temperature": 1.5, "seed": seed}
         add(
-            "two of a pattern", CHAT, {**said, **drawn, "max_tokens": 40}, chat(form),
+            "two of a pattern", CHAT, {**said, **drawn, "max_tokens": 40}, chat(form) if same_stream else [],
             form=lambda answer: re.fullmatch(PATTERN, answer) is not None,
         )  # fmt: skip
         schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
@@ -342,7 +348,11 @@ def main() -> None:
     rng = random.Random(options.seed)
     llm = LLM(options.model, dtype="float32", threads=1)
     prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
-    pool = questions(llm, options.model, prompts, rng)
+    recipe = chosen_recipe(options.method, None, target=options.model, draft_model=None)
+    drawn = LLM(options.model, dtype="float32", threads=1, speculative_config=recipe)
+    promise = drawn.recipe.promise_for(SamplingParams(temperature=0.9, seed=1))
+    drawn.close()
+    pool = questions(llm, options.model, prompts, rng, same_stream=promise == "same stream")
     flags = ["--method", options.method, "--dtype", "float32", "--threads", "1", "--port", str(options.port)]
     flags += ["--max-num-seqs", str(options.max_num_seqs)]
     server = subprocess.Popen([sys.executable, "-m", "foretoken", "serve", options.model, *flags])
