@@ -627,7 +627,9 @@ def test_who_ended_a_request_is_not_read_out_of_its_message(server: Served, monk
         assert server.send(TEXT, continued("Hi"))[0] == 500
     with served(with_config({"method": "none"}), max_seconds=0.05) as running:
         status, body, _ = running.send(TEXT, continued("Hi", max_tokens=3500, ignore_eos=True))
-        assert (status, body["error"]["message"]) == (503, "the request took longer than 0.05 seconds")
+        error = body["error"]
+        assert (status, error["message"]) == (503, "the request took longer than 0.05 seconds")
+        assert error["code"] == "unavailable"
 
 
 # ---------------------------------------------------------------------- operation
