@@ -38,4 +38,5 @@ def test_a_question_is_answered_with_the_drafters_words_coloured(tmp_path: Path)
     assert answer[1].count('class="drafted"') > 5
     assert f"{accepted} of" in done.stdout
     assert re.search(r'id="per-step">[1-9]\.[0-9]{2}<', done.stdout)
+    assert re.search(r'id="most">[0-9]+<', done.stdout)  # not NaN, when two looks at the numbers come at once
     assert 'class="error"' not in done.stdout

@@ -49,6 +49,7 @@ def replicas(server: psutil.Process) -> list[psutil.Process]:
 def start(**environment: str) -> tuple[subprocess.Popen[str], str]:
     """A server with two replicas, and its address."""
     options = ["--ray", "--replicas", "2", "--threads", "1", "--dtype", "float32", "--port", "0"]
+    options += ["--drain-seconds", "100"]  # long answers on a machine that has much else to do
     command = [sys.executable, "-m", "foretoken", "serve", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | environment)
     assert process.stderr is not None

@@ -73,6 +73,7 @@ class Request:
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         ahead_rule: weighs what is drafted ahead for it; None where nothing is.
         standing: how it stands with the drafter, where the controller decides who is drafted for.
+        started, admitted: when it was queued, and when it got its slot, by ``time.perf_counter``.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
         stop_reason: the stop string, or the one of the params' ``stop_token_ids``, that ended it; None: nothing of
@@ -108,6 +109,7 @@ class Request:
     ahead_rule: OwnPastRule | None = None
     standing: Standing = field(default_factory=Standing)
     started: float = 0.0
+    admitted: float = 0.0
 
     @property
     def output_ids(self) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.request import Request
@@ -86,6 +87,7 @@ class Scheduler:
                 request.slot = self.cache.acquire()
             else:
                 request.slot = self.prefixes.acquire(request, self.running)
+            request.admitted = perf_counter()
             self.running.append(request)
         decoding: list[Request] = []
         filling: list[Request] = []

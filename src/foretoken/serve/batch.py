@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,8 @@ def run_on_ray(
     Raises:
         ConfigError: Ray is not installed.
     """
+    if not verbose:
+        os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # its loggers look there, each time it runs
     try:
         import ray
         import ray.data

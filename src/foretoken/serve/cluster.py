@@ -25,7 +25,8 @@ from foretoken.serve.server import is_loopback
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
 _LOOK = 0.2  # seconds between two looks at whether the replicas have gone
-_GOING = 10.0  # seconds that a replica may take to go, beside what runs
+_GOING = 30.0  # seconds that a replica may take to go, beside what runs
+_TELLING = 3.0  # seconds in which the proxies tell those whose answers were cut off
 _APPLICATION = "foretoken"  # its name in Ray Serve
 
 
@@ -169,19 +170,28 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
 
 
 def begin(*, verbose: bool) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine."""
+    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine.
+
+    Raises:
+        ForetokenError: it does not come up; the reason is Ray's.
+    """
     import ray
 
     if not verbose:
         logging.getLogger("ray").setLevel(logging.ERROR)
     if not ray.is_initialized():
         os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", proxy.IMPORT_PATH)
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS"),
-            include_dashboard=False,
-            log_to_driver=verbose,
-            logging_level="info" if verbose else "error",
-        )
+        address = os.environ.get("RAY_ADDRESS")
+        try:
+            ray.init(
+                address=address,
+                include_dashboard=False,
+                log_to_driver=verbose,
+                logging_level="info" if verbose else "error",
+            )
+        except Exception as error:  # Ray's are of no kind of their own
+            where = f"Ray's cluster at RAY_ADDRESS={address} does not answer" if address else None
+            raise ForetokenError(f"{where or 'Ray does not start on this machine'}: {error}") from None
 
 
 def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) -> None:
@@ -201,14 +211,19 @@ def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) 
 
 
 def _drain(seconds: float, at_once: threading.Event) -> None:
-    """Take the application from the proxies, and wait for its replicas, which end what runs first."""
+    """Take the application from the proxies, and wait for its replicas, which end what runs first.
+
+    Where that took longer than they had, Ray has killed them: the proxies, which go next, are left the time to say so.
+    """
     from ray import serve
 
     serve.delete(_APPLICATION, _blocking=False)
-    deadline = time.monotonic() + seconds + _GOING
-    while _APPLICATION in serve.status().applications and time.monotonic() < deadline:
+    began = time.monotonic()
+    while _APPLICATION in serve.status().applications and time.monotonic() < began + seconds + _GOING:
         if at_once.wait(_LOOK):
             return
+    if time.monotonic() >= began + seconds:
+        at_once.wait(_TELLING)
 
 
 def stop() -> None:

@@ -29,9 +29,13 @@ class Timings:
         self._name = name
         self.registry = CollectorRegistry()
         self._first = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self._between = self._histogram(
-            "inter_token_latency_seconds", "Mean seconds between tokens of a request, behind the first.", _BETWEEN
-        )
+        mean = "Mean seconds between tokens of a request, behind the first."
+        self._between = self._histogram("inter_token_latency_seconds", mean, _BETWEEN)
+        self._per_token = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN)
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to a slot.", _SECONDS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From a slot to the first token.", _SECONDS)
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self._inference = self._histogram("request_inference_time_seconds", "From a slot to the last token.", _SECONDS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._output = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
@@ -40,14 +44,21 @@ class Timings:
         """Take in a ticket that has ended by itself; one that was cancelled has no length of its own."""
         if ticket.ended is None or ticket.first_token is None:
             return
-        self._first.observe(ticket.first_token - ticket.submitted)
-        self._whole.observe(ticket.ended - ticket.submitted)
+        first, whole = ticket.first_token - ticket.submitted, ticket.ended - ticket.submitted
+        queued = min(first, max(0.0, ticket.requests[0].admitted - ticket.requests[0].started))
+        self._first.observe(first)
+        self._whole.observe(whole)
+        self._queue.observe(queued)
+        self._prefill.observe(first - queued)
+        self._decode.observe(whole - first)
+        self._inference.observe(whole - queued)
         for request in ticket.requests:
             self._prompt.observe(request.num_prompt)
             self._output.observe(request.num_output)
         longest = max(request.num_output for request in ticket.requests)
         if longest > 1:
-            self._between.observe((ticket.ended - ticket.first_token) / (longest - 1))
+            self._between.observe((whole - first) / (longest - 1))
+            self._per_token.observe((whole - first) / (longest - 1))
 
     def _histogram(self, name: str, what: str, buckets: Iterable[float]) -> Histogram:
         family = Histogram(

@@ -261,7 +261,9 @@ def refuse_failure(delta: Delta) -> None:
         ApiError: 500; 503 where the loop has ended it, 400 where nothing can be written that is what it asks for.
     """
     if delta.error is not None:
-        raise ApiError(503 if delta.unserved else 400 if delta.unfit else 500, delta.error)
+        if delta.unserved:
+            raise ApiError(503, delta.error, code="unavailable")
+        raise ApiError(400 if delta.unfit else 500, delta.error)
 
 
 async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -38,9 +38,11 @@ def test_requests_join_in_order_of_arrival_while_slots_are_free():
     work = made.next()
     assert [request for request, _ in work.prefill] == requests[:2]
     assert [request.slot for request in requests] == [0, 1, -1]
+    assert [request.admitted > 0 for request in requests] == [True, True, False]
     made.remove(requests[0])
     work = made.next()
     assert requests[2].slot == 0
+    assert requests[2].admitted > requests[1].admitted
     assert requests[2] in [request for request, _ in work.prefill]
 
 

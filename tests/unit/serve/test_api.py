@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -626,7 +627,9 @@ def test_who_ended_a_request_is_not_read_out_of_its_message(server: Served, monk
         assert server.send(TEXT, continued("Hi"))[0] == 500
     with served(with_config({"method": "none"}), max_seconds=0.05) as running:
         status, body, _ = running.send(TEXT, continued("Hi", max_tokens=3500, ignore_eos=True))
-        assert (status, body["error"]["message"]) == (503, "the request took longer than 0.05 seconds")
+        error = body["error"]
+        assert (status, error["message"]) == (503, "the request took longer than 0.05 seconds")
+        assert error["code"] == "unavailable"
 
 
 # ---------------------------------------------------------------------- operation
@@ -648,7 +651,15 @@ def test_health_models_version_and_numbers(server: Served) -> None:
         f'foretoken:tokens_per_step{{model_name="{NAME}"}} {totals.tokens / totals.steps}',
     ):
         assert line in text.split("\n")
-    assert "vllm:time_to_first_token_seconds_bucket" in text
+    seconds = {
+        match[1]: float(match[2])
+        for match in re.finditer(r"^vllm:(\w+)_seconds_sum\{.*\} (\S+)$", text, flags=re.MULTILINE)
+    }
+    queued, prefill, decode = (seconds[f"request_{each}_time"] for each in ("queue", "prefill", "decode"))
+    assert queued + prefill == pytest.approx(seconds["time_to_first_token"])
+    assert prefill + decode == pytest.approx(seconds["request_inference_time"])
+    assert queued + prefill + decode == pytest.approx(seconds["e2e_request_latency"])
+    assert seconds["request_time_per_output_token"] == seconds["inter_token_latency"]
 
 
 def test_draining_answers_503() -> None:
