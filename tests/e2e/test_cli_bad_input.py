@@ -45,6 +45,7 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
+LONG = "a" * 300
 BAD = [
     ("generate x --method ngrm", "did you mean 'ngram'"),
     ("generate x --method match", "is a verifier"),
@@ -63,6 +64,10 @@ BAD = [
     ("bench verify --model shape:100", "did you mean '100m'"),
     ("bench verify --model shape:16m --dtype float16", "bfloat16 or float32"),
     ("bench verify --out nowhere/out.json", "no folder nowhere"),
+    (f"generate x --model {LONG}", "no file has a name of this length"),
+    (f"generate x --draft-model {LONG}", "no file or model has such a name"),
+    (f"eval --task code --save-outputs {LONG}", "no file has a name of this length"),
+    (f"train eagle --target zoo:draft --out {LONG}", "no file has a name of this length"),
     ("generate x --model zoo:bse", "did you mean 'base'"),
     ("generate x --model ./nowhere", "no such folder"),
     ("generate x --temperature -1", "temperature=-1.0"),
@@ -174,7 +179,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("command", "message"), BAD, ids=[command for command, _ in BAD])
+@pytest.mark.parametrize(("command", "message"), BAD, ids=[command.replace(LONG, "a…") for command, _ in BAD])
 def test_one_line_and_exit_code_2(command, message, files, capsys):
     if "--model ./m" in command:
         message = "--draft-model"
@@ -226,6 +231,15 @@ def test_standard_input_that_is_no_prompt(content, message, monkeypatch, capsys)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert main(["generate"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_ray_that_is_not_there_is_said_before_a_file_is_made(files, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (files / "asked.jsonl").write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}\n')
+    before = sorted(files.iterdir())
+    assert main(["batch", "asked.jsonl", "--ray"]) == 2
+    assert "foretoken[ray]" in capsys.readouterr().err
+    assert sorted(files.iterdir()) == before
 
 
 def test_report_without_matplotlib_is_refused_before_the_run(tmp_path, monkeypatch, capsys):

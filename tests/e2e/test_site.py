@@ -25,6 +25,11 @@ def test_every_page_is_in_the_site_once():
     assert set(named) == {page.name for page in DOCS.glob("*.md")}
 
 
+def test_every_card_is_reached_from_the_first_page():
+    linked = re.findall(r"\]\(methods/([\w]+)\.md\)", (DOCS / "index.md").read_text("utf-8"))
+    assert sorted(linked) == sorted(card.stem for card in (DOCS / "methods").glob("*.md"))
+
+
 def test_nothing_is_fetched_from_elsewhere():
     text = CONFIG.read_text("utf-8")
     assert "font: false" in text

@@ -259,6 +259,8 @@ BAD = [
     ("base -r diffusion --out file --corpus mine.jsonl", 2, "--out file: this is a file"),
     ("base -r diffusion --out file/out --corpus mine.jsonl", 2, "file is a file; name a folder to make"),
     ("base -r diffusion --out other --corpus mine.jsonl", 2, "--out other: another model lies there"),
+    ("base -r diffusion --out . --corpus mine.jsonl", 2, "of no training; name a folder to make"),
+    ("eagle --target zoo:draft --out . --corpus mine.jsonl", 2, "of no training; name a folder to make"),
     ("base -r diffusion --out out --corpus blank.txt", 2, "corpus 'blank' is empty"),
     (
         "base -r diffusion --out out --corpus mine.jsonl --start x",

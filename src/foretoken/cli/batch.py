@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,6 +81,8 @@ def batch(
     check_model_name(model)
     if workers > 1 and not on_ray:
         raise ConfigError(f"--workers {workers} needs --ray")
+    if on_ray and importlib.util.find_spec("ray") is None:  # known before a file is made for the answers
+        raise ConfigError("--ray needs Ray: pip install 'foretoken[ray]'")
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     from foretoken.serve import batch as batches

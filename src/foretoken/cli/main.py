@@ -126,6 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command-line parser
             return _usage_error(error, arguments)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            note(f"error: {error.filename!s:.60}…: no file has a name of this length")
+            return 2
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             note(f"error: cannot write: {error.strerror}")
             return 1

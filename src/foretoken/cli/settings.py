@@ -10,6 +10,7 @@ from typing import Any
 from foretoken import catalog, zoo
 from foretoken.bench.harness import BASELINE, Method
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.files import check_length
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
@@ -77,6 +78,9 @@ def speculative_config(
         if not zoo.drafts_for(DEFAULT_DRAFT, target):
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
         config["model"] = DEFAULT_DRAFT
+    for key, value in config.items():
+        if isinstance(value, str):
+            check_length(value, f"{key:.60}=")
     return config
 
 

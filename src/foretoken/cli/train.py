@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import MISSING
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +16,12 @@ from foretoken.cli import features
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.options import check_threads, name_values
 from foretoken.cli.training import check_device, counting, progress, terminating
+from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
 from foretoken.train.command import Command, Described, Session, check_positive, options
 
 _ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # of no method
+_LEFT_BY_A_RUN = ("run/claim.json", "training.json", "config.json")
 
 
 class Group(TyperGroup):
@@ -103,6 +106,7 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     check_positive(config)
     check_device(config.device)
     check_folder(config.place, "--out")
+    _check_own(config.place)
     threads = check_threads(config.threads)
     if threads is not None:
         import torch
@@ -114,6 +118,19 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
         emit_json(record)
     for line in command.say(record, config.place):
         note(line)
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that holds files of others, such as a home or a root folder; a run may go on in its own.
+
+    Raises:
+        ConfigError: names one of the files.
+    """
+    if not folder.is_dir() or any((folder / name).exists() for name in _LEFT_BY_A_RUN):
+        return
+    others = sorted(path.name for path in folder.iterdir() if path.name != "run" or any(path.iterdir()))
+    if others:
+        raise ConfigError(f"--out {folder}: there is {others[0]!r:.80} in it, of no training; name a folder to make")
 
 
 def _prompts(suite: str | None) -> list[str]:

@@ -10,6 +10,22 @@ from pathlib import Path
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096  # bytes, on the usual file systems
+
+
+def check_length(name: str, option: str) -> None:
+    """Refuse a name that no file can have: to look for it is an error of the system's, not an answer.
+
+    Args:
+        option: that it is given for, with its ``=``.
+
+    Raises:
+        ConfigError: the name, or a part of the path, is too long.
+    """
+    parts = [len(part.encode("utf-8", "surrogatepass")) for part in name.split("/")]
+    if max(parts) > _LONGEST_NAME or sum(parts) + len(parts) > _LONGEST_PATH:
+        raise ConfigError(f"{option}{name[:60]!r}… is {len(name):,} characters long: no file or model has such a name")
+
 
 def check_readable(path: str | Path, option: str = "") -> None:
     """Refuse what cannot be read as a file, before anything is loaded for it.

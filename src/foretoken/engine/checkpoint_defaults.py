@@ -20,7 +20,7 @@ _WHEN_SAMPLED = ("temperature", "top_p", "top_k", "min_p")
 _NEUTRAL = {"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 _NOT_HONOURED = (
     *("num_beams", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h", "no_repeat_ngram_size", "bad_words_ids"),
-    *("encoder_repetition_penalty", "begin_suppress_tokens", "sequence_bias", "forced_bos_token_id"),
+    *("stop_strings", "encoder_repetition_penalty", "begin_suppress_tokens", "sequence_bias", "forced_bos_token_id"),
     *("forced_eos_token_id", "exponential_decay_length_penalty", "guidance_scale", "watermarking_config"),
 )
 
@@ -50,7 +50,13 @@ class CheckpointDefaults:
             ConfigError: a value is out of range.
         """
         asked = {}
-        if getattr(config, "do_sample", None):
+        sampled = getattr(config, "do_sample", None)
+        if not isinstance(sampled, bool | None):
+            raise ConfigError(
+                f"generation_config.json of model '{name}': do_sample={sampled!r:.60} must be true or false; "
+                "generation_config='none' leaves it out"
+            )
+        if sampled:
             asked = {"temperature": 1.0, **_stated(config, _WHEN_SAMPLED)}
         asked |= _stated(config, ("repetition_penalty", "suppress_tokens"))
         settings = dict(asked)

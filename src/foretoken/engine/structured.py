@@ -54,6 +54,8 @@ class Grammars:
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)  # what is wrong is raised
         if matcher.is_error():
             why = " ".join(str(matcher.get_error()).split())
+            if kind == "grammar" and "::=" in str(wanted.grammar):  # vLLM and llama.cpp take these
+                why = f"rules are written in Lark's form here, 'start: \"yes\" | \"no\"', not with '::='; {why}"
             raise ConfigError(f"structured_outputs.{kind}: {why[:_LONGEST]}")
         return Grammar(matcher, stop_ids, self._target.vocab_size, self._target.device)
 

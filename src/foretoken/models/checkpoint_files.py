@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    GenerationConfig,
 )
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
@@ -117,7 +119,11 @@ class CheckpointFiles:
         own = None if self.correction is None else Path(self.correction.source)
         source = str(own) if own is not None and (own / "tokenizer_config.json").is_file() else self.source
         with reported(f"model '{self.name}': its tokenizer cannot be loaded", self.name):
-            return AutoTokenizer.from_pretrained(source, trust_remote_code=self.trusted)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=self.trusted)
+            longest = tokenizer.model_max_length
+            if isinstance(longest, bool) or not isinstance(longest, (int, float)):
+                raise ValueError(f"model_max_length={longest!r:.60} in tokenizer_config.json is no number")
+            return tokenizer
 
     def weights(self, dtype: torch.dtype, **options: Any) -> Any:
         """A model of transformers, all of whose weights were found."""
@@ -184,8 +190,27 @@ def _check_generation_config(source: str, name: str | Path) -> None:
     """Refuse a file that cannot be read: the library takes it for none, and text then ends and looks otherwise."""
     with reported(f"model '{name}': its {GENERATION_CONFIG_NAME} cannot be read", name):
         path = cached_file(source, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
-        if path is not None and not isinstance(json.loads(Path(path).read_text(encoding="utf-8")), dict):
+        if path is None:
+            if os.path.lexists(os.path.join(source, GENERATION_CONFIG_NAME)):
+                raise ValueError("it is no file, or leads to none")
+            return
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
             raise ValueError("it is no JSON object")
+        _check_settings(settings)
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Name the setting that the library cannot take; where it loads the model it says what failed in its own code."""
+    try:
+        GenerationConfig.from_dict(dict(settings))
+    except Exception as error:  # a value of a wrong type fails anywhere in it
+        for key, value in settings.items():
+            try:
+                GenerationConfig.from_dict({key: value})
+            except Exception:
+                raise ValueError(f"{key}={value!r:.60} is no value for it") from error
+        raise
 
 
 def _snapshot(source: str, name: str | Path, revision: str) -> str:

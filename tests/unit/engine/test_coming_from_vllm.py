@@ -294,6 +294,9 @@ def test_what_cannot_be_understood_is_said_in_words(call, error, message):
         ("embed", "prompt_logprobs"),
         ("apply_model", "llm.target"),
         ("llm_engine", "llm.engine"),
+        ("shutdown", "llm.close"),
+        ("start_profile", "metrics"),
+        ("set_tokenizer", "prompt_token_ids"),
     ],
 )
 def test_methods_that_are_not_here_say_what_comes_nearest(name, instead):

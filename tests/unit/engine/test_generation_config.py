@@ -76,10 +76,10 @@ def test_nothing_asked_is_nothing_said(folder: Path, caplog: pytest.LogCaptureFi
 
 
 def test_what_is_not_honoured_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    llm = loaded(folder, {"num_beams": 4, "no_repeat_ngram_size": 3, "suppress_tokens": [5, 6, 7]})
+    llm = loaded(folder, {"num_beams": 4, "stop_strings": ["a"], "suppress_tokens": [5, 6, 7]})
     assert llm.default_params.logit_bias == dict.fromkeys((5, 6, 7), float("-inf"))
     (line,) = said(caplog)
-    assert "asks for suppress_tokens=3 tokens and asks for num_beams=4, no_repeat_ngram_size=3" in line
+    assert "asks for suppress_tokens=3 tokens and asks for num_beams=4, stop_strings=1 tokens" in line
     assert "not supported" in line
 
 
@@ -91,7 +91,9 @@ def test_what_is_not_in_the_file_is_neutral(config: Any, temperature: float) -> 
     assert not found.not_honoured
 
 
-@pytest.mark.parametrize("settings", [{"repetition_penalty": -1}, {"do_sample": True, "top_p": 7}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"repetition_penalty": -1}, {"do_sample": True, "top_p": 7}, {"do_sample": 1.5}], ids=str
+)
 def test_a_value_out_of_range(folder: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json of model .*generation_config='none'"):
         loaded(folder, settings)

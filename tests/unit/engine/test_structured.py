@@ -216,6 +216,7 @@ def test_a_constraint_at_a_place(plain: LLM) -> None:
         ({"json": "{not json"}, "structured_outputs.json"),
         ({"regex": "a("}, "structured_outputs.regex"),
         ({"grammar": "nothing here"}, "structured_outputs.grammar"),
+        ({"grammar": 'root ::= "a" | "b"'}, "structured_outputs.grammar: rules are written in Lark's form here"),
     ],
 )
 def test_what_cannot_be_had_is_said_before_anything_runs(plain: LLM, wanted: dict[str, Any], says: str) -> None:

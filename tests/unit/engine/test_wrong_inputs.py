@@ -22,7 +22,7 @@ ONE = SamplingParams(max_tokens=1)
 SAID = [{"role": "user", "content": "x"}]
 ODD: list[Any] = [
     *(None, True, False, -1, 0, 1.5, math.nan, -math.inf, 10**9, 10**30, 2**63),
-    *("", "x", "\ud800", b"x", [], [[]], [None], ["a", 1], {}, {"a": 1}, {1: 2}, (), {1}, object(), int),
+    *("", "x", "a" * 300, "\ud800", b"x", [], [[]], [None], ["a", 1], {}, {"a": 1}, {1: 2}, (), {1}, object(), int),
     *(np.array([]), np.array([[1]]), np.float64("nan"), torch.tensor([1.0]), range(3), [8192], {8192: 1}, complex(1)),
 ]
 PLACES: dict[str, Callable[[Any], Any]] = {
@@ -67,12 +67,24 @@ PLACES |= {
 }
 PLACES |= {
     key: lambda odd, key=key: LLM.from_target(target(), speculative_config={"method": "ngram", key: odd})
-    for key in ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan", "prompt_lookup_max", "odd")
+    for key in (
+        "method",
+        "model",
+        "verifier",
+        "num_speculative_tokens",
+        "executor",
+        "lane",
+        "plan",
+        "prompt_lookup_max",
+        "odd",
+    )
 }
 PLACES |= {
     key: lambda odd, key=key: LLM.from_target(target(), **{key: odd})
     for key in ("max_num_seqs", "max_rows_per_step", "seed", "default_params", "enable_prefix_caching")
 }
+PLACES["a model"] = lambda odd: LLM(odd)
+PLACES["a datastore"] = lambda odd: LLM.from_target(target(), speculative_config={"method": "rest", "datastore": odd})
 PLACES |= {  # what is odd for a model is refused before it is loaded
     key: lambda odd, key=key: LLM(**{"model": "nowhere/at all", key: odd})
     for key in (

@@ -54,8 +54,8 @@ def test_a_small_model_is_tried_on_one_thread(
         torch.set_num_threads(before)
 
 
-def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
+def edit_config(folder: Path, name: str = "config.json", **changes: Any) -> None:
+    path = folder / name
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -128,6 +128,20 @@ def test_end_tokens_beyond_the_vocabulary_are_named(
 def test_a_generation_config_that_cannot_be_read_is_not_taken_for_none(folder: Path, content: bytes) -> None:
     (folder / "generation_config.json").write_bytes(content)
     assert_refused(ModelError, folder, "generation_config.json cannot be read", device="cpu")
+
+
+@pytest.mark.parametrize("settings", [{"pad_token_id": "x"}, {"max_new_tokens": {}}, {"suppress_tokens": 9}], ids=str)
+def test_a_setting_of_a_generation_config_that_is_no_value_is_named(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **settings}))
+    (name,) = settings
+    message = assert_refused(ModelError, folder, "generation_config.json cannot be read", device="cpu")
+    assert f"{name}={settings[name]!r}" in message
+
+
+def test_a_generation_config_that_leads_nowhere(folder: Path) -> None:
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "generation_config.json").symlink_to("nowhere")
+    assert_refused(ModelError, folder, "it is no file, or leads to none", device="cpu")
 
 
 # ------------------------------------------------------------------ names
@@ -239,6 +253,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (
         lambda folder: [path.unlink() for path in folder.glob("token*")] and None,
         "tokenizer cannot be loaded",
+    ),
+    "tokenizer of no length": (
+        lambda folder: edit_config(folder, "tokenizer_config.json", model_max_length="long"),
+        "model_max_length='long' in tokenizer_config.json",
     ),
     "tokenizer cut": (cut("tokenizer.json", 0.5), "tokenizer cannot be loaded"),
 }
