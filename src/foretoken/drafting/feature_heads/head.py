@@ -150,8 +150,8 @@ class FeatureHead(StateHead):
     def begin_near(self, model: Any) -> None:
         """Begin where the deepest feature is handed on as it is, and normed as the target norms it.
 
-        A token that is mixed with it begins as loud as it: embeddings of ``zoo:base`` have a standard deviation of
-        0.08, and what is so quiet is learnt late.
+        Embeddings that are mixed with it count as if they had a standard deviation of 1: they are often much smaller
+        than states, and what is so quiet is learnt late.
         """
         width = self.config.width
         if self.config.target_width != width:

@@ -32,6 +32,7 @@ from helpers.feature_heads import (
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.zoo_llms import target
 
 SHAPES: dict[str, dict[str, Any]] = {
     "one": {"layers": 1},
@@ -141,6 +142,15 @@ def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
         compose.build({"method": "scylla", "head": str(folder)}, model)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_quiet_embedding_is_heard_from_the_beginning() -> None:
+    """What an untrained head mixes in of a token is 0.3 / sqrt(2) large, whatever the size of the embeddings."""
+    head = Scylla.random(target())
+    table_VW = head.embedding_of(target().model).detach().float()
+    mixed_VW = head.mix(torch.zeros_like(table_VW), table_VW).detach()
+    assert float(table_VW.std()) < 0.1
+    assert float(mixed_VW.std()) == pytest.approx(0.3 / 2**0.5, rel=0.2)
 
 
 def test_a_rate_that_is_a_large_whole_number(model: LanguageModel, tmp_path: Path) -> None:
