@@ -83,9 +83,8 @@ class Tally:
     faults: list[str] = field(default_factory=list)
     completions: int = 0
     tokens: int = 0
-    seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # that an answer of a kind takes, the last ones weighing most
+    # that an answer of a kind takes, the last ones weighing most
+    seconds: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

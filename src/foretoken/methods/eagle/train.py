@@ -7,8 +7,8 @@ outputs (train/feature_heads/objective.py). EAGLE-2's network is trained in the 
 Differs: see the loss; four steps are unrolled instead of seven; half of the text is by default the target's own
 (``own_words``); matrices are trained by Muon, the schedule is linear, and the gradient is clipped by its norm (1.0). A
 head of its own (``own_head``) begins as the target's rows, which are otherwise shared and stay as they are. The
-residual begins with the normed feature: states within a target are large (a standard deviation of 17 to 37 in
-``zoo:base``), and what a layer adds to them counts for little until its weights have grown to that size.
+residual begins with the normed feature: states within a target are large, and what a layer adds to them counts for
+little until its weights have grown to that size (zoo_v3_epycturin2c_202611/eagle.md).
 """
 
 from __future__ import annotations
