@@ -149,7 +149,8 @@ def test_an_agent_calls_hears_and_answers(client: openai.OpenAI) -> None:
     assert again.message.content == last.message.content
 
 
-def test_responses_call_hear_and_answer(client: openai.OpenAI) -> None:
+def test_responses_call_hear_and_answer(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 0.0)  # or a fast machine has written all before it tells again
     tool = {"type": "function", **WEATHER["function"]}
     fields: dict[str, Any] = {"model": NAME, "temperature": 0, "tools": [tool], "max_output_tokens": 90}
     chosen = {"type": "function", "name": "weather"}
