@@ -185,7 +185,10 @@ class Continued(Common):
 
     start: Annotated[
         Path | None,
-        Option("Begin with the weights in this folder, of the same shape; its target may be another.", metavar="DIR"),
+        Option(
+            "Begin with the weights in this folder, of the same shape or a narrower MLP; its target may be another.",
+            metavar="DIR",
+        ),
     ] = None
 
 

@@ -73,8 +73,8 @@ def run(
         prompts: held-out prompts; what the target answers is walked (walk.py) while the head is trained.
         bounds: of all stages together; None: the recipe's.
         features: folder of a feature store to train from instead.
-        start: folder of a head of the same shape, whose weights this one begins with; it scores the same tokens where
-            it scores as many.
+        start: folder of a head of the same shape, or of one with a narrower MLP, whose weights this one begins with; it
+            scores the same tokens where it scores as many.
         laid_out_from: the model whose function the target is in another layout: its features are the target's.
         arguments: the command line, for the record.
         checkpoint_every: seconds between two checkpoints.

@@ -15,6 +15,7 @@ from foretoken.methods.eagle.network import Eagle, config_for
 from foretoken.methods.eagle.train import Shape
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
+from foretoken.train.begin_as import begin_as
 from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens, frequent
 from foretoken.train.feature_heads.objective import Unrolled
@@ -344,10 +345,32 @@ def test_training_goes_on_from_a_trained_head(folder, tmp_path):
     torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     for asked, message in (
         (Shape(steps=STEPS, draft_vocab_size=50, own_head=True), "its draft_vocab_size is 60, but 50 is trained here"),
-        (Shape(steps=STEPS, draft_vocab_size=60, mlp_width=64), "its mlp_width is 32, but 64 is trained here"),
+        (Shape(steps=STEPS, draft_vocab_size=60, plain_residual=True), r"ask for the same shape \(--plain-residual\)"),
         (Shape(steps=STEPS, draft_vocab_size=60, own_head=True), "it lacks lm_head.weight"),
     ):
         with pytest.raises(MismatchError, match=message):
             training.run(str(again), eagle.course(str(again), asked, 0.0), sources, tmp_path / "no", **options)
     with pytest.raises(ModelError, match="has no EAGLE head"):
         training.run(str(again), course, sources, tmp_path / "no", **{**options, "start": tmp_path / "nowhere"})
+
+
+def test_a_wider_mlp_begins_as_the_narrow_one(folder, tmp_path):
+    """The same function, and channels that learn; a narrower one than the first is refused."""
+    train(folder, "narrow", 2)
+    name, sources = str(folder / "target"), [parse(str(folder / "my.jsonl"))]
+    narrow = Eagle.load(folder / "narrow")
+    wide_shape = Shape(steps=STEPS, draft_vocab_size=60, mlp_width=96)
+    course = eagle.course(name, wide_shape, 0.0)
+    config = course.config(load_as_is(name).model.config, name, narrow.config.target_fingerprint, 60)
+    wide = Eagle(config, ids_K=narrow.ids_K)
+    wide.draw(torch.Generator().manual_seed(0))
+    begin_as(wide, narrow, folder / "narrow")
+    h_TW, attended = torch.randn(5, config.width), torch.randn(5, config.heads * config.head_dim)
+    torch.testing.assert_close(wide.close(h_TW, attended), narrow.close(h_TW, attended))
+    assert wide.layer(0).mlp.gate_proj.weight[32:].abs().min() > 0  # or the new channels would never learn
+    options = {"bounds": Bounds(tokens=2 * STEP), "start": folder / "narrow"}
+    training.run(name, course, sources, tmp_path / "wide", **options)
+    trained = Eagle.load(tmp_path / "wide").layer(0).mlp
+    assert trained.down_proj.weight[:, 32:].abs().max() > 0
+    with pytest.raises(MismatchError, match=r"its mlp_width is 96, but 32 is trained here.*\(--mlp-width\)"):
+        begin_as(narrow, wide, tmp_path)
