@@ -59,3 +59,20 @@ assert gc.isenabled()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rpartition("|")[2].split() == ["0", "True"]
+
+
+def test_what_was_imported_is_old_to_the_collector_and_what_somebody_froze_stays_frozen():
+    code = """
+import gc
+from foretoken.core.importing import collector_at_rest
+with collector_at_rest():
+    kept = [[] for _ in range(50_000)]
+print("|", gc.get_freeze_count(), len(gc.get_objects(generation=2)) > 50_000)
+gc.freeze()
+frozen = gc.get_freeze_count()
+with collector_at_rest():
+    kept += [[] for _ in range(100)]
+print("|", gc.get_freeze_count() == frozen)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["|", "0", "True", "|", "True"]
