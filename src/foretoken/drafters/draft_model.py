@@ -25,7 +25,7 @@ from foretoken.core.draft import (
     TopThenSampled,
     WithoutReplacement,
 )
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import gumbel
@@ -35,6 +35,8 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import check_numbers
 from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.load import DTYPES
+from foretoken.models.quantised.rounding import SCHEMES
 
 _LAW_OF: dict[str, type[Law]] = {
     "chain": Sampled,
@@ -50,6 +52,7 @@ _CHAINS = ("chain", "coupled")
 _RANKED = ("topk", "reranked")
 # where a rule takes several kinds: those with the higher optimum first
 _PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub", "topk")
+_DTYPES = (*DTYPES, *SCHEMES)
 _NUM_DRAFTS = 3  # children per node of a tree, unless told
 
 
@@ -89,12 +92,15 @@ class ModelDrafter(DraftRunner):
             num_drafts: children per expanded node, and nodes expanded per level, of a tree; None: 3, of a hub tree 2.
             draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
                 (docs/methods/vocabtrim.md); None: all.
+            dtype: of the draft model, float32, bfloat16 or float16, or int8 or int4, which round it when it is loaded:
+                drafts take less time, and the text stays the target's; None: the target's.
         """
 
         model: str
         tree: str | None = None
         num_drafts: int | None = None
         draft_vocab: str | None = None
+        dtype: str | None = None
 
         def __post_init__(self) -> None:
             if not isinstance(self.model, str) or not self.model:
@@ -102,6 +108,8 @@ class ModelDrafter(DraftRunner):
             if self.tree is not None and self.tree not in _LAW_OF:
                 raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_LAW_OF)}")
             draft_vocabulary.check_option(self.draft_vocab)
+            if self.dtype is not None and self.dtype not in _DTYPES:
+                raise ConfigError(f"dtype={self.dtype!r}: {nearest(str(self.dtype), _DTYPES)}")
             count = self.num_drafts
             if count is None:
                 return
@@ -155,7 +163,11 @@ class ModelDrafter(DraftRunner):
         if self._count > target.vocab_size:
             raise ConfigError(f"num_drafts={self._count} is above the vocabulary of {target.vocab_size}: use fewer")
         super().__init__(
-            config.model, target, top=self._count if self._tree in _RANKED else 1, draft_vocab=config.draft_vocab
+            config.model,
+            target,
+            top=self._count if self._tree in _RANKED else 1,
+            draft_vocab=config.draft_vocab,
+            dtype=config.dtype,
         )
         self.branches = self._tree not in _CHAINS
         # context rows of a draft vocabulary are chosen by tokens that it was shown, also where these did not stand

@@ -105,7 +105,9 @@ class DraftRunner(Drafter, ABC):
         target: whose tokens are drafted.
         top: how many tokens of each row are ranked.
         draft_vocab: a folder with the tokens that are drafted; None: all.
+        dtype: of the draft checkpoint, as for ``load``; None: the target's.
     Raises:
+        ConfigError: there is no such dtype, or not on this device.
         MismatchError: the draft has another vocabulary, or ``draft_vocab`` is another tokenizer's.
         ModelError: ``draft_vocab`` is no such folder.
     """
@@ -116,9 +118,15 @@ class DraftRunner(Drafter, ABC):
     keeps_laws = False  # set by whoever will call :meth:`score`
 
     def __init__(
-        self, model: str | LanguageModel, target: LanguageModel, *, top: int = 1, draft_vocab: str | None = None
+        self,
+        model: str | LanguageModel,
+        target: LanguageModel,
+        *,
+        top: int = 1,
+        draft_vocab: str | None = None,
+        dtype: str | None = None,
     ) -> None:
-        dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[target.dtype]
+        dtype = dtype or str(target.dtype).removeprefix("torch.")
         self.model = (
             load(model, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
             if isinstance(model, str)

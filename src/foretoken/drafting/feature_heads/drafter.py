@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError, RequestError
+from foretoken.core.errors import ConfigError, RequestError, nearest
 from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
@@ -36,6 +37,7 @@ from foretoken.models.fused.chains import Ahead
 from foretoken.models.fused.pairs import Extent, GrownTree
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.models.quantised.rounding import SCHEMES
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _UNREAD_ROWS = 512  # states of a prompt that wait for the head, at most
@@ -187,6 +189,26 @@ class GrowthOptions:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
                 raise ConfigError(f"{name}={value!r} must be an integer between 1 and 64")
         draft_vocabulary.check_option(self.draft_vocab)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions(GrowthOptions):
+    """Options of a drafter whose head lies in a folder.
+
+    Attributes:
+        head: the folder; None: one beside the target's weights.
+        dtype: int8 or int4 rounds the layers and rows of the head's own, for the native decoder; None: the target's.
+    """
+
+    head: str | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.head is not None and not isinstance(self.head, str | Path):
+            raise ConfigError(f"head={self.head!r} must be a folder")
+        if self.dtype is not None and self.dtype not in SCHEMES:
+            raise ConfigError(f"dtype={self.dtype!r}: {nearest(str(self.dtype), SCHEMES)}")
+        super().__post_init__()
 
 
 class FeatureDrafter(Drafter):

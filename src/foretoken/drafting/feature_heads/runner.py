@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.columns import Columns
+from foretoken.core.errors import ConfigError
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.drafter import HeadPass
@@ -39,6 +41,7 @@ from foretoken.models.fused.pairs import Extent, GrownTree, PairDecoder
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.native import NativePlan
+from foretoken.models.quantised.rounding import rounded_as
 from foretoken.models.span import Span
 
 _TABLE_BYTES = 64 << 20  # of the token's half at most
@@ -67,9 +70,12 @@ class Runner:
     Args:
         target: with a fused decoder, the head is fused too.
         head: copied.
+        rounding: of ``SCHEMES``, for the layers and the rows that are not the target's head; None: the target's dtype.
+    Raises:
+        ConfigError: rounding is asked for, but the head does not run in native code, or has rows of no whole groups.
     """
 
-    def __init__(self, target: LanguageModel, head: FeatureHead) -> None:
+    def __init__(self, target: LanguageModel, head: FeatureHead, rounding: str | None = None) -> None:
         self._target = target
         self._net = deepcopy(head).to(device=target.device, dtype=target.dtype)
         with torch.inference_mode():
@@ -79,8 +85,13 @@ class Runner:
             self.head: DraftHead = OwnHead(weight_KW, ids_K, target.vocab_size)
             self._native = None
             if target.fused is not None and fits(head):
-                scores = target.fused.head if self.odd_rows is None else Projection(weight_KW)
-                self._native = _Native(head, embedding_VW, scores, target)
+                scores = target.fused.head if self.odd_rows is None else _rounded(Projection(weight_KW), rounding)
+                self._native = _Native(head, embedding_VW, scores, target, rounding)
+            elif rounding is not None:
+                raise ConfigError(
+                    f"dtype={rounding!r}: a rounded head is computed by the native decoder, which this target or its "
+                    "head does not run in; leave dtype out"
+                )
             else:
                 self._embedding_VW = embedding_VW
 
@@ -181,7 +192,12 @@ class _Native:
     """The layers, and what surrounds them, as native products: a row's bits depend on its own past only."""
 
     def __init__(
-        self, head: FeatureHead, embedding_VW: Tensor, scores: Projection | Head, target: LanguageModel
+        self,
+        head: FeatureHead,
+        embedding_VW: Tensor,
+        scores: Projection | Head,
+        target: LanguageModel,
+        rounding: str | None,
     ) -> None:
         config, width = head.config, head.config.width
         assert target.fused is not None
@@ -190,7 +206,7 @@ class _Native:
             self._fc = self._product(head.fc.weight)
         norms = [head.first_norm(), *(head.layer(number).input_layernorm for number in range(1, head.num_layers))]
         blocks = tuple(
-            described(head.layer(number), norm, width if head.paired and not number else 0)
+            in_codes(described(head.layer(number), norm, width if head.paired and not number else 0), rounding)
             for number, norm in enumerate(norms)
         )
         layout = Layout(
@@ -316,6 +332,20 @@ def described(layer: HeadBlock, norm: nn.Module | None, skipped: int = 0) -> Blo
         down=Projection(mlp.down_proj.weight),
         mlp_norm_D=layer.post_attention_layernorm.weight,
     )
+
+
+def in_codes(block: Block, rounding: str | None) -> Block:
+    """The layer with all its projections rounded, or as it is."""
+    names = ("q", "k", "v", "out", "gate", "up", "down")
+    parts: dict[str, Any] = {name: _rounded(getattr(block, name), rounding, name) for name in names}
+    return replace(block, **parts)
+
+
+def _rounded(part: Projection, rounding: str | None, name: str = "lm_head") -> Projection:
+    if rounding is None:
+        return part
+    assert isinstance(part.weight_OK, Tensor)
+    return part._replace(weight_OK=rounded_as(part.weight_OK, rounding, name, "head"))
 
 
 def fits(head: StateHead) -> bool:

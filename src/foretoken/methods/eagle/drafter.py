@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from foretoken.core.draft import PointMass
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
-from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
+from foretoken.drafting.feature_heads.drafter import FeatureDrafter, HeadOptions
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
 from foretoken.methods.eagle.config import EAGLE2, UNKNOWN
@@ -44,7 +42,7 @@ class EagleDrafter(FeatureDrafter):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(GrowthOptions):
+    class Config(HeadOptions):
         """Options of EAGLE.
 
         Attributes:
@@ -55,14 +53,9 @@ class EagleDrafter(FeatureDrafter):
             width: of a tree: continuations recorded at a node, and nodes expanded at a level.
             draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
                 (docs/methods/vocabtrim.md), by a head that scores with the target's own; None: all that it scores.
+            dtype: int8 or int4 rounds the layer and rows of the head's own, for the native decoder: drafts take less
+                time, and the text stays the target's; None: the target's.
         """
-
-        head: str | None = None
-
-        def __post_init__(self) -> None:
-            if self.head is not None and not isinstance(self.head, str | Path):
-                raise ConfigError(f"head={self.head!r} must be a folder")
-            super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         head = find(Eagle, config.head, target)
@@ -72,4 +65,4 @@ class EagleDrafter(FeatureDrafter):
                 "were compared with the target"
             )
         depths = head.config.depths_of(target.num_layers)
-        super().__init__(config, target, Runner(target, head), depths, final=head.config.reads_final)
+        super().__init__(config, target, Runner(target, head, config.dtype), depths, final=head.config.reads_final)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
-from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
+from foretoken.drafting.feature_heads.drafter import FeatureDrafter, HeadOptions
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
 from foretoken.methods.scylla import width
@@ -50,7 +49,7 @@ class ScyllaDrafter(FeatureDrafter):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(GrowthOptions):
+    class Config(HeadOptions):
         """Options of Scylla.
 
         Attributes:
@@ -61,22 +60,21 @@ class ScyllaDrafter(FeatureDrafter):
             width: of a tree: continuations recorded at a node, and nodes expanded at a level.
             draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
                 (docs/methods/vocabtrim.md), by a head that scores with the target's own; None: all that it scores.
+            dtype: int8 or int4 rounds the layers and rows of the head's own, for the native decoder: drafts take less
+                time, and the text stays the target's; None: the target's.
         """
 
-        head: str | None = None
         widths: str | None = None
         tree: bool = True
 
         def __post_init__(self) -> None:
-            if self.head is not None and not isinstance(self.head, str | Path):
-                raise ConfigError(f"head={self.head!r} must be a folder")
             width.check_option(self.widths)
             super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         head = find(Scylla, config.head, target)
         depths = head.config.depths_of(target.num_layers)
-        super().__init__(config, target, Runner(target, head), depths, final=head.config.reads_final)
+        super().__init__(config, target, Runner(target, head, config.dtype), depths, final=head.config.reads_final)
         folder = Path(config.head).expanduser() if config.head else Path(target.source) / Scylla.algorithm
         place = Path(config.widths).expanduser() if config.widths else folder / width.FILE
         self.widths: width.Widths | None = None

@@ -59,7 +59,7 @@ def round_weights(model: Any, dtype: str, name: str) -> None:
         raise ConfigError(f"dtype='{dtype}': the weights of model '{name}' are quantised already; leave dtype out")
     for parent, part, path in list(_linears(model)):
         linear = getattr(parent, part)
-        weight = _rounded(linear.weight, dtype, f"{path}.weight", name)
+        weight = rounded_as(linear.weight, dtype, f"{path}.weight", name)
         setattr(parent, part, QuantisedLinear(weight, linear.bias).eval())
     left = []
     for parent, path in list(_mixtures(model)):
@@ -70,8 +70,8 @@ def round_weights(model: Any, dtype: str, name: str) -> None:
             continue
         pairs = []
         for expert, (gate_up_FD, down_DF) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
-            gate_up = _rounded(gate_up_FD, dtype, f"{path}.gate_up_proj[{expert}]", name)
-            pairs.append((gate_up, _rounded(down_DF, dtype, f"{path}.down_proj[{expert}]", name)))
+            gate_up = rounded_as(gate_up_FD, dtype, f"{path}.gate_up_proj[{expert}]", name)
+            pairs.append((gate_up, rounded_as(down_DF, dtype, f"{path}.down_proj[{expert}]", name)))
         parent.experts = QuantisedExperts(pairs, experts.act_fn).eval()
     if left:
         log.warning("dtype='%s': %d mixtures of experts keep their dtype: %s", dtype, len(left), left[0])
@@ -128,7 +128,13 @@ def _why_not_stacked(experts: Any) -> str | None:
     return None
 
 
-def _rounded(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> QuantisedWeight:
+def rounded_as(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> QuantisedWeight:
+    """A weight in the codes of one of ``SCHEMES``; the names are for messages.
+
+    Raises:
+        ConfigError: its rows are no whole groups.
+        ModelError: it is not finite.
+    """
     scheme = SCHEMES[dtype]
     inputs = weight_OK.shape[1]
     if scheme.group is not None and inputs % scheme.group:
