@@ -19,8 +19,10 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     MaxNumSeqs,
     Model,
+    Revision,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -105,7 +107,9 @@ def eval_command(
     seed: Annotated[int, seed_option(_SAMPLING)] = 0,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
@@ -209,7 +213,9 @@ def eval_command(
         device=device,
         threads=threads,
         max_num_seqs=max_num_seqs,
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     setting = Setting(data=data, context=prompt_length, count=lambda text: num_tokens(llm, text))
     results: list[_Result] = []
