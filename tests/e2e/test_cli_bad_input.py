@@ -72,6 +72,8 @@ BAD = [
     ("generate x --model ./nowhere", "no such folder"),
     ("generate x --temperature -1", "temperature=-1.0"),
     ("generate x --temperature nan", "temperature=nan"),
+    ("train base --recipe base --compile yes", "'--compile': 'yes' is not one of 'auto', 'on', 'off'"),
+    ("batch", "missing argument 'FILE'"),
     ("generate x --temperature warm", "--temperature"),
     ("generate x --top-p 0", "top_p=0.0"),
     ("generate x --top-p 1.5", "top_p=1.5"),

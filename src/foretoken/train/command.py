@@ -87,7 +87,7 @@ class Common:
     device: Annotated[str, Option("cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, Option("CPU threads; default: torch's own choice.", metavar="N", least=1)] = None
     as_json: Annotated[bool, Option("The record of the run as one JSON object on stdout.", name="json")] = False
-    verbose: Annotated[bool, Option("Let the libraries talk.")] = False
+    verbose: Annotated[bool, Option("Show what the libraries print, and tracebacks of internal errors.")] = False
 
     @property
     def place(self) -> Path:

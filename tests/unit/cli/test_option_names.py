@@ -65,6 +65,9 @@ def test_switches_take_no_value_and_values_have_a_word():
             assert option.metavar == "", f"{command} {name} looks as if it took a value"
         elif option.metavar is None:
             assert option.type_descriptor.annotation is not str, f"{command} {name} has no word for its value"
+        else:
+            assert not option.metavar.startswith("<"), f"{command} {name}: choices are written a|b|c"
+            assert {"yes", "no"}.isdisjoint(option.metavar.split("|")), f"{command} {name}: switches are on and off"
 
 
 def test_short_names_belong_to_one_long_name():
