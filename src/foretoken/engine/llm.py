@@ -17,7 +17,7 @@ from foretoken.engine import limits
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.progress import shown
 from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
-from foretoken.engine.vllm_options import absent, arguments, check_options
+from foretoken.engine.vllm_options import DTYPES, absent, arguments, check_options
 
 # What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
 # are checked before.
@@ -97,6 +97,8 @@ class LLM:
         if not isinstance(generation_config, str) or generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
         limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
+        if isinstance(dtype, str):
+            dtype = DTYPES.get(dtype, dtype)
         if threads is not None:
             threads = limits.threads(threads)
         with collector_at_rest():
