@@ -557,6 +557,37 @@ def test_names_of_vllm_s_that_are_not_here_say_what_takes_their_place(name, inst
         exec(f"from foretoken import {name}")
 
 
+def test_submodules_that_code_for_vllm_imports():
+    from foretoken.inputs import TextPrompt, TokensPrompt
+    from foretoken.outputs import CompletionOutput, RequestOutput
+    from foretoken.sampling_params import SamplingParams as Params
+    from foretoken.sampling_params import StructuredOutputsParams
+
+    assert Params is SamplingParams
+    wanted = StructuredOutputsParams(choice=["yes", "no"], disable_any_whitespace=False)
+    tokens = prompt_ids("Is it warm?")
+    (out,) = base().generate(TokensPrompt(prompt_token_ids=tokens), Params(structured_outputs=wanted))
+    assert isinstance(out, RequestOutput)
+    assert isinstance(out.outputs[0], CompletionOutput)
+    (same,) = base().generate(TextPrompt(prompt="Is it warm?"), Params(structured_outputs={"choice": ["yes", "no"]}))
+    assert (out.text, out.prompt_token_ids) == (same.text, same.prompt_token_ids)
+    assert out.text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("from foretoken.sampling_params import BeamSearchParams", "n=4"),
+        ("from foretoken.sampling_params import GuidedDecodingParams", "structured_outputs="),
+        ("from foretoken.outputs import PoolingRequestOutput", "PoolingRequestOutput"),
+        ("from foretoken.inputs import cli", "cli"),
+    ],
+)
+def test_other_names_of_these_submodules_say_what_takes_their_place(line, instead):
+    with pytest.raises(ImportError, match=instead):
+        exec(line)
+
+
 def test_log_probabilities_say_how_they_are_read():
     (out,) = base().generate("Hello", SamplingParams(max_tokens=1, logprobs=1))
     assert not hasattr(out.logprobs[0], "items")
