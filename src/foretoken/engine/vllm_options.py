@@ -34,6 +34,9 @@ _NOTHING_TO_SET = (  # how memory is reserved, kernels are chosen and compiled, 
     *("disable_nccl_for_dp_synchronization", "expert_placement_strategy", "guided_decoding_backend"),
     *("guided_decoding_disable_fallback", "skip_mm_profiling", "mm_processor_cache_gb", "mm_processor_cache_type"),
     *("mm_encoder_tp_mode", "mm_encoder_attn_backend", "disable_mm_preprocessor_cache", "disable_chunked_mm_input"),
+    # of images and sounds, which are refused where they come
+    *("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "interleave_mm_strings", "video_pruning_rate"),
+    *("allowed_local_media_path", "allowed_media_domains"),
 )
 _ONLY: Mapping[str, tuple[Any, ...]] = {  # None and what is empty ask for nothing, whatever the name
     "tokenizer_mode": ("auto", "hf"),
@@ -52,12 +55,12 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # None and what is empty ask for nothi
     "max_loras": (1,),
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), (1,)),
     **dict.fromkeys(("decode_context_parallel_size",), (1,)),
-    **dict.fromkeys(("cpu_offload_gb", "video_pruning_rate", "num_redundant_experts"), (0,)),
+    **dict.fromkeys(("cpu_offload_gb", "num_redundant_experts"), (0,)),
     **dict.fromkeys(("worker_cls", "lora_dtype", "mamba_cache_dtype", "mamba_ssm_cache_dtype"), ("auto",)),
     **dict.fromkeys(("skip_tokenizer_init", "enable_lora", "fully_sharded_loras", "enable_lora_bias"), (False,)),
     **dict.fromkeys(("enable_expert_parallel", "enable_eplb", "enable_sleep_mode", "enable_prompt_adapter"), (False,)),
     **dict.fromkeys(("data_parallel_hybrid_lb", "enable_prompt_embeds", "enable_mm_embeds"), (False,)),
-    **dict.fromkeys(("interleave_mm_strings", "disable_sliding_window", "kv_sharing_fast_prefill"), (False,)),
+    **dict.fromkeys(("disable_sliding_window", "kv_sharing_fast_prefill"), (False,)),
     **dict.fromkeys(("enable_return_routed_experts", "speculative_disable_mqa_scorer"), (False,)),
     **dict.fromkeys(("guided_decoding_disable_any_whitespace",), (False,)),
     **dict.fromkeys(("guided_decoding_disable_additional_properties",), (False,)),
@@ -66,8 +69,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # None and what is empty ask for nothi
     **dict.fromkeys(("quantization", "tokenizer", "hf_overrides", "hf_config_path", "model_weights"), ()),
     **dict.fromkeys(("rope_scaling", "rope_theta", "override_attention_dtype", "additional_config"), ()),
     **dict.fromkeys(("tokenizer_revision", "code_revision", "download_dir", "hf_token", "served_model_name"), ()),
-    **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "io_processor_plugin"), ()),
-    **dict.fromkeys(("allowed_local_media_path", "allowed_media_domains", "default_mm_loras"), ()),
+    **dict.fromkeys(("io_processor_plugin", "default_mm_loras"), ()),
     **dict.fromkeys(("max_cpu_loras", "long_lora_scaling_factors", "logits_processors"), ()),
     **dict.fromkeys(("logits_processor_pattern", "pooler_config", "override_pooler_config"), ()),
     **dict.fromkeys(("reasoning_parser", "reasoning_config", "structured_outputs_config"), ()),
@@ -126,7 +128,7 @@ _INSTEAD = {  # of what _ONLY refuses
     ),
     **{name: _ONE_DEVICE for name in _ONLY if "parallel_" in name or "eplb" in name or name == "num_redundant_experts"},
     **{name: _MERGED for name in _ONLY if "lora" in name or name == "enable_prompt_adapter"},
-    **{name: _TEXT_ONLY for name in _ONLY if "mm_" in name or "media_" in name or "embeds" in name},
+    **{name: _TEXT_ONLY for name in _ONLY if name == "io_processor_plugin" or "embeds" in name},
 }
 _ELSEWHERE = {"method": "it goes into speculative_config={'method': ...}"}
 DTYPES = {"half": "float16", "float": "float32"}

@@ -503,7 +503,7 @@ def test_what_vllm_has_by_default_is_taken():
     assert SamplingParams(structured_outputs=nothing) == SamplingParams(structured_outputs={"choice": ["a"]})
     (out,) = base().chat(QUESTION, SamplingParams(max_tokens=1), chat_template_content_format="auto")
     assert out.finished
-    llm = LLM("zoo:draft", generation_config="vllm", tokenizer_revision=None, hf_overrides={}, dtype="float")
+    llm = LLM("zoo:draft", generation_config="vllm", tokenizer_revision=None, max_num_seqs=None, dtype="float")
     assert llm.target.precision == "float32"
     assert llm.default_params == SamplingParams()
     prompt = {"prompt": "x", "multi_modal_data": None}
