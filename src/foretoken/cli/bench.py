@@ -187,6 +187,10 @@ def bench(
       foretoken bench --suite self_speculation --data DATA --threads 1
     """
     if context.invoked_subcommand is not None:
+        for name in sorted(_typed(context) - {"verbose"}):
+            option = next(param.opts[0] for param in context.command.params if param.name == name)
+            inner = f"foretoken bench {context.invoked_subcommand}"
+            raise ConfigError(f"{option} stands before '{context.invoked_subcommand}': write {inner} {option} …")
         return None
     if list_suites:
         _print_suites(as_json=json)

@@ -10,6 +10,7 @@ from typing import Any
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import misspelt, plain, without_idle
 
+_NO_NUMBER = 1e300
 _MOST = 16_384  # completions of a prompt; each has a law and a history of its own from the beginning
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "guided_decoding": "it is called structured_outputs",
@@ -279,13 +280,13 @@ class SamplingParams:
         fits = (
             isinstance(value, (int, float))
             and not isinstance(value, bool)
-            and abs(value) < 1e300  # neither NaN nor infinite, nor an integer that no float holds
+            and abs(value) < _NO_NUMBER  # neither NaN nor infinite, nor an integer that no float holds
             and (low < value if open_low else low <= value)
             and value <= high
         )
         if not fits:
             bracket = "(" if open_low else "["
-            end = f"{high:g}]" if math.isfinite(high) else "inf)"
+            end = f"{high:g}]" if math.isfinite(high) else f"{_NO_NUMBER:g})"
             raise ConfigError(f"{name}={value!r:.60} must be a number in {bracket}{low:g}, {end}: {remedy}")
         super().__setattr__(name, float(value))
 
