@@ -53,6 +53,8 @@ BAD = [
     ("bench --model zoo:draft verify", "--model stands before 'verify': write foretoken bench verify --model"),
     ("bench --limit 1 serve --url http://localhost:1", "--limit stands before 'serve'"),
     ("generate x --temperature 1e300", "temperature=1e+300 must be a number in [0, 1e+300)"),
+    ("train eagle --target zoo:draft --out o --device gpu", "unknown device 'gpu'"),
+    ("eval --text good.jsonl --seed 5", "--seed is for tasks"),
     ("bench verify --plans dense,spars", "did you mean 'sparse'"),
     ("bench verify --plans dense,sparse,dense", "twice"),
     ("bench verify --plans dense+verification.budget=0.2", "no settings"),

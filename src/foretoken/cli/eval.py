@@ -169,6 +169,8 @@ def eval_command(
             "--method": method,
             "--set": sets,
             "--draft-model": draft_model,
+            "--temperature": temperature or None,
+            "--seed": seed or None,
             "--save-outputs": save_outputs,
             "--against": against,
         }
@@ -431,7 +433,7 @@ def _print_remarks(result: _Result) -> None:
     elif report.distortion:
         emit(f"{report.task}: distortion {report.distortion:.3g} and KL {report.kl:.3g} per token")
     if report.truncated:
-        emit(f"{report.task}: {report.truncated} of {report.num_examples} answers were cut at the token limit")
+        emit(f"{report.task}: {report.truncated} of {report.num_examples} answers cut at the token limit")
     if difference is not None:
         emit(
             f"{report.task}: accuracy {difference.mean * 100:+.1f} points against the other run, 95 % interval "

@@ -427,6 +427,11 @@ class LLM:
         def __getattr__(self, name: str) -> Any:
             raise absent(name)
 
+    def __reduce__(self) -> Any:  # pickle and copy would end deep in some library
+        raise ConfigError(
+            "an LLM holds a loaded model and cannot be copied or sent: make one in the process that uses it"
+        )
+
     def __enter__(self) -> LLM:
         return self
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import logging
+import pickle
 from functools import cache
 
 import numpy as np
@@ -442,6 +444,10 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
         (lambda: base().chat(QUESTION, chat_template_kwargs=5), InputError, "chat_template_kwargs must be a mapping"),
         (lambda: SamplingParams(length_penalty=1.0), ConfigError, "there is no beam search"),
         (lambda: base().generate(b"x"), InputError, "not bytes"),
+        (lambda: base().generate(bytearray(b"x")), InputError, "not bytearray"),
+        (lambda: base().chat(QUESTION, chat_template="my.jinja"), InputError, "'my.jinja' says nothing of a conversat"),
+        (lambda: pickle.dumps(base()), ConfigError, "make one in the process that uses it"),
+        (lambda: copy.copy(base()), ConfigError, "make one in the process that uses it"),
         (lambda: base().generate("\ud800"), InputError, "not valid Unicode"),
         (lambda: base().generate(None), InputError, "not NoneType"),
         (lambda: base().chat(None), InputError, "not NoneType"),

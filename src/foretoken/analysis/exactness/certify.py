@@ -77,6 +77,8 @@ def certify(
             f"{recipe.why_approximate} is approximate by design: this recipe is not lossless and gets no "
             "certificate; leave that out for one that is"
         )
+    if method != "none" and recipe.num_nodes == 0:
+        raise ConfigError("num_speculative_tokens=0 drafts nothing, so there is nothing to prove: leave it out")
     rules = rules_of(recipe)
     samples = any(rule.name != "greedy" for rule in rules)
     drafted = Metrics()
