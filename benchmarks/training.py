@@ -5,7 +5,7 @@
 
 With --against, ours stands beside ours of another checkout, as that one's own script measures it. They train the same
 model on the same blocks as long as both checkouts make these in the same way; the loss of the last step tells. With
---compile, the layers of ours are compiled, as by ``foretoken train base --compile yes``; those of the other are not.
+--compile, the layers of ours are compiled, as by ``foretoken train base --compile on``; those of the other are not.
 
 Each arm runs in a process of its own, by turns. The first step is not counted. Ours trains with Muon and AdamW, which
 costs more than AdamW alone; ``ours (AdamW)`` leaves Muon out, so that the loops alone are compared. Transformers' arm

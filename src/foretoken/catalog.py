@@ -471,9 +471,13 @@ _OF_THE_FIELD = {  # methods that people know by name
     **dict.fromkeys(
         ("arctic", "suffix_decoding"), "it is called 'suffix', and 'suffix_first' together with a model's drafts"
     ),
-    **dict.fromkeys(("deepseek_mtp", "multi_token_prediction", "nextn"), "it is called 'mtp'"),
+    **dict.fromkeys(("multi_token_prediction", "nextn"), "it is called 'mtp'"),
     **dict.fromkeys(("assisted", "speculative", "speculative_sampling", "sps", "draft"), "it is called 'draft_model'"),
     **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),
+    "ngram_gpu": "it is called 'ngram'",
+    **dict.fromkeys(("dflash", "dspark", "pard"), "not here; 'diffuspec' comes nearest: it fills a draft in one pass"),
+    "custom_class": "an instance of your own takes the place of a name, see docs/extend.md",
+    "extract_hidden_states": "'foretoken train features' stores hidden states",
     **dict.fromkeys(("pearl",), "it is an executor beside a method: executor='pearl'"),
 }
 _LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that name them
@@ -492,4 +496,7 @@ def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
 def remedy(name: str, known: Iterable[str]) -> str:
     """What to write in place of a name that is not in the catalogue: what comes nearest to a method of the field, else
     the nearest name."""
-    return _OF_THE_FIELD.get(name.lower().replace("-", "_")) or nearest(name, known)
+    asked = name.lower().replace("-", "_")
+    if asked.endswith("_mtp"):  # vLLM has a name for every family
+        return "it is called 'mtp'"
+    return _OF_THE_FIELD.get(asked) or nearest(name, known)

@@ -18,7 +18,9 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -97,7 +99,9 @@ def acceptance(
     ] = False,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
@@ -152,7 +156,9 @@ def acceptance(
         kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     from foretoken.analysis.acceptance.observe import load_draft, observe
     from foretoken.analysis.acceptance.study import study

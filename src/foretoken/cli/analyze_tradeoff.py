@@ -18,7 +18,9 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -134,7 +136,9 @@ def tradeoff(
     seed: Annotated[int, seed_option(_MEASURE)] = 0,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
@@ -209,7 +213,9 @@ def tradeoff(
         "device": device,
         "threads": threads,
         "max_num_seqs": batch_size,
+        "revision": revision,
         "trust_remote_code": trust_remote_code,
+        "max_model_len": max_model_len,
     }
     llm = load_model(target, {"method": "none"}, verbose=verbose, **placement)
     check_fits(prompt_length, llm)
@@ -323,7 +329,8 @@ def _engines(
     engines = {PLAIN: llm, **build_engines(llm, points, exact, None if strict else leave_out)}
     if alone is not None:
         dtype, device = str(llm.target.dtype).removeprefix("torch."), str(llm.target.device)
-        same = {**placement, "dtype": dtype, "device": device, "kv_cache_dtype": "auto"}
+        own: dict[str, Any] = {"kv_cache_dtype": "auto", "revision": None, "max_model_len": None}  # those of the target
+        same = {**placement, "dtype": dtype, "device": device, **own}
         small = load_model(str(alone), {"method": "none"}, verbose=verbose, **same)
         small.tokenizer = llm.tokenizer  # the same questions, in the same words; the vocabularies were compared
         engines[DRAFT] = small

@@ -20,7 +20,9 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -128,7 +130,9 @@ def bench(
     ] = False,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
@@ -183,6 +187,10 @@ def bench(
       foretoken bench --suite self_speculation --data DATA --threads 1
     """
     if context.invoked_subcommand is not None:
+        for name in sorted(_typed(context) - {"verbose"}):
+            option = next(param.opts[0] for param in context.command.params if param.name == name)
+            inner = f"foretoken bench {context.invoked_subcommand}"
+            raise ConfigError(f"{option} stands before '{context.invoked_subcommand}': write {inner} {option} …")
         return None
     if list_suites:
         _print_suites(as_json=json)
@@ -221,7 +229,9 @@ def bench(
         device=device,
         threads=threads,
         max_num_seqs=max(cell.batch_size for cell in grid),
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     chat = llm.is_chat_model and not raw
     asked = {cell.prompt_tokens: _prompts_of(cell.prompt_tokens, prompts, llm, chat, max_tokens) for cell in grid}
@@ -280,7 +290,8 @@ def bench(
     failed = [result for result in results if result["failures"]]
     for result in failed:
         why = result["errors"][0]["error"] if result["errors"] else "unknown"
-        note(f"error: {result['failures']} answers of {result['method']} failed: {why}")
+        count = result["failures"]
+        note(f"error: {count} answer{'s' * (count != 1)} of {result['method']} failed: {why}")
     return int(bool(failed))
 
 

@@ -17,7 +17,9 @@ from foretoken.cli.options import (
     Device,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -90,7 +92,9 @@ def verify(
     ] = "text",
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     json: Annotated[
@@ -152,6 +156,8 @@ def verify(
             stack,
             dtype=dtype,
             device=device,
+            max_length=max_model_len,
+            revision=revision,
             trust_remote_code=trust_remote_code,
             kv_cache_dtype=kv_cache_dtype,
         )

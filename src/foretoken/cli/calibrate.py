@@ -15,7 +15,9 @@ from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.options import (
     Device,
     Dtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -62,7 +64,9 @@ def sparse(
         typer.Option("--block", min=2, help="Tokens of one context.", show_default="2048, or what the model holds"),
     ] = None,
     dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
@@ -99,7 +103,14 @@ def sparse(
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
-    target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    target = load(
+        model,
+        dtype=dtype,
+        device=device,
+        max_length=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
     if out is None:
         out = default_path(target)
         if not out.parent.is_dir():
@@ -166,7 +177,9 @@ def vocabulary(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="By which the model writes.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Of openings and words.")] = 0,
     dtype: Dtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Annotated[bool, json_option("What was counted as one JSON object on stdout.")] = False,
@@ -210,7 +223,14 @@ def vocabulary(
     quiet_transformers(verbose)
     if threads is not None:
         torch.set_num_threads(threads)
-    target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    target = load(
+        model,
+        dtype=dtype,
+        device=device,
+        max_length=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
     if size > target.vocab_size:
         raise ConfigError(f"--size {size}: '{model}' has {target.vocab_size} tokens")
     writing = target

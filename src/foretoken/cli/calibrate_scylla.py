@@ -15,7 +15,9 @@ from foretoken.cli.options import (
     Device,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -58,7 +60,9 @@ def scylla(
     repeats: Annotated[int, repeats_option("Timed runs of each setting.")] = 3,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
@@ -106,7 +110,9 @@ def scylla(
         kv_cache_dtype=kv_cache_dtype,
         device=device,
         threads=threads,
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     try:
         read = [_ids(llm, prompt.text) for prompt in prompts]

@@ -8,11 +8,15 @@ import typer
 
 from foretoken.cli.console import emit, emit_json, note
 from foretoken.cli.options import (
+    Device,
     DraftModel,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
+    TrustRemoteCode,
     Verbose,
     check_model_name,
     check_placement,
@@ -30,6 +34,10 @@ def certify(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "float32",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
     threads: Threads = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and samples: sooner, with less power.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object on stdout.")] = False,
@@ -51,7 +59,7 @@ def certify(
     """
     config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
     check_model_name(model)
-    check_placement(dtype, "auto", kv_cache_dtype)
+    check_placement(dtype, device, kv_cache_dtype)
     from foretoken.cli.console import quiet_transformers
 
     quiet_transformers(verbose)
@@ -63,7 +71,17 @@ def certify(
         torch.set_num_threads(threads)
     settings = {key: value for key, value in config.items() if key != "method"}
     certificate = prove(
-        method, settings, model=model, dtype=dtype, kv_cache_dtype=kv_cache_dtype, quick=quick, progress=note
+        method,
+        settings,
+        model=model,
+        quick=quick,
+        progress=note,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        max_model_len=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
     )
     if json:
         emit_json(certificate.to_dict())

@@ -19,8 +19,10 @@ from foretoken.cli.options import (
     DraftModel,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     MaxNumSeqs,
     Model,
+    Revision,
     Settings,
     Threads,
     TrustRemoteCode,
@@ -105,7 +107,9 @@ def eval_command(
     seed: Annotated[int, seed_option(_SAMPLING)] = 0,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = 16,
@@ -165,6 +169,8 @@ def eval_command(
             "--method": method,
             "--set": sets,
             "--draft-model": draft_model,
+            "--temperature": temperature or None,
+            "--seed": seed or None,
             "--save-outputs": save_outputs,
             "--against": against,
         }
@@ -209,7 +215,9 @@ def eval_command(
         device=device,
         threads=threads,
         max_num_seqs=max_num_seqs,
+        revision=revision,
         trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
     )
     setting = Setting(data=data, context=prompt_length, count=lambda text: num_tokens(llm, text))
     results: list[_Result] = []
@@ -425,7 +433,7 @@ def _print_remarks(result: _Result) -> None:
     elif report.distortion:
         emit(f"{report.task}: distortion {report.distortion:.3g} and KL {report.kl:.3g} per token")
     if report.truncated:
-        emit(f"{report.task}: {report.truncated} of {report.num_examples} answers were cut at the token limit")
+        emit(f"{report.task}: {report.truncated} of {report.num_examples} answers cut at the token limit")
     if difference is not None:
         emit(
             f"{report.task}: accuracy {difference.mean * 100:+.1f} points against the other run, 95 % interval "

@@ -33,7 +33,9 @@ def read_text(llm: Any, model: str, path: Path, limit: int, as_json: bool, argum
         emit_json({"model": model, "text": path.name, **asdict(found), "provenance": facts})
         return
     interval = "" if found.interval is None else f" (95 %: {found.interval[0]:.3f} to {found.interval[1]:.3f})"
-    emit(f"{path.name}: {found.nats:.3f} nats a token{interval}, {found.num_tokens} tokens")
+    emit(
+        f"{path.name}: {found.nats:.3f} nats a token{interval}, {found.num_tokens} token{'s' * (found.num_tokens != 1)}"
+    )
 
 
 def _tokens(llm: Any, path: Path) -> Iterator[int]:

@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage_error(error: Exception, arguments: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
-    message = error.format_message()  # type: ignore[attr-defined]
+    message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]  # pydantic's words
     remedy = None if context is None else renamed.remedy(context.command_path, arguments)
     if remedy is not None:
         note(f"error: {remedy}")

@@ -70,6 +70,7 @@ KvCacheDtype = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
+        metavar="|".join(KV_CACHE_DTYPES),
         help="Of keys and values: auto (as computed), or int8, half the memory (CPU).",
         rich_help_panel=_MODEL,
     ),
@@ -220,9 +221,10 @@ def name_values(command: Any) -> None:
     for param in (*command.params, *([] if shown is None else [shown])):
         if getattr(param, "is_flag", False):
             param.metavar = ""
-        elif param.metavar is None and param.opts[0].startswith("-"):
-            param.metavar = _word(param)
-        elif not param.opts[0].startswith("-"):  # the metavar of an argument is its name
+        elif param.opts[0].startswith("-"):
+            param.metavar = param.metavar or _word(param)
+        else:  # the metavar of an argument is its name
+            param.metavar = param.metavar or param.opts[0].upper()
             param.display_type_rich = functools.partial(_shown, _word(param))
     for inner in getattr(command, "commands", {}).values():
         name_values(inner)
@@ -237,7 +239,9 @@ def _shown(word: str | None, ctx: typer.Context) -> str | None:
 
 
 def _word(option: Any) -> str | None:
-    """By the type; None: the choices that it has."""
+    """By the type: its choices, or what stands for a number, a path, a text."""
+    if option.type_descriptor.is_choice:
+        return "|".join(each.value for each in option.type_descriptor.choices)
     kind = option.type_descriptor.annotation
     for each, word in ((int, "N"), (float, "X"), (Path, "PATH"), (str, "TEXT")):
         if each in (kind, *get_args(kind)):

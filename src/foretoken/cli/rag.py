@@ -18,7 +18,9 @@ from foretoken.cli.options import (
     Device,
     Dtype,
     KvCacheDtype,
+    MaxModelLen,
     Model,
+    Revision,
     Threads,
     TrustRemoteCode,
     Verbose,
@@ -112,7 +114,9 @@ def rag(
     ] = False,
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
     device: Device = "auto",
     threads: Threads = None,
     verbose: Verbose = False,
@@ -160,7 +164,15 @@ def rag(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    target = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, kv_cache_dtype=kv_cache_dtype)
+    target = load(
+        model,
+        dtype=dtype,
+        device=device,
+        max_length=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     with _progress(len(found)) as report:
         system = Rag(
             target,

@@ -15,7 +15,7 @@ from foretoken import catalog
 from foretoken.cli import features
 from foretoken.cli.console import emit_json, note, quiet_transformers
 from foretoken.cli.options import check_threads, name_values
-from foretoken.cli.training import check_device, counting, progress, terminating
+from foretoken.cli.training import counting, found_device, progress, terminating
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
 from foretoken.train.command import Command, Described, Session, check_positive, options
@@ -101,10 +101,9 @@ def _parameter(each: Described) -> Parameter:
 
 def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     """Check what all commands share, train, and say what came of it."""
-    config = command.config(**given)
+    config = command.config(**{**given, "device": found_device(given["device"])})
     quiet_transformers(config.verbose)
     check_positive(config)
-    check_device(config.device)
     check_folder(config.place, "--out")
     _check_own(config.place)
     threads = check_threads(config.threads)

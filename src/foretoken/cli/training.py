@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.console import note, stderr_console
+from foretoken.cli.options import check_placement
 from foretoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,12 +18,18 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 
 
-def check_device(device: str) -> None:
-    """Refuse what torch does not see."""
+def found_device(device: str) -> str:
+    """The device to train on; "auto" is cuda where there is one. Refuses what torch does not see."""
+    check_placement("auto", device)
+    if device == "cpu":
+        return device
     import torch
 
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+    if torch.cuda.is_available():
+        return "cuda" if device == "auto" else device
+    if device != "auto":
         raise ConfigError(f"--device {device}: not available here; use cpu")
+    return "cpu"
 
 
 @contextmanager

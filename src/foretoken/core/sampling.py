@@ -10,6 +10,7 @@ from typing import Any
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import misspelt, plain, without_idle
 
+_NO_NUMBER = 1e300
 _MOST = 16_384  # completions of a prompt; each has a law and a history of its own from the beginning
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "guided_decoding": "it is called structured_outputs",
@@ -19,14 +20,33 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     ),
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "output_kind": "use stream for pieces of an answer",
+    "stream_interval": "use stream for pieces of an answer, a step each",
     "detokenize": "texts are always made; token_ids are there, too",
     "max_new_tokens": "it is called max_tokens",
     "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
     "spaces_between_special_tokens": "texts are the tokenizer's own",
-    "extra_args": "leave them out",
+    "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
+    "logprob_token_ids": "logprobs=K tells the K most probable tokens, 1000 at most",
+    **dict.fromkeys(
+        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K tells the K most probable of each"
+    ),
+    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
+    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
+    "repetition_detection": "repetition_penalty and stop are against it",
+    "truncation_side": "truncate_prompt_tokens keeps the last ones",
+    **dict.fromkeys(
+        ("extra_args", "skip_clone", "output_text_buffer_length", "routed_experts_prompt_start"), "leave it out"
+    ),
+    "trace_decode_token_ids": "prompt_logprobs of the whole text says how probable given tokens are",
 }
 _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
-    **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args"), (None,)),
+    **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),
+    **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
+    **dict.fromkeys(("stream_interval", "thinking_token_budget", "repetition_detection"), (None,)),
+    **dict.fromkeys(("trace_decode_token_ids", "truncation_side"), (None,)),
+    **dict.fromkeys(("skip_reading_prefix_cache", "flat_logprobs", "skip_clone"), (None, False)),
+    **dict.fromkeys(("use_beam_search", "early_stopping"), (None, False)),
+    **dict.fromkeys(("output_text_buffer_length", "routed_experts_prompt_start"), (0,)),
     **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), (True,)),
 }
 _UNASKED_STRUCTURE: Mapping[str, tuple[Any, ...]] = {
@@ -260,13 +280,13 @@ class SamplingParams:
         fits = (
             isinstance(value, (int, float))
             and not isinstance(value, bool)
-            and abs(value) < 1e300  # neither NaN nor infinite, nor an integer that no float holds
+            and abs(value) < _NO_NUMBER  # neither NaN nor infinite, nor an integer that no float holds
             and (low < value if open_low else low <= value)
             and value <= high
         )
         if not fits:
             bracket = "(" if open_low else "["
-            end = f"{high:g}]" if math.isfinite(high) else "inf)"
+            end = f"{high:g}]" if math.isfinite(high) else f"{_NO_NUMBER:g})"
             raise ConfigError(f"{name}={value!r:.60} must be a number in {bracket}{low:g}, {end}: {remedy}")
         super().__setattr__(name, float(value))
 

@@ -214,7 +214,8 @@ def _owner(key: str) -> str:
 
 def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> tuple[Drafter, Any]:
     """A drafter of the catalogue and its options; what they leave open may depend on the verifier."""
-    drafter_class = catalog.find(method, "drafter").load()
+    entry = catalog.find(method, "drafter")
+    drafter_class = entry.load()
     known = _options(drafter_class)
     settings = _without_owner(settings, method, known)
     if "model" in settings and "model" not in known and drafter_class.declared.learned_part is not None:
@@ -228,6 +229,9 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
             names = [*known, *OWN_KEYS, *plans, *(_options(verifier) if verifier is not None else ())]
             remedy = SPECULATION.get(key) or nearest(key, names)
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {remedy}")
+    for field in dataclasses.fields(drafter_class.Config):
+        if field.name not in settings and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"method '{method}': '{field.name}' is missing; it needs {entry.needs}")
     try:
         config = drafter_class.Config(**settings)
     except TypeError as error:

@@ -17,7 +17,7 @@ from foretoken.engine import limits
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
 from foretoken.engine.progress import shown
 from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
-from foretoken.engine.vllm_options import absent, arguments, check_options
+from foretoken.engine.vllm_options import DTYPES, absent, arguments, check_options
 
 # What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
 # are checked before.
@@ -31,6 +31,7 @@ __all__ = ["LLM", "Messages", "Prompt"]
 
 log = logging.getLogger(__name__)
 
+MAX_NUM_SEQS = 16
 PREFIX_BYTES = 2**30  # of the cache of keys and values, where prefixes are kept
 
 
@@ -48,7 +49,7 @@ class LLM:
         device: "auto", "cpu", "cuda", "cuda:N".
         threads: CPU threads for torch; None leaves torch's choice. It is a setting of the process.
         max_model_len: longest sequence, prompt included; None takes the model's limit.
-        max_num_seqs: requests that run at once, at most.
+        max_num_seqs: requests that run at once, at most; None: 16.
         max_rows_per_step: rows (tokens) of one forward, at most: prompts are fed in chunks of what is left.
         seed: fixes the seeds of requests that bring none; None draws fresh ones.
         generation_config: "auto": requests without params take what the checkpoint's ``generation_config.json`` asks
@@ -61,7 +62,7 @@ class LLM:
             CPU, for models that the fused decoder computes.
         enable_prefix_caching: what a request has read is kept, and not read again for a prompt that begins alike
             (engine/prefixes.py). The text is the same; the time to the first token is not, so measurements leave it
-            off. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
+            off, as None does. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
         prefix_cache_bytes: the cache of keys and values is not made larger than this for that purpose.
         others: options of vLLM's ``LLM`` that ask for what is so here (``tensor_parallel_size=1``); one line of the log
             names them, and every other is refused (engine/vllm_options.py).
@@ -79,24 +80,28 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         max_model_len: int | None = None,
-        max_num_seqs: int = 16,
+        max_num_seqs: int | None = MAX_NUM_SEQS,
         max_rows_per_step: int = 512,
         seed: int | None = None,
         generation_config: str = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
         kv_cache_dtype: str = "auto",
-        enable_prefix_caching: bool = False,
+        enable_prefix_caching: bool | None = False,
         prefix_cache_bytes: int = PREFIX_BYTES,
         **others: Any,
     ) -> None:
         check_options(others, [name for name in inspect.signature(LLM).parameters if name != "others"])
+        max_num_seqs = MAX_NUM_SEQS if max_num_seqs is None else max_num_seqs
         limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
         if isinstance(generation_config, str) and generation_config == "vllm":  # its name for the same
             generation_config = "none"
         if not isinstance(generation_config, str) or generation_config not in CHOICES:
             raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
+        enable_prefix_caching = False if enable_prefix_caching is None else enable_prefix_caching
         limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
+        if isinstance(dtype, str):
+            dtype = DTYPES.get(dtype, dtype)
         if threads is not None:
             threads = limits.threads(threads)
         with collector_at_rest():
@@ -124,7 +129,7 @@ class LLM:
         target: LanguageModel,
         *,
         speculative_config: Mapping[str, Any] | None = None,
-        max_num_seqs: int = 16,
+        max_num_seqs: int = MAX_NUM_SEQS,
         max_rows_per_step: int = 512,
         seed: int | None = None,
         default_params: SamplingParams | None = None,
@@ -421,6 +426,11 @@ class LLM:
 
         def __getattr__(self, name: str) -> Any:
             raise absent(name)
+
+    def __reduce__(self) -> Any:  # pickle and copy would end deep in some library
+        raise ConfigError(
+            "an LLM holds a loaded model and cannot be copied or sent: make one in the process that uses it"
+        )
 
     def __enter__(self) -> LLM:
         return self

@@ -59,7 +59,7 @@ class PromptReader:
                 raise InputError(f"{where} is empty: give at least one character")
             _check_unicode(prompt, where)
             ids = list(self._tokenizer(prompt)["input_ids"])
-        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
             ids = [plain(each) for each in prompt]
             for token in ids:
                 if not isinstance(token, int) or isinstance(token, bool):
@@ -96,6 +96,11 @@ class PromptReader:
         name = self._target.name
         if chat_template is not None and not isinstance(chat_template, str):
             raise InputError(f"chat_template must be a text in Jinja, not {type(chat_template).__name__}")
+        if chat_template and "{" not in chat_template:
+            raise InputError(
+                f"chat_template {chat_template!r:.60} says nothing of a conversation: give the text of a template in "
+                "Jinja, not the name of its file"
+            )
         if tools is not None:
             listed = isinstance(tools, Sequence) and not isinstance(tools, (str, bytes))
             if not listed or not all(isinstance(tool, Mapping) for tool in tools):
@@ -153,7 +158,7 @@ def as_list(prompts: Any) -> list[Any]:
     prompts = plain(prompts)
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {type(prompts).__name__}")
     found = [plain(each) for each in prompts]
     if found and all(isinstance(each, int) for each in found):

@@ -145,6 +145,8 @@ class Grammar(Constraint):
     def _refuse_what_is_given_up(self) -> None:
         if self._matcher.is_error():
             why = " ".join(str(self._matcher.get_error()).split("<state>")[0].split())
+            if "NoExtensionBias" in why:  # its word for it
+                raise NothingFits("structured_outputs: no text goes on from here that fits what is asked for")
             raise NothingFits(f"structured_outputs: llguidance gave up behind what is written: {why[:_LONGEST]}")
 
     def _goes(self, path: Sequence[int]) -> bool:

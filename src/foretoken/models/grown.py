@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ _FAMILIES = {
     ),
 }
 FAMILIES = tuple(_FAMILIES)
+
+_BYTES = 2  # of a weight, at least
 
 Read = Callable[[str], tuple[Any, Any]]
 
@@ -201,7 +204,14 @@ def _parse(name: str) -> tuple[Path, float]:
         place = Path(original).expanduser()
     if not (place / "config.json").is_file():
         raise ConfigError(f"model '{name}': '{original}' is no model of the zoo and no folder with a checkpoint in it")
-    return place, float(size[1]) * _UNITS[size[2].lower()]
+    parameters = float(size[1]) * _UNITS[size[2].lower()]
+    needed, there = parameters * _BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:  # the system would end this process, or another one, while the weights are made
+        raise ConfigError(
+            f"model '{name:.60}': its weights would take {needed / 1e9:,.0f} GB, and this machine has "
+            f"{there / 1e9:,.0f} GB of memory; name a smaller size"
+        )
+    return place, parameters
 
 
 def _check_family(model: Any, name: str) -> None:

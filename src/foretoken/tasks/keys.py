@@ -74,7 +74,9 @@ def examples(
         raise ConfigError(f"num_keys={num_keys} must be from 1 to {len(_OWNERS)}")
     needed = count(_prompt([key_line(owner, 10000) for owner in _OWNERS[:num_keys]], _OWNERS[0]))
     if length < needed * 1.2:
-        raise ConfigError(f"length={length} has no room for {num_keys} keys and text between them: give {needed * 2}")
+        raise ConfigError(
+            f"prompts of length={length} tokens have no room for {num_keys} keys and text between: give {needed * 2}"
+        )
     return only(split, _draw(Random(f"keys {seed}"), length, num_keys, filler or plain_sentence, count))
 
 

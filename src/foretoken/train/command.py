@@ -84,10 +84,10 @@ class Common:
 
     out: Annotated[Path, OUT]
     seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0)] = 0
-    device: Annotated[str, Option("cpu or cuda.")] = "cpu"
+    device: Annotated[str, Option("auto, cpu or cuda.")] = "cpu"
     threads: Annotated[int | None, Option("CPU threads; default: torch's own choice.", metavar="N", least=1)] = None
     as_json: Annotated[bool, Option("The record of the run as one JSON object on stdout.", name="json")] = False
-    verbose: Annotated[bool, Option("Let the libraries talk.")] = False
+    verbose: Annotated[bool, Option("Show what the libraries print, and tracebacks of internal errors.")] = False
 
     @property
     def place(self) -> Path:

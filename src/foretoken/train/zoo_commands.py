@@ -17,12 +17,12 @@ class When(str, Enum):
     """When to compile: ``auto`` is where there is a GPU, since that is where it pays."""
 
     auto = "auto"
-    yes = "yes"
-    no = "no"
+    on = "on"
+    off = "off"
 
-    def on(self, device: str) -> bool:
+    def holds(self, device: str) -> bool:
         """Whether to compile for a device."""
-        return device != "cpu" if self is When.auto else self is When.yes
+        return device != "cpu" if self is When.auto else self is When.on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def train_base(config: BaseConfig, session: Session) -> dict[str, Any]:
             chosen,
             sources,
             out,
-            compiled=config.compiled.on(config.device),
+            compiled=config.compiled.holds(config.device),
             **config.loop(chosen.bounds, report, session),
         )
 
@@ -130,7 +130,7 @@ def train_draft(config: DraftConfig, session: Session) -> dict[str, Any]:
             recipe,
             sources,
             config.out,
-            compiled=config.compiled.on(config.device),
+            compiled=config.compiled.holds(config.device),
             **config.loop(recipe.bounds, report, session),
         )
     after = acceptance.measure(config.target, {**chain, "model": str(config.out)}, prompts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from foretoken.cli.main import app, main
 from foretoken.cli.options import name_values
 from foretoken.cli.outputs import json_in_a_file
 from foretoken.cli.renamed import remedy
+from foretoken.core.errors import ModelError
 
 _OF_ITS_OWN = {"--help", "--install-completion", "--show-completion"}  # typer's
 
@@ -63,6 +65,9 @@ def test_switches_take_no_value_and_values_have_a_word():
             assert option.metavar == "", f"{command} {name} looks as if it took a value"
         elif option.metavar is None:
             assert option.type_descriptor.annotation is not str, f"{command} {name} has no word for its value"
+        else:
+            assert not option.metavar.startswith("<"), f"{command} {name}: choices are written a|b|c"
+            assert {"yes", "no"}.isdisjoint(option.metavar.split("|")), f"{command} {name}: switches are on and off"
 
 
 def test_short_names_belong_to_one_long_name():
@@ -71,6 +76,75 @@ def test_short_names_belong_to_one_long_name():
         if not name.startswith("--"):
             long.setdefault(name, set()).add(max(option.opts, key=len))
     assert {name: names for name, names in long.items() if len(names) > 1} == {}
+
+
+OF_A_MODEL = {
+    *("--dtype", "--kv-cache-dtype", "--device", "--threads", "--trust-remote-code", "--revision", "--max-model-len")
+}
+_TOKENIZER = "reads the tokenizer alone"
+_DENSE = "reads a text, or has one written, to count in it: keys and values in codes would only blur the counts"
+_HEADS = "heads are trained by the folder of a target, in its own dtype, on a CPU; the text part of it alone"
+LEFT_OUT = {  # command -> (what it does not have, why)
+    "analyze scaling": (OF_A_MODEL - {"--threads"}, _HEADS),
+    "calibrate sparse": ({"--kv-cache-dtype"}, _DENSE),
+    "calibrate vocabulary": ({"--kv-cache-dtype"}, _DENSE),
+    "datastore append": (OF_A_MODEL, _TOKENIZER),
+    "datastore build": (OF_A_MODEL, _TOKENIZER),
+}
+
+
+def test_whatever_loads_a_model_has_the_options_of_a_model():
+    names: dict[str, set[str]] = {}
+    for command, name, option in options():
+        names.setdefault(command, set()).add("--model" if option.opts == ["model"] else name)
+    names["serve"].add("--model")  # its argument
+    found = {command: OF_A_MODEL - has for command, has in names.items() if "--model" in has}
+    assert len(found) > 12
+    assert {command: missing for command, missing in found.items() if missing} == {
+        command: missing for command, (missing, _) in LEFT_OUT.items()
+    }
+
+
+LOADING = [
+    "generate hello",
+    "chat",
+    "serve zoo:draft",
+    "batch {requests} --out {out}",
+    "eval --task arithmetic",
+    "certify --method ngram",
+    "bench --methods ngram",
+    "bench verify",
+    "rag --passages {texts} --questions {records} --retriever bm25",
+    "analyze acceptance",
+    "analyze tradeoff --rules typical",
+    "calibrate sparse --model zoo:moe --corpus {texts} --out {out}",
+    "calibrate scylla --model zoo:base --head {folder}",
+    "calibrate vocabulary --model zoo:base --corpus {texts} --size 8 --out {out}",
+]
+
+
+@pytest.mark.parametrize("command", LOADING, ids=[" ".join(each.split()[:2]) for each in LOADING])
+def test_the_options_reach_what_loads_it(command, tmp_path, monkeypatch, capsys):
+    """The first thing that loads a model is told what was typed."""
+    records, texts = tmp_path / "records.jsonl", tmp_path / "texts.jsonl"
+    records.write_text('{"prompt": "Hi."}\n')
+    texts.write_text('{"text": "Hello there."}\n')
+    requests = tmp_path / "requests.jsonl"
+    body = {"model": "zoo:base", "messages": [{"role": "user", "content": "Hi."}]}
+    requests.write_text(json.dumps({"custom_id": "1", "url": "/v1/chat/completions", "method": "POST", "body": body}))
+    told: list[dict[str, Any]] = []
+
+    def listen(name: str, **typed: Any) -> None:
+        told.append(typed)
+        raise ModelError("not today")
+
+    monkeypatch.setattr("foretoken.models.load.load", listen)
+    files = {"records": records, "texts": texts, "requests": requests, "out": tmp_path / "out", "folder": tmp_path}
+    typed = "--revision v2 --max-model-len 99 --trust-remote-code --device cpu --dtype float32"
+    assert main([*command.format(**files).split(), *typed.split()]) == 1, capsys.readouterr().err
+    assert "not today" in capsys.readouterr().err
+    expected = {"revision": "v2", "max_length": 99, "trust_remote_code": True, "device": "cpu", "dtype": "float32"}
+    assert expected.items() <= told[0].items()
 
 
 OLD = [

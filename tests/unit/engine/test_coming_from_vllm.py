@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
 import json
 import logging
+import pickle
 from functools import cache
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from foretoken import LLM, AsyncLLM, SamplingParams, zoo
 from foretoken.core.errors import ConfigError, InputError, ModelError
 from foretoken.engine.totals import Counter, Gauge, Vector
+from foretoken.engine.vllm_options import check_options
 from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, target, with_config
 
 QUESTION = [
@@ -241,6 +245,179 @@ def test_options_that_cannot_be_had_are_refused_by_name(options, message):
         LLM(**{"model": "zoo:base", **options})
 
 
+OF_THE_ENGINE = [  # value that vLLM has by default -> arguments of its engine, of versions 0.7 to 0.15
+    (
+        None,
+        (
+            *("served_model_name", "tokenizer", "hf_config_path", "allowed_media_domains", "download_dir", "task"),
+            *("safetensors_load_strategy", "cuda_graph_sizes", "cudagraph_capture_sizes", "max_cudagraph_capture_size"),
+            *(
+                "distributed_executor_backend",
+                "data_parallel_rank",
+                "data_parallel_start_rank",
+                "kv_cache_memory_bytes",
+            ),
+            *("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "all2all_backend"),
+            *("max_parallel_loading_workers", "block_size", "code_revision", "rope_scaling", "rope_theta", "hf_token"),
+            *("hf_overrides", "tokenizer_revision", "quantization", "limit_mm_per_prompt", "media_io_kwargs"),
+            *("mm_processor_kwargs", "mm_processor_cache_type", "mm_encoder_attn_backend", "io_processor_plugin"),
+            *("default_mm_loras", "max_cpu_loras", "num_gpu_blocks_override", "model_loader_extra_config"),
+            *("ignore_patterns", "enable_chunked_prefill", "structured_outputs_config", "guided_decoding_backend"),
+            *("guided_decoding_disable_fallback", "guided_decoding_disable_any_whitespace", "preemption_mode"),
+            *("guided_decoding_disable_additional_properties", "logits_processor_pattern", "eplb_config"),
+            *("show_hidden_metrics_for_version", "otlp_traces_endpoint", "collect_detailed_traces", "scheduler_cls"),
+            *(
+                "pooler_config",
+                "override_pooler_config",
+                "compilation_config",
+                "kv_transfer_config",
+                "kv_events_config",
+            ),
+            *("override_generation_config", "override_attention_dtype", "mamba_block_size", "additional_config"),
+            *("logits_processors", "attention_backend", "attention_config", "kernel_config", "profiler_config"),
+            *("weight_transfer_config", "ec_transfer_config", "long_lora_scaling_factors", "optimization_level"),
+            *("speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max", "ngram_prompt_lookup_min"),
+            *("speculative_draft_tensor_parallel_size", "speculative_disable_by_batch_size", "max_num_batched_tokens"),
+            *("typical_acceptance_sampler_posterior_alpha", "typical_acceptance_sampler_posterior_threshold"),
+            *(
+                "disable_logprobs_during_spec_decoding",
+                "tokenizer_pool_extra_config",
+                "reasoning_config",
+                "mamba_config",
+            ),
+        ),
+    ),
+    (
+        False,
+        (
+            *("skip_tokenizer_init", "enable_prompt_embeds", "data_parallel_hybrid_lb", "enable_expert_parallel"),
+            *("enable_dbo", "disable_nccl_for_dp_synchronization", "enable_eplb", "disable_sliding_window"),
+            *(
+                "disable_cascade_attn",
+                "disable_log_stats",
+                "aggregate_engine_logging",
+                "enforce_eager",
+                "async_scheduling",
+            ),
+            *(
+                "disable_custom_all_reduce",
+                "enable_mm_embeds",
+                "interleave_mm_strings",
+                "disable_mm_preprocessor_cache",
+            ),
+            *("skip_mm_profiling", "enable_lora", "fully_sharded_loras", "ray_workers_use_nsight", "enable_sleep_mode"),
+            *("disable_chunked_mm_input", "disable_hybrid_kv_cache_manager", "calculate_kv_scales", "enable_lora_bias"),
+            *("kv_sharing_fast_prefill", "disable_async_output_proc", "enable_prompt_adapter", "disable_log_requests"),
+            *("enable_log_requests", "enable_return_routed_experts", "speculative_disable_mqa_scorer"),
+        ),
+    ),
+    ("", ("allowed_local_media_path", "reasoning_parser", "worker_extension_cls", "model_weights")),
+    (
+        "auto",
+        (
+            *("runner", "convert", "tokenizer_mode", "load_format", "config_format", "lora_dtype", "worker_cls"),
+            *("model_impl", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "moe_backend"),
+        ),
+    ),
+    (
+        0,
+        (
+            *("num_redundant_experts", "cpu_offload_gb", "long_prefill_token_threshold", "num_lookahead_slots"),
+            *("video_pruning_rate", "scheduler_delay_factor", "tokenizer_pool_size"),
+        ),
+    ),
+    (
+        1,
+        (
+            *("pipeline_parallel_size", "tensor_parallel_size", "decode_context_parallel_size", "data_parallel_size"),
+            *("max_num_partial_prefills", "max_long_partial_prefills", "num_scheduler_steps", "stream_interval"),
+            *("max_loras", "use_v2_block_manager", "multi_step_stream_outputs", "use_tqdm_on_load"),
+        ),
+    ),
+    (16, ("max_lora_rank",)),
+    (256, ("lora_extra_vocab_size",)),
+    ("mp", ("data_parallel_backend",)),
+    ("fcfs", ("scheduling_policy",)),
+    ("linear", ("expert_placement_strategy",)),
+    ("sha256", ("prefix_caching_hash_algo",)),
+    ("cpu", ("pt_load_map_location",)),
+    ("raw_logprobs", ("logprobs_mode",)),
+    ("weights", ("mm_encoder_tp_mode",)),
+    ("rejection_sampler", ("spec_decoding_acceptance_method",)),
+    (0.9, ("gpu_memory_utilization", "swap_space", "mm_processor_cache_gb", "max_seq_len_to_capture", "max_logprobs")),
+]
+OF_A_REQUEST = [  # the same for its sampling params
+    (
+        None,
+        (
+            *("best_of", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "stream_interval"),
+            *("guided_decoding", "extra_args", "skip_reading_prefix_cache", "thinking_token_budget", "output_kind"),
+            *(
+                "repetition_detection",
+                "trace_decode_token_ids",
+                "logits_processors",
+                "stop_token_ids",
+                "truncation_side",
+            ),
+        ),
+    ),
+    (False, ("flat_logprobs", "skip_clone", "use_beam_search", "early_stopping")),
+    (True, ("detokenize", "spaces_between_special_tokens")),
+    (0, ("output_text_buffer_length", "routed_experts_prompt_start")),
+]
+OF_SPECULATION = [  # and for its speculative_config
+    (
+        None,
+        (
+            *("enforce_eager", "draft_tensor_parallel_size", "tensor_parallel_size", "quantization", "moe_backend"),
+            *("attention_backend", "kv_cache_dtype", "max_model_len", "revision", "code_revision", "draft_load_config"),
+            *("index_share_for_mtp_iteration", "num_speculative_tokens_per_batch_size", "dspark_draft_topk", "model"),
+            *("synthetic_acceptance_rates", "synthetic_acceptance_length", "speculative_token_tree", "posterior_alpha"),
+            *("disable_by_batch_size", "posterior_threshold", "prompt_lookup_min", "prompt_lookup_max"),
+        ),
+    ),
+    (
+        False,
+        (
+            *("disable_padded_drafter_batch", "disable_eagle_block_drop", "use_local_argmax_reduction"),
+            *("use_heterogeneous_vocab", "parallel_drafting", "enable_adaptive_verification", "disable_mqa_scorer"),
+            "disable_logprobs",
+        ),
+    ),
+]
+KNOWN = [name for name in inspect.signature(LLM).parameters if name != "others"]
+UNHELPFUL = ("did you mean", "known:", "unexpected keyword")
+
+
+def answers(call, table):
+    """What is said of every argument, with its default and with a value that asks for something."""
+    for value, names in table:
+        for name in names:
+            for odd, given in ((False, value), (True, {"odd": 1})):
+                try:
+                    call(**{name: given})
+                except ConfigError as error:
+                    yield name, odd, str(error)
+                else:
+                    yield name, odd, ""
+
+
+@pytest.mark.parametrize(
+    ("call", "table"),
+    [
+        (lambda **given: check_options(given, KNOWN), OF_THE_ENGINE),
+        (SamplingParams, OF_A_REQUEST),
+        (lambda **given: LLM.from_target(target(), speculative_config={"method": "ngram", **given}), OF_SPECULATION),
+    ],
+    ids=["LLM", "SamplingParams", "speculative_config"],
+)
+def test_every_argument_of_vllm_s_has_an_answer_of_its_own(call, table):
+    said = list(answers(call, table))
+    assert len(said) > 30
+    assert [(name, answer) for name, odd, answer in said if answer and not odd] == []  # its defaults are taken
+    assert [(name, answer) for name, _, answer in said if any(each in answer for each in UNHELPFUL)] == []
+
+
 def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
     with caplog.at_level(logging.WARNING):
         llm = LLM(model="zoo:draft", tensor_parallel_size=1, gpu_memory_utilization=0.9, dtype=target().dtype)
@@ -267,6 +444,10 @@ def test_options_that_ask_for_what_is_so_are_taken_and_named(caplog):
         (lambda: base().chat(QUESTION, chat_template_kwargs=5), InputError, "chat_template_kwargs must be a mapping"),
         (lambda: SamplingParams(length_penalty=1.0), ConfigError, "there is no beam search"),
         (lambda: base().generate(b"x"), InputError, "not bytes"),
+        (lambda: base().generate(bytearray(b"x")), InputError, "not bytearray"),
+        (lambda: base().chat(QUESTION, chat_template="my.jinja"), InputError, "'my.jinja' says nothing of a conversat"),
+        (lambda: pickle.dumps(base()), ConfigError, "make one in the process that uses it"),
+        (lambda: copy.copy(base()), ConfigError, "make one in the process that uses it"),
         (lambda: base().generate("\ud800"), InputError, "not valid Unicode"),
         (lambda: base().generate(None), InputError, "not NoneType"),
         (lambda: base().chat(None), InputError, "not NoneType"),
@@ -328,7 +509,8 @@ def test_what_vllm_has_by_default_is_taken():
     assert SamplingParams(structured_outputs=nothing) == SamplingParams(structured_outputs={"choice": ["a"]})
     (out,) = base().chat(QUESTION, SamplingParams(max_tokens=1), chat_template_content_format="auto")
     assert out.finished
-    llm = LLM("zoo:draft", generation_config="vllm", tokenizer_revision=None, hf_overrides=None, convert="auto")
+    llm = LLM("zoo:draft", generation_config="vllm", tokenizer_revision=None, max_num_seqs=None, dtype="float")
+    assert llm.target.precision == "float32"
     assert llm.default_params == SamplingParams()
     prompt = {"prompt": "x", "multi_modal_data": None}
     assert llm.generate(prompt, SamplingParams(max_tokens=1))[0].prompt == "x"
@@ -353,6 +535,11 @@ def test_vllm_s_example_of_a_head(tmp_path):
         ({"method": "ngram", "disable_by_batch_size": 8}, "leave it out"),
         ({"method": "ngram", "speculative_token_tree": "[(0,)]"}, "tree="),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, "max_match"),
+        ({"method": "ngram", "model": "x"}, "drafts without a second model"),
+        ({"method": "draft_model"}, "'model' is missing; it needs a checkpoint"),
+        ({"method": "qwen3_next_mtp"}, "called 'mtp'"),
+        ({"method": "custom_class"}, "instance of your own"),
+        ({"method": "dflash"}, "'diffuspec' comes nearest"),
     ],
 )
 def test_keys_of_vllm_s_speculation_that_are_not_here(config, message):
@@ -374,6 +561,37 @@ def test_keys_of_vllm_s_speculation_that_are_not_here(config, message):
 def test_names_of_vllm_s_that_are_not_here_say_what_takes_their_place(name, instead):
     with pytest.raises(ImportError, match=f"foretoken has no '{name}': .*{instead}"):
         exec(f"from foretoken import {name}")
+
+
+def test_submodules_that_code_for_vllm_imports():
+    from foretoken.inputs import TextPrompt, TokensPrompt
+    from foretoken.outputs import CompletionOutput, RequestOutput
+    from foretoken.sampling_params import SamplingParams as Params
+    from foretoken.sampling_params import StructuredOutputsParams
+
+    assert Params is SamplingParams
+    wanted = StructuredOutputsParams(choice=["yes", "no"], disable_any_whitespace=False)
+    tokens = prompt_ids("Is it warm?")
+    (out,) = base().generate(TokensPrompt(prompt_token_ids=tokens), Params(structured_outputs=wanted))
+    assert isinstance(out, RequestOutput)
+    assert isinstance(out.outputs[0], CompletionOutput)
+    (same,) = base().generate(TextPrompt(prompt="Is it warm?"), Params(structured_outputs={"choice": ["yes", "no"]}))
+    assert (out.text, out.prompt_token_ids) == (same.text, same.prompt_token_ids)
+    assert out.text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("from foretoken.sampling_params import BeamSearchParams", "n=4"),
+        ("from foretoken.sampling_params import GuidedDecodingParams", "structured_outputs="),
+        ("from foretoken.outputs import PoolingRequestOutput", "PoolingRequestOutput"),
+        ("from foretoken.inputs import cli", "cli"),
+    ],
+)
+def test_other_names_of_these_submodules_say_what_takes_their_place(line, instead):
+    with pytest.raises(ImportError, match=instead):
+        exec(line)
 
 
 def test_log_probabilities_say_how_they_are_read():

@@ -166,6 +166,7 @@ def test_an_unknown_part(tmp_path: Path) -> None:
         ("grown::100m", "write grown:NAME:SIZE"),
         ("grown:base:large", "write grown:NAME:SIZE"),
         ("grown:base:-5m", "write grown:NAME:SIZE"),
+        ("grown:base:9999999b", "of memory; name a smaller size"),
         ("grown:base:10m", "the original has 15.7 M parameters; name a size beyond that"),
         ("grown:zoo:bsae:100m", "did you mean 'base'"),
         ("grown:/nowhere:100m", "'/nowhere' is no model of the zoo and no folder with a checkpoint"),

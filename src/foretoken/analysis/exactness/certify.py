@@ -20,7 +20,7 @@ from typing import Any
 
 from foretoken import catalog
 from foretoken.analysis.exactness.certificate import Certificate
-from foretoken.analysis.exactness.on_models import draft_law, drafts, greedy_text, same_stream, tokens_of
+from foretoken.analysis.exactness.on_models import check_room, draft_law, drafts, greedy_text, same_stream, tokens_of
 from foretoken.analysis.exactness.on_tables import closed_form, teeth
 from foretoken.analysis.exactness.sampled_law import sampled_law
 from foretoken.core.draft import PointMass, Tabulated
@@ -40,8 +40,10 @@ def certify(
     model: str = "zoo:base",
     dtype: str = "float32",
     kv_cache_dtype: str = "auto",
+    revision: str | None = None,
     quick: bool = False,
     progress: Callable[[str], None] | None = None,
+    **placement: Any,
 ) -> Certificate:
     """Prove what a recipe promises, or show where it fails.
 
@@ -50,8 +52,10 @@ def certify(
         settings: the other keys of ``speculative_config``.
         model: the real model.
         dtype, kv_cache_dtype: it is loaded in; of "int8" and "int4" the promise is about the rounded model.
+        revision: of a hub id: a branch, a tag or a commit.
         quick: fewer models, prompts and samples: the same parts with less power.
         progress: called with a line before each part.
+        placement: ``device``, ``max_model_len`` and ``trust_remote_code`` of :class:`~foretoken.LLM`.
     Raises:
         ConfigError: the recipe cannot be built, or promises nothing that could be proved.
     """
@@ -62,7 +66,9 @@ def certify(
     settings = dict(settings or {})
     _check_lossless(method, settings)
     say(f"loading {model} in {dtype}")
-    plain_llm = LLM(model, dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_num_seqs=64, max_rows_per_step=1024)
+    loaded_in: dict[str, Any] = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "revision": revision, **placement}
+    plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **loaded_in)
+    check_room(plain_llm, quick=quick)
     # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
@@ -71,6 +77,8 @@ def certify(
             f"{recipe.why_approximate} is approximate by design: this recipe is not lossless and gets no "
             "certificate; leave that out for one that is"
         )
+    if method != "none" and recipe.num_nodes == 0:
+        raise ConfigError("num_speculative_tokens=0 drafts nothing, so there is nothing to prove: leave it out")
     rules = rules_of(recipe)
     samples = any(rule.name != "greedy" for rule in rules)
     drafted = Metrics()
@@ -101,7 +109,8 @@ def certify(
         sections.append(same_stream(plain, speculative, quick=quick))
     if method != "none":
         sections.append(drafts(drafted))
-    certified = str(model) if dtype == "float32" else f"{model} in {dtype}"
+    certified = str(model) if revision is None else f"{model} at {revision}"
+    certified += "" if dtype == "float32" else f" in {dtype}"
     return Certificate(
         method,
         settings,

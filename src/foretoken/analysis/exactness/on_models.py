@@ -8,6 +8,7 @@ from typing import Any
 
 from foretoken.analysis.exactness.certificate import Section
 from foretoken.analysis.exactness.recipe_law import Choosy, HashedStops, text_law
+from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 
@@ -37,6 +38,24 @@ Generate = Callable[[Sequence[str], Sequence[SamplingParams]], list[list[int]]]
 """Token ids that an engine gives for prompts, each with its parameters."""
 
 
+def check_room(llm: Any, *, quick: bool) -> None:
+    """Refuse a model whose context does not hold the prompts and their answers in full.
+
+    Raises:
+        ConfigError: says how many tokens are needed.
+    """
+    longest = max(len(llm.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS) + _answer_tokens(quick)
+    if llm.target.max_length < longest:
+        raise ConfigError(
+            f"a certificate needs a context of {longest} tokens; '{llm.target.name}' has {llm.target.max_length} here"
+        )
+
+
+def _answer_tokens(quick: bool) -> int:
+    """Of a greedy text, at most."""
+    return 32 if quick else 128
+
+
 def tokens_of(llm: Any, counted: Metrics, *, scripted: bool = False) -> Generate:
     """Token ids by an engine; ``scripted`` lets a script stop the drafts of seeded requests, each at other places."""
 
@@ -60,7 +79,7 @@ def tokens_of(llm: Any, counted: Metrics, *, scripted: bool = False) -> Generate
 def greedy_text(plain: Generate, speculative: Generate, *, quick: bool = False) -> Section:
     """Token ids at temperature 0, with and without speculation."""
     prompts = PROMPTS[:3] if quick else PROMPTS
-    params = [SamplingParams(max_tokens=32 if quick else 128)] * len(prompts)
+    params = [SamplingParams(max_tokens=_answer_tokens(quick))] * len(prompts)
     differences = _differences(prompts, plain(prompts, params), speculative(prompts, params))
     num_tokens = params[0].max_tokens
     summary = f"{len(prompts) - len(differences)} of {len(prompts)} prompts equal, up to {num_tokens} tokens each"

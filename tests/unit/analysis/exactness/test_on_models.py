@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from foretoken.analysis.exactness.certify import certify
 from foretoken.analysis.exactness.on_models import greedy_text, same_stream
+from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from helpers.table_engine import engine
 
@@ -20,3 +24,8 @@ def test_greedy_text_and_same_stream_report_the_first_difference() -> None:
         return [tokens[:5] for tokens in engine()(prompts, params)]
 
     assert greedy_text(engine(), shortened, quick=True).details["differences"][0]["position"] == 5
+
+
+def test_a_context_without_room_for_the_texts_is_told_before_the_work() -> None:
+    with pytest.raises(ConfigError, match=r"needs a context of 6\d tokens; 'zoo:draft' has 20 here"):
+        certify("ngram", model="zoo:draft", max_model_len=20, quick=True)

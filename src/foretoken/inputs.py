@@ -1,0 +1,32 @@
+"""Prompts under the names that code for vLLM imports from here; a plain mapping with the same key does, too."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import foretoken
+
+__all__ = ["TextPrompt", "TokensPrompt"]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text.
+
+    Attributes:
+        prompt: the text; the tokenizer's own special tokens are added.
+    """
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as the model reads it.
+
+    Attributes:
+        prompt_token_ids: all of them, special tokens included.
+    """
+
+    prompt_token_ids: list[int]
+
+
+__getattr__ = foretoken.__getattr__  # says what takes the place of other names
