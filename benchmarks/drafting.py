@@ -145,6 +145,7 @@ def _row(temperature: float, task: str, label: str, total: Total, plain: Total) 
         "milliseconds_per_accepted": (
             round(milliseconds / metrics.num_accepted_tokens, 4) if metrics.num_accepted_tokens else None
         ),
+        "step_milliseconds": round(1000 * metrics.tokens_per_step / metrics.tokens_per_second, 3),
         "speedup": round(metrics.tokens_per_second / plain.metrics.tokens_per_second, 3),
         "processor_speedup": round(_by_processor(total) / _by_processor(plain), 3),
         "unequal_outputs": total.unequal if temperature == 0 else None,
@@ -157,10 +158,19 @@ def _by_processor(total: Total) -> float:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    names = ("accepted_length", "draft_milliseconds", "milliseconds_per_accepted", "speedup")
+    names = ("accepted_length", "draft_milliseconds", "milliseconds_per_accepted", "step_milliseconds", "speedup")
     names = (*names, "processor_speedup", "unequal_outputs")
     table = Table(
-        "T", "task", "method", "accepted", "ms a draft", "ms an accepted token", "speed", "by processor", "unequal"
+        "T",
+        "task",
+        "method",
+        "accepted",
+        "ms a draft",
+        "ms an accepted token",
+        "ms a step",
+        "speed",
+        "by processor",
+        "unequal",
     )
     for row in sorted(rows, key=lambda each: (each["temperature"], each["task"])):
         shown = ["-" if row[name] is None else str(row[name]) for name in names]

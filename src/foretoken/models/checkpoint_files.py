@@ -136,7 +136,7 @@ class CheckpointFiles:
                 auto_class(self.config), self.source, self.config, settings, dtype, str(name), **options
             )
         try:
-            with _quiet():
+            with quiet():
                 model, report = auto_class(self.config).from_pretrained(
                     self.source,
                     dtype=dtype,
@@ -241,7 +241,7 @@ def _check_whole(report: Any, name: str | Path) -> None:
 def reported(problem: str, name: str | Path) -> Iterator[None]:
     """Turn whatever the library raises for a file that it cannot use into one line with the remedy."""
     try:
-        with _quiet():
+        with quiet():
             yield
     except Exception as error:
         # a damaged file fails wherever the library first stumbles over it; the remedy is the same
@@ -259,8 +259,8 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the library's progress bars and advice off the terminal while loading; errors still raise."""
+def quiet() -> Iterator[None]:
+    """Keep the library's progress bars and advice off the terminal while it loads or saves; errors still raise."""
     log = logging.getLogger("transformers")
     level = log.level
     bars = transformers.utils.logging.is_progress_bar_enabled()

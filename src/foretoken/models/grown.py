@@ -5,13 +5,21 @@ than a large model's. A grown model has the texts of the one and the steps of th
 preserves the function, after Net2Net (Chen et al., 2016):
 
 * Width. The residual stream holds c copies of the original's. A matrix computes every output c times, and reads the
-  copies in shares that sum to one; so do the heads, whose number grows, and whose size stays. The root mean square of
-  a vector is that of its copies, so norms are copied. The shares are powers of two (c = 3: 1/2, 1/4, 1/4), hence no
-  weight is rounded, in any dtype. An embedding that is also the head cannot carry shares: the final norm does.
+  copies in shares that sum to one; so do the heads, whose number grows, and whose size stays. Mean and root mean square
+  of a vector are those of its copies, so norms are copied. The shares are powers of two (c = 3: 1/2, 1/4, 1/4), hence
+  no weight is rounded, in any dtype. An embedding that is also the head cannot carry shares: the final norm does.
+* A final norm of gain 1 + w (Gemma, Nemotron) cannot carry shares without rounding w. There the first copies have the
+  gain in full, and the others w = -1, which is none. Gemma scales its embedding by the root of the width, hence by
+  sqrt(c) more: the embedding is divided by that, which is exact for c = 4 and 16 only, and so its head; sqrt(c) copies
+  of the final norm have the gain.
+* Experts grow each for itself, and their number stays; a router reads shares, and its outputs are those it was.
 * Depth. New layers are copies of the layer before them whose output matrices are zero. They are spread evenly, so that
   a share of the depth stays about the same share of the computation.
 * Mixers of states grow as attentions do: heads and groups by copies, heads and states of the same size. What their in
-  projection and their convolution have of each kind (z, x, B, C, dt) is copied kind by kind.
+  projection and their convolution have of each kind (z, x, B, C, dt) is copied kind by kind; so is what other matrices
+  hold side by side (queries, keys and values; gates and what they gate).
+
+Which sides of a parameter grow is read off a wider model of the same class, not said here: it has no memory.
 
 The grown weights are dense matrices like any others: reading and multiplying them costs what it costs in a model that
 was trained at this size. They lie in the user's cache folder, made once in seconds, and can be deleted at any time.
@@ -22,22 +30,22 @@ Letters: O outputs, I inputs of a matrix; c copies; of a mixer N states, P width
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from foretoken import zoo
-from foretoken.core.errors import ConfigError, UnsupportedArchitecture
+from foretoken.core.errors import ConfigError, MismatchError, UnsupportedArchitecture
 from foretoken.core.files import folder_made_once
+from foretoken.models.checkpoint_files import quiet
 from foretoken.models.fingerprint import fingerprint
 
 PREFIX = "grown:"
@@ -47,9 +55,21 @@ _MOST_COPIES = 16
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 _UNITS = {"m": 1e6, "b": 1e9}
 
-_LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
-_HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+_PER_LAYER = ("layer_types", "layers_block_type", "no_rope_layers")  # lists in a configuration
 _MIXER = r"(in_proj|out_proj|conv1d)\.(weight|bias)|norm\.weight|dt_bias|A_log|D"
+_NORMS = r"\w*(layernorm|layer_norm)\.(weight|bias)"
+_ATTENTION = r"self_attn\.([qkvo]_proj|qkv_proj|dense|out_proj)\.(weight|bias)|self_attn\.([qk]_norm\.weight|sinks)"
+_MLP = (
+    r"(mlp|feed_forward|mlp\.shared_experts?)\.(gate|up|down|gate_up)_proj\.(weight|bias)"
+    r"|(mlp\.)?(fc1|fc2|c_fc|c_proj)\.(weight|bias)"
+)
+_EXPERTS = (
+    r"(mlp|block_sparse_moe)\.experts\.(gate_up|down)_proj(_bias)?|mlp\.shared_expert_gate\.weight"
+    r"|(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias|e_score_correction_bias)"
+    r"|shared_mlp\.(input|output)_linear\.weight"
+)
+_LATENT = r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|[qk]v?_a_layernorm)\.(weight|bias)"
+_HALVES = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +78,157 @@ class _Family:
 
     Attributes:
         body: what holds everything but the head.
-        embedding, final_norm: of the body.
+        layers: of the body.
+        embeddings, final_norm: of the body.
         parts: what a layer may have, a regular expression.
         outputs: whatever a layer adds to the stream goes through these.
-        widened: of the configuration, what has a factor of c.
+        widened: of the configuration, what has a factor of c, where it is there.
         mixer: of a layer, where it has one.
+        packed: what holds several matrices side by side -> their proportions; (): queries, keys, values.
+        inputs_first: whether matrices are [I, O]; of experts only: their names.
+        offset: whether the gain of the final norm is 1 + w.
+        scaled: whether the embedding is multiplied by the root of the width.
     """
 
     body: str = "model"
-    embedding: str = "embed_tokens.weight"
-    final_norm: str = "norm.weight"
-    parts: str = (
-        r"self_attn\.[qkvo]_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight"
-        r"|mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight"
+    layers: str = "layers"
+    embeddings: tuple[str, ...] = ("embed_tokens",)
+    final_norm: str = "norm"
+    parts: str = "|".join((_ATTENTION, _MLP, _EXPERTS, _NORMS))
+    outputs: tuple[str, ...] = (
+        "self_attn.o_proj",
+        "mlp.down_proj",
+        "mlp.experts.down_proj",
+        "mlp.shared_expert.down_proj",
+        "mlp.shared_experts.down_proj",
+        "block_sparse_moe.experts.down_proj",
+        "shared_mlp.output_linear",
     )
-    outputs: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
-    widened: tuple[str, ...] = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    widened: tuple[str, ...] = (
+        "hidden_size",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
     mixer: str | None = None
+    packed: Mapping[str, tuple[int, ...]] = field(
+        default_factory=lambda: {
+            "mlp.gate_up_proj": _HALVES,
+            "mlp.experts.gate_up_proj": _HALVES,
+            "block_sparse_moe.experts.gate_up_proj": _HALVES,
+            "shared_mlp.input_linear": _HALVES,
+            "self_attn.qkv_proj": (),
+        }
+    )
+    inputs_first: str | None = None
+    offset: bool = False
+    scaled: bool = False
+
+    def layer_of(self, part: str) -> tuple[int, str] | None:
+        """Which layer a parameter is of, and its name there; None: of none."""
+        found = re.fullmatch(rf"{re.escape(self.body)}\.{self.layers}\.(\d+)\.(.+)", part)
+        return None if found is None else (int(found[1]), found[2])
 
     def knows(self, part: str) -> bool:
         """Whether it is known what becomes of a parameter."""
-        layer = _LAYER.fullmatch(part)
-        if layer is not None and part.startswith(self.body):
-            return re.fullmatch(self.parts, layer[2]) is not None
-        return part in (f"{self.body}.{self.embedding}", f"{self.body}.{self.final_norm}", "lm_head.weight")
+        layer = self.layer_of(part)
+        if layer is not None:
+            return re.fullmatch(self.parts, layer[1]) is not None
+        return part in ("lm_head.weight", "lm_head.bias") or self.embeds(part) or self.norms_last(part)
+
+    def embeds(self, part: str) -> bool:
+        """Whether a parameter is a table that begins the stream."""
+        return part in (f"{self.body}.{each}.weight" for each in self.embeddings)
+
+    def norms_last(self, part: str) -> bool:
+        """Whether a parameter is of the final norm."""
+        return part in (f"{self.body}.{self.final_norm}.{each}" for each in ("weight", "bias"))
+
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of copies that no weight is rounded for."""
+        return tuple(count for count in range(1, _MOST_COPIES + 1) if not self.scaled or count in (1, 4, 16))
+
+    def input_axis(self, part: str) -> int | None:
+        """The side of a matrix that reads the stream, or what was read from it; None: a bias (of experts, [E, O])."""
+        if part.endswith("bias"):
+            return None
+        return -2 if self.inputs_first is not None and re.fullmatch(self.inputs_first, part) else -1
 
 
 _LLAMA = _Family()
+_HYBRID = replace(
+    _LLAMA,
+    final_norm="final_layernorm",
+    parts=rf"{_LLAMA.parts}|mamba\.({_MIXER})",
+    outputs=(*_LLAMA.outputs, "mamba.out_proj", "feed_forward.down_proj"),
+    widened=(*_LLAMA.widened, "mamba_n_heads", "mamba_n_groups", "mamba_d_ssm"),
+    mixer="mamba",
+)
+_GEMMA = replace(_LLAMA, offset=True, scaled=True)
 _FAMILIES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
-    "bamba": _Family(
-        final_norm="final_layernorm.weight",
-        parts=rf"self_attn\.[qkvo]_proj\.(weight|bias)|mamba\.({_MIXER})"
-        r"|feed_forward\.(gate|up|down)_proj\.(weight|bias)|(input|pre_ff)_layernorm\.weight",
-        outputs=("self_attn.o_proj", "mamba.out_proj", "feed_forward.down_proj"),
-        widened=(*_LLAMA.widened, "mamba_n_heads", "mamba_n_groups"),
-        mixer="mamba",
+    **dict.fromkeys(
+        (
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "arcee",
+            "ernie4_5",
+            "smollm3",
+            "seed_oss",
+            "ministral",
+            "cwm",
+            "helium",
+        ),
+        _LLAMA,
     ),
+    **dict.fromkeys(("granite", "cohere", "cohere2", "stablelm", "phi3", "glm", "glm4"), _LLAMA),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LLAMA),  # norms behind what a layer adds: zeros stay zeros
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared"), _LLAMA),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), replace(_LLAMA, parts=f"{_LLAMA.parts}|{_LATENT}")),
+    "gpt_oss": replace(
+        _LLAMA, packed={}, inputs_first=r"mlp\.experts\.(gate_up|down)_proj"
+    ),  # gates alternate with ups
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _GEMMA),
+    "nemotron": replace(_LLAMA, offset=True),
+    "phi": replace(_LLAMA, final_norm="final_layernorm", outputs=("self_attn.dense", "mlp.fc2")),
+    "starcoder2": replace(_LLAMA, outputs=("self_attn.o_proj", "mlp.c_proj")),
+    "gpt_neox": _Family(
+        body="gpt_neox",
+        embeddings=("embed_in",),
+        final_norm="final_layer_norm",
+        parts=rf"attention\.(query_key_value|dense)\.(weight|bias)|mlp\.dense_(h_to_4h|4h_to_h)\.(weight|bias)|{_NORMS}",
+        outputs=("attention.dense", "mlp.dense_4h_to_h"),
+        packed={},  # query, key and value lie head by head
+    ),
+    "gpt2": _Family(
+        body="transformer",
+        layers="h",
+        embeddings=("wte", "wpe"),
+        final_norm="ln_f",
+        parts=r"ln_[12]\.(weight|bias)|attn\.(c_attn|c_proj)\.(weight|bias)|mlp\.(c_fc|c_proj)\.(weight|bias)",
+        outputs=("attn.c_proj", "mlp.c_proj"),
+        widened=("n_embd", "n_head", "n_inner"),
+        packed={"attn.c_attn": (1, 1, 1)},
+        inputs_first=r".*\.(c_attn|c_fc|c_proj)\.weight",
+    ),
+    "opt": replace(
+        _LLAMA,
+        body="model.decoder",
+        embeddings=("embed_tokens", "embed_positions"),
+        final_norm="final_layer_norm",
+        outputs=("self_attn.out_proj", "fc2"),
+        widened=("hidden_size", "word_embed_proj_dim", "ffn_dim", "num_attention_heads"),
+    ),
+    **dict.fromkeys(("bamba", "falcon_h1"), _HYBRID),
+    "granitemoehybrid": replace(_HYBRID, final_norm="norm"),
     "mamba2": _Family(
         body="backbone",
-        embedding="embeddings.weight",
-        final_norm="norm_f.weight",
+        embeddings=("embeddings",),
+        final_norm="norm_f",
         parts=rf"norm\.weight|mixer\.({_MIXER})",
         outputs=("mixer.out_proj",),
         widened=("hidden_size", "num_heads", "n_groups"),
@@ -106,6 +236,14 @@ _FAMILIES = {
     ),
 }
 FAMILIES = tuple(_FAMILIES)
+_REASONS = {  # why not
+    "gemma3": "its language model is one part of several",
+    "gemma3n_text": "its streams are mixed by numbers that are clipped and normed across them",
+    "gemma4_text": "every layer adds an embedding of its own that is scaled by the root of another width",
+    "gpt_bigcode": "all its heads share one of keys and values, whose number cannot grow",
+    "olmo": "its final norm has no gain to carry shares",
+    "zamba2": "its layers share attention blocks in turns, and a layer more would shift the turns",
+}
 
 _BYTES = 2  # of a weight, at least
 
@@ -121,6 +259,7 @@ class Origin:
         width, layers: of the original.
         copies: of the original's stream in that of the grown model.
         grown_layers: of the grown model.
+        shared: whether the final norm carries shares, and the tables the original's numbers.
     """
 
     folder: Path
@@ -128,11 +267,24 @@ class Origin:
     layers: int
     copies: int
     grown_layers: int
+    shared: bool = True
 
     @property
     def first_share(self) -> float:
         """Of the first copy in what the final norm of the grown model gives, to the original's."""
-        return 1.0 if self.copies == 1 else 0.5
+        return 0.5 if self.copies > 1 and self.shared else 1.0
+
+    def check_shared(self, title: str, target: str) -> None:
+        """Refuse a part that computes with the original's final norm or tables, where the grown model has others.
+
+        Raises:
+            MismatchError: it has.
+        """
+        if not self.shared:
+            raise MismatchError(
+                f"the {title} of '{self.folder.name}' does not serve '{target}': models whose final norm has the gain "
+                "1 + w do not grow with their parts; train one for it"
+            )
 
     def depth(self, depth: int) -> int:
         """The depth of the grown model at which the first copy in the stream is the original's at ``depth``."""
@@ -169,10 +321,9 @@ def folder(name: str, read: Read) -> Path:
 
     def write(place: Path) -> None:
         model, tokenizer = read(str(original))
-        config, weights = grow(model, growth_for(model, size, name))
-        config.save_pretrained(place)
-        save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-        model.generation_config.save_pretrained(place)
+        larger = grow(model, growth_for(model, size, name))
+        with quiet():
+            larger.save_pretrained(place)
         tokenizer.save_pretrained(place)
 
     return folder_made_once(f"grown/{original.name}-{size / 1e6:g}m-{mark[:16]}", write)
@@ -187,9 +338,11 @@ def origin_of(name: str, config: Any) -> Origin | None:
     if not name.startswith(PREFIX):
         return None
     original, _ = _parse(name)
-    theirs = json.loads((original / "config.json").read_text(encoding="utf-8"))
-    width, layers = theirs["hidden_size"], theirs["num_hidden_layers"]
-    return Origin(original, width, layers, config.hidden_size // width, config.num_hidden_layers)
+    theirs = AutoConfig.from_pretrained(original)
+    width, layers, family = theirs.hidden_size, theirs.num_hidden_layers, _FAMILIES[theirs.model_type]
+    copies = config.hidden_size // width
+    shared = copies == 1 or not family.offset
+    return Origin(original, width, layers, copies, config.num_hidden_layers, shared)
 
 
 def _parse(name: str) -> tuple[Path, float]:
@@ -217,12 +370,16 @@ def _parse(name: str) -> tuple[Path, float]:
 def _check_family(model: Any, name: str) -> None:
     kind = model.config.model_type
     if kind not in FAMILIES:
+        reason = f" ({_REASONS[kind]})" if kind in _REASONS else ""
         raise UnsupportedArchitecture(
-            f"model '{name}': models of type '{kind}' cannot be grown, only those of {', '.join(FAMILIES)}"
+            f"model '{name}': models of type '{kind}' cannot be grown{reason}, only those of {', '.join(FAMILIES)}"
         )
-    for part, _ in model.named_parameters():
-        if not _FAMILIES[kind].knows(part):
+    family, parts = _FAMILIES[kind], model.state_dict()
+    for part in parts:
+        if not family.knows(part):
             raise UnsupportedArchitecture(f"model '{name}': it cannot be grown, the part '{part}' is unknown")
+    if f"{family.body}.{family.final_norm}.weight" not in parts:  # as in OPT with norms behind its sums
+        raise UnsupportedArchitecture(f"model '{name}': it cannot be grown, no norm before its head can carry shares")
 
 
 def growth_for(model: Any, size: float, name: str) -> Growth:
@@ -233,13 +390,17 @@ def growth_for(model: Any, size: float, name: str) -> Growth:
         UnsupportedArchitecture: see :func:`folder`.
     """
     _check_family(model, name)
-    parts = dict(model.named_parameters())
-    matrices = sum(weight.numel() for part, weight in parts.items() if _LAYER.fullmatch(part) and weight.ndim == 2)
-    tables = sum(weight.numel() for part, weight in parts.items() if not _LAYER.fullmatch(part))
+    family, parts = _FAMILIES[model.config.model_type], dict(model.named_parameters())
     width, layers = model.config.hidden_size, model.config.num_hidden_layers
+    wider = _without_weights(model, Growth(2, layers)).state_dict()
+    sides = {part: sum(_growing(part, parts[part], wider, 2, name)) for part in parts}
+    matrices = [part for part in parts if family.layer_of(part) and (parts[part].ndim == 2 or sides[part] == 2)]
     growths = []
-    for copies in range(1, _MOST_COPIES + 1):
-        deep = round((size - tables * copies) / (matrices / layers * copies**2))
+    for copies in family.counts():
+        sizes = {part: weight.numel() * copies ** sides[part] for part, weight in parts.items()}
+        tables = sum(count for part, count in sizes.items() if family.layer_of(part) is None)
+        stack = sum(sizes[part] for part in matrices)
+        deep = round((size - tables) / (stack / layers))
         if deep >= layers and (copies, deep) != (1, layers):
             growths.append(Growth(copies, deep))
     if not growths:
@@ -248,76 +409,150 @@ def growth_for(model: Any, size: float, name: str) -> Growth:
     return min(growths, key=lambda each: abs(math.log(width * each.copies / each.layers / _WIDTH_OF_A_LAYER)))
 
 
-def grow(model: Any, growth: Growth) -> tuple[Any, dict[str, Tensor]]:
-    """The configuration and the weights of the grown model, of the same dtype; the given one is not touched.
+def _growing(part: str, weight: Tensor, wider: Mapping[str, Tensor], copies: int, name: str = "it") -> tuple[bool, ...]:
+    """Which sides of a parameter have so many times the length in a wider model.
+
+    Raises:
+        UnsupportedArchitecture: one has neither that length nor its own.
+    """
+    theirs = wider[part].shape if part in wider else ()
+    if len(theirs) != weight.ndim or any(b not in (a, a * copies) for a, b in zip(weight.shape, theirs, strict=True)):
+        raise UnsupportedArchitecture(
+            f"model '{name}': it cannot be grown, its part '{part}' of {tuple(weight.shape)} would have to be "
+            f"{tuple(theirs)} where the stream is {copies} times as wide"
+        )
+    return tuple(b > a for a, b in zip(weight.shape, theirs, strict=True))
+
+
+def grow(model: Any, growth: Growth) -> Any:
+    """The grown model, of the same class and dtype; the given one is not touched.
 
     Args:
         model: a causal model of one of ``FAMILIES``.
+    Raises:
+        UnsupportedArchitecture: a part of it cannot have so many times the width.
     """
-    config, copies = copy.deepcopy(model.config), growth.copies
-    family = _FAMILIES[config.model_type]
-    origins = [layer * config.num_hidden_layers // growth.layers for layer in range(growth.layers)]
+    family, copies, given = _FAMILIES[model.config.model_type], growth.copies, model.state_dict()
+    origins = _origins(model.config.num_hidden_layers, growth.layers)
+    grown = _without_weights(model, growth)
+    wider, weights = grown.state_dict(), {}
+    pieces = _pieces(family, model.config, given)
+    for part, place in wider.items():
+        layer = family.layer_of(part)
+        source = part if layer is None else part.replace(f".{layer[0]}.", f".{origins[layer[0]]}.", 1)
+        weight = given[source]
+        grows = _growing(part, weight, wider, copies)
+        if layer is not None:
+            added = layer[0] > 0 and origins[layer[0] - 1] == origins[layer[0]]
+            rows = next((each for name, each in pieces.items() if source.startswith(name)), ())
+            wide = _wide(weight, grows, copies, family.input_axis(layer[1]), rows)
+            weights[part] = torch.zeros_like(wide) if added and layer[1].startswith(family.outputs) else wide
+        elif family.norms_last(part):
+            weights[part] = _final_norm(part, weight, copies, family)
+        else:  # tables that begin the stream, and the head: copies, which may have to undo a scale
+            wide = weight.repeat(*[copies if each else 1 for each in grows])
+            weights[part] = wide / math.isqrt(copies) if family.scaled and place.ndim == 2 else wide
+    grown.load_state_dict(weights, assign=True)
+    grown.tie_weights()
+    grown.generation_config = copy.deepcopy(model.generation_config)
+    return grown.eval()
+
+
+def _origins(layers: int, grown_layers: int) -> list[int]:
+    """Of every grown layer, the one that it is a copy of."""
+    return [layer * layers // grown_layers for layer in range(grown_layers)]
+
+
+def _without_weights(model: Any, growth: Growth) -> Any:
+    """The grown model without memory."""
+    config, layers = copy.deepcopy(model.config), model.config.num_hidden_layers
+    origins = _origins(layers, growth.layers)
     if getattr(config, "attn_layer_indices", None) is not None:
         attending = set(config.attn_layer_indices)
         config.attn_layer_indices = [layer for layer, origin in enumerate(origins) if origin in attending]
-    elif vars(config).get("layer_types") is not None:  # else it is none, or follows from other fields
-        config.layer_types = [config.layer_types[origin] for origin in origins]
+    for listed in _PER_LAYER:
+        if vars(config).get(listed) is not None:  # else it is none, or follows from other fields
+            setattr(config, listed, [getattr(config, listed)[origin] for origin in origins])
+    if getattr(config, "first_k_dense_replace", None) is not None:
+        config.first_k_dense_replace = sum(origin < config.first_k_dense_replace for origin in origins)
+    if getattr(config, "decoder_sparse_step", None) is not None:
+        step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+        dense |= {layer for layer in range(layers) if (layer + 1) % step}
+        config.decoder_sparse_step = 1
+        config.mlp_only_layers = [layer for layer, origin in enumerate(origins) if origin in dense]
     config.num_hidden_layers = growth.layers
-    for widened in family.widened:
-        setattr(config, widened, getattr(config, widened) * copies)
-    given = model.state_dict()
-    weights = {}
-    for layer, origin in enumerate(origins):
-        added = layer > 0 and origins[layer - 1] == origin
-        prefix = f"{family.body}.layers.{origin}."
-        kinds = _kinds(given, f"{prefix}{family.mixer}.")
-        for name in (each for each in given if each.startswith(prefix)):
-            part = name.removeprefix(prefix)
-            silent = added and part.startswith(family.outputs)
-            wide = _wide(part, given[name], copies, kinds)
-            weights[f"{family.body}.layers.{layer}.{part}"] = torch.zeros_like(wide) if silent else wide
-    embedding, final_norm = f"{family.body}.{family.embedding}", f"{family.body}.{family.final_norm}"
-    weights[embedding] = given[embedding].repeat(1, copies)
-    weights[final_norm] = before_head(given[final_norm], copies)
-    if not config.tie_word_embeddings:
-        weights["lm_head.weight"] = given["lm_head.weight"].repeat(1, copies)
-    return config, weights
+    for each in _FAMILIES[config.model_type].widened:
+        if getattr(config, each, None) is not None:
+            setattr(config, each, getattr(config, each) * growth.copies)
+    with torch.device("meta"):
+        return type(model)(config)
 
 
-def _kinds(given: Mapping[str, Tensor], mixer: str) -> dict[str, list[int]]:
-    """What the rows of a mixer's in projection and convolution are: z, x, B, C and dt; empty for another layer."""
-    if f"{mixer}A_log" not in given:
-        return {}
-    heads, inner = len(given[f"{mixer}A_log"]), given[f"{mixer}out_proj.weight"].shape[1]
-    shared = (len(given[f"{mixer}conv1d.weight"]) - inner) // 2  # G N
-    return {"in_proj": [inner, inner, shared, shared, heads], "conv1d": [inner, shared, shared]}
+def _pieces(family: _Family, config: Any, given: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
+    """Of modules that hold several matrices side by side: the beginning of their parts' names -> the proportions.
+
+    In projection and convolution of a mixer hold z, x, B, C and dt.
+    """
+    found: dict[str, Sequence[int]] = {}
+    for layer in range(config.num_hidden_layers):
+        prefix = f"{family.body}.{family.layers}.{layer}."
+        for module, proportions in family.packed.items():
+            if f"{prefix}{module}.weight" in given or prefix + module in given:
+                found[prefix + module] = proportions or _heads(config)
+        mixer = f"{prefix}{family.mixer}."
+        if f"{mixer}A_log" in given:
+            heads, inner = len(given[f"{mixer}A_log"]), given[f"{mixer}out_proj.weight"].shape[1]
+            shared = (len(given[f"{mixer}conv1d.weight"]) - inner) // 2  # G N
+            found[f"{mixer}in_proj."] = (inner, inner, shared, shared, heads)
+            found[f"{mixer}conv1d."] = (inner, shared, shared)
+    return found
 
 
-def _wide(part: str, weight: Tensor, copies: int, kinds: Mapping[str, list[int]]) -> Tensor:
+def _heads(config: Any) -> tuple[int, ...]:
+    """Of queries, keys and values."""
+    return (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+
+
+def _wide(weight: Tensor, grows: Sequence[bool], copies: int, reads: int | None, proportions: Sequence[int]) -> Tensor:
     """A layer's parameter, widened.
 
     Args:
-        kinds: module of a mixer -> how many of its rows are of each kind.
+        grows: of every side, whether it does.
+        reads: the side of a matrix that is read in shares, counted from the last.
+        proportions: of what it computes side by side; empty: it is one.
     """
-    if part in _HEAD_NORMS:  # heads keep their size
-        return weight.clone()
-    rows = next((each for name, each in kinds.items() if f".{name}." in part), [len(weight)])
-    return torch.cat([widened(each, copies) for each in weight.split(rows)])
+    for axis, growing in enumerate(grows):
+        if not growing:
+            continue
+        if reads is not None and weight.ndim >= 2 and axis == weight.ndim + reads:
+            shares = torch.tensor(_shares(copies), dtype=weight.dtype)
+            weight = torch.cat([weight * share for share in shares], axis)
+        else:
+            whole = weight.shape[axis]
+            rows = [whole * each // sum(proportions) for each in proportions] or whole
+            weight = torch.cat([each for piece in weight.split(rows, axis) for each in [piece] * copies], axis)
+    return weight.clone()
+
+
+def _final_norm(part: str, gain_D: Tensor, copies: int, family: _Family) -> Tensor:
+    """Gain or bias of the norm before the head, which reads all copies alike."""
+    if not family.offset:
+        return before_head(gain_D, copies)
+    kept = math.isqrt(copies) if family.scaled else 1
+    silent_D = torch.full_like(gain_D, -1.0 if part.endswith("weight") else 0.0)
+    return torch.cat([gain_D] * kept + [silent_D] * (copies - kept))
 
 
 def widened(weight: Tensor, copies: int) -> Tensor:
     """A matrix that reads and writes so many copies of a stream; of another parameter, its copies."""
-    if weight.ndim == 2:
-        weight = weight.repeat(1, copies) * _shares(weight[0], copies)
-    return weight.repeat(copies, *[1] * (weight.ndim - 1))
+    return _wide(weight, [True] * weight.ndim, copies, -1, ())
 
 
 def before_head(gain_D: Tensor, copies: int) -> Tensor:
     """The gain of a norm before a grown model's head: it carries the shares that the head, copies alone, does not."""
-    return gain_D.repeat(copies) * _shares(gain_D, copies)
+    return torch.cat([gain_D * share for share in _shares(copies)])
 
 
-def _shares(weight_I: Tensor, copies: int) -> Tensor:
-    """Which share of its input a matrix reads from each copy, [c I]: powers of two that sum to one."""
-    powers = [0.5**place for place in range(1, copies)] + [0.5 ** (copies - 1)]
-    return torch.tensor(powers, dtype=weight_I.dtype).repeat_interleave(len(weight_I))
+def _shares(copies: int) -> list[float]:
+    """Which share is read of each copy: powers of two that sum to one."""
+    return [0.5**place for place in range(1, copies)] + [0.5 ** (copies - 1)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
+from foretoken.core.errors import ConfigError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.models import grown
@@ -20,8 +21,27 @@ from foretoken.models.load import load, load_as_is, source_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, STATE_SPACE, Family, save_model
 
+# layouts whose options change what grows; peaked attention would amplify rounding, hence Granite's own multipliers
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": ("granite", {"attention_multiplier": 0.25, "residual_multiplier": 0.4, "logits_scaling": 2.0}),
+    "granitemoe": ("granitemoe", {"attention_multiplier": 0.25, "embedding_multiplier": 3.0}),
+    "cohere_norms": ("cohere", {"use_qk_norm": True}),
+    "gemma_untied": ("gemma", {"tie_word_embeddings": False}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "qwen3_moe_alternating": ("qwen3_moe", {"decoder_sparse_step": 2}),
+    "smollm3_without_rotary": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+}
 GROWING = [name for name, family in FAMILIES.items() if family.model_type in grown.FAMILIES]
-GROWING += ["mamba2", "mamba2_groups", "bamba", "bamba_groups"]
+GROWING = list(dict.fromkeys([*GROWING, *VARIANTS, "mamba2", "mamba2_groups", "bamba", "bamba_groups"]))
+GROWING += ["falcon_h1", "granitemoehybrid", "granitemoehybrid_dense"]
+ALL_COPIES = {
+    "llama",
+    "mixtral",
+    "gpt_neox",
+    "olmo2",
+    "bamba",
+    "mamba2",
+}  # one of every kind of growth; of others, c = 3
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +54,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def logits(source: str, dtype: torch.dtype) -> torch.Tensor:
     """Of the library's own plain model."""
     transformers.utils.logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager").eval()
+    plainest = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **plainest).eval()
     ids = torch.randint(0, model.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         return model(input_ids=ids).logits
@@ -57,18 +78,43 @@ def test_base_grows_and_stays_itself(size: str) -> None:
     assert_same_function(source_of("zoo:base"), f"grown:base:{size}")
 
 
-@pytest.mark.parametrize("family", GROWING)
-@pytest.mark.parametrize("copies", [1, 2, 3])
+def counts_of(family: str) -> tuple[int, ...]:
+    if "gemma" in family:
+        return (1, 4)
+    return (1, 2, 3) if family in ALL_COPIES else (3,)
+
+
+@pytest.mark.parametrize(("family", "copies"), [(family, copies) for family in GROWING for copies in counts_of(family)])
 def test_every_growing_family_keeps_its_function(family: str, copies: int, tmp_path: Path) -> None:
-    source = save_model(family, tmp_path / "original")
+    layout, options = VARIANTS.get(family, (family, {}))
+    source = save_model(layout, tmp_path / "original", **options)
     model = load_as_is(source).model
-    config, weights = grown.grow(model, grown.Growth(copies, 5))
-    wider = type(model)(config)
-    wider.load_state_dict(weights, strict=model.config.tie_word_embeddings is False)
-    wider.tie_weights()
-    wider.save_pretrained(tmp_path / "grown")
-    assert (config.num_hidden_layers, config.hidden_size) == (5, copies * model.config.hidden_size)
+    larger = grown.grow(model, grown.Growth(copies, 5))
+    larger.save_pretrained(tmp_path / "grown")
+    assert (larger.config.num_hidden_layers, larger.config.hidden_size) == (5, copies * model.config.hidden_size)
+    assert larger.dtype == model.dtype
     assert_same_function(str(source), str(tmp_path / "grown"), mixers=family in STATE_SPACE)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox", "mixtral"])
+def test_a_grown_model_runs_in_our_engine(family: str, tmp_path: Path) -> None:
+    source, prompt = save_model(family, tmp_path), {"prompt_token_ids": [1, 40, 61, 72, 40, 61]}
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    original = LLM(str(source), dtype="float32", device="cpu")
+    larger = LLM(f"grown:{source}:2m", dtype="float32", device="cpu", speculative_config={"method": "ngram"})
+    assert larger.target.num_parameters > 5 * original.target.num_parameters
+    assert larger.generate(prompt, params)[0].token_ids == original.generate(prompt, params)[0].token_ids
+
+
+def test_gemma_is_not_rounded_in_bfloat16_and_its_parts_do_not_grow(tmp_path: Path) -> None:
+    source = save_model("gemma", tmp_path / "original", dtype=torch.bfloat16)
+    model = load_as_is(source).model
+    grown.grow(model, grown.Growth(4, 3)).save_pretrained(tmp_path / "grown")
+    assert_same_function(str(source), str(tmp_path / "grown"))
+    origin = grown.Origin(source, 64, 3, 4, 3, shared=False)
+    assert origin.first_share == 1.0
+    with pytest.raises(MismatchError, match=r"does not serve 'it'.* train one for it"):
+        origin.check_shared("head", "it")
 
 
 def test_a_grown_hybrid_says_what_the_original_says_and_a_drafter_drafts_for_it() -> None:
@@ -143,12 +189,18 @@ def test_our_engine_loads_it_with_the_original_s_tokenizer(tmp_path: Path) -> No
     assert ours.num_parameters > 3 * original.num_parameters
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma", "mixtral", "olmo2"])
+@pytest.mark.parametrize("family", ["gpt_bigcode", "gemma3n_text", "hunyuan_v1_moe"])
 def test_a_family_that_is_not_known_to_grow(family: str, tmp_path: Path, own_cache: Path) -> None:
     source = save_model(family, tmp_path / "original")
     with pytest.raises(UnsupportedArchitecture, match=f"type '{FAMILIES[family].model_type}' cannot be grown"):
         source_of(f"grown:{source}:5m")
     assert not [path for path in own_cache.rglob("*") if path.is_file()]  # nothing half made is left
+
+
+def test_norms_behind_the_sums_cannot_carry_shares(tmp_path: Path) -> None:
+    source = save_model("opt", tmp_path, do_layer_norm_before=False)
+    with pytest.raises(UnsupportedArchitecture, match="no norm before its head can carry shares"):
+        source_of(f"grown:{source}:5m")
 
 
 def test_an_unknown_part(tmp_path: Path) -> None:

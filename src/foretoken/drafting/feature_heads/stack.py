@@ -74,6 +74,7 @@ class StackHead(FeatureHead):
 
         It reads the first copy in the stream, which is the original's; tables of the original's width come with it.
         """
+        origin.check_shared(self.title, target.name)
         parts, width = anatomy.find(target.model), self.config.width
         wide, mark = target.config.get_text_config(decoder=True).hidden_size, fingerprint_of(target.source)
         config = replace(self.config, target=target.name, target_fingerprint=mark, target_width=wide)

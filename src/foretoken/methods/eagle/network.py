@@ -163,6 +163,7 @@ class Eagle(FeatureHead):
         Raises:
             MismatchError: its features are normed before they are fused, or it is EAGLE-2's.
         """
+        origin.check_shared(self.title, target.name)
         config = self.config
         if not self.paired or config.norm_before_fc or config.fc_norm:
             raise MismatchError(

@@ -231,6 +231,7 @@ class Adapter(LearnedPart, nn.Module):
 
         So drafting costs what it costs beside a target of this size.
         """
+        origin.check_shared(self.title, target.name)
         depth, copies = origin.depth(self.config.exit_layer), origin.copies
         config = AdapterConfig.for_target(target.config, depth, target.name, fingerprint_of(target.source))
         weights = {name: grown.widened(weight, copies) for name, weight in self.state_dict().items()}

@@ -306,6 +306,7 @@ class LongSpec(LearnedPart, nn.Module):
         The first copies of the original's heads are the original's, at the layer that became of its own: their keys are
         read, and no others. Embedding and head are the original's.
         """
+        origin.check_shared(self.title, target.name)
         parts, width = anatomy.find(target.model), self.config.width
         layer = origin.depth(self.config.layer)  # what is copied from it comes behind it
         mark = fingerprint_of(target.source)
