@@ -201,8 +201,13 @@ class Architecture:
     def _rotary(self, head_dim: int) -> dict[str, Any]:
         written = f"{self._name}.rope.freq_base" in self._file.fields
         theta = _shortest(self._field("rope.freq_base", float)) if written else 10000.0
-        kind = self._field("rope.scaling.type", str, absent="none")
+        kind, factor = self._scaling()
         if ROTARY_FACTORS in self._file.entries:
+            if kind != "none":
+                raise UnsupportedArchitecture(
+                    f"model '{self._file.path}': its rotary embedding is scaled twice, by '{ROTARY_FACTORS}' and by "
+                    f"{kind!r:.40}, which is not computed"
+                )
             return {"rope_theta": theta, **self._llama3(theta, head_dim)}
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
@@ -211,10 +216,17 @@ class Architecture:
                 f"model '{self._file.path}': its rotary embedding is scaled by {kind!r:.40}: none, linear, yarn and "
                 "Llama 3's are read"
             )
-        scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._field("rope.scaling.factor", float)}
+        scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._field(factor, float)}
         if kind == "yarn":
             scaled["original_max_position_embeddings"] = self._sizes("rope.scaling.original_context_length")
         return scaled
+
+    def _scaling(self) -> tuple[str, str]:
+        """How the rotary embedding is scaled, and the field with the factor; a factor without a type is linear."""
+        names = ("rope.scaling.factor", "rope.scale_linear")  # the old one where the new one is absent
+        written = [name for name in names if f"{self._name}.{name}" in self._file.fields]
+        kind = self._field("rope.scaling.type", str, absent="linear" if written else "none")
+        return kind, (written or names)[0]
 
     def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
         """Llama 3's scaling, where the file's factors are those that come of it."""

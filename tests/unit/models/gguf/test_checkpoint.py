@@ -110,16 +110,30 @@ def test_ends_of_turns_count(saved: Path, tmp_path: Path) -> None:
     assert load(gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields), device="cpu").end_ids == {2, 7, 9}
 
 
-@pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_scaled_rotary_embeddings(kind: str, saved: Path, original: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["linear", "yarn", "none"])
+def test_scaled_rotary_embeddings(kind: str, saved: Path, tmp_path: Path) -> None:
     fields = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
     if kind == "yarn":
         fields["llama.rope.scaling.original_context_length"] = 32
         rope["original_max_position_embeddings"] = 32
+    if kind == "none":
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields)
     config = load_config(path)
     assert {key: config.rope_parameters.get(key) for key in rope} == rope
+
+
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(name: str, saved: Path, tmp_path: Path) -> None:
+    """As llama.cpp reads it, by the factor's old name, too: positions that nobody divides are another model's."""
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", fields={f"llama.{name}": 4.0})
+    rope = load_config(path).rope_parameters
+    assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
+    factors = {"rope_freqs.weight": llama3_factors(8.0).numpy()}
+    both = gguf_files.rewrite(path, tmp_path / "both.gguf", tensors=factors)
+    with pytest.raises(UnsupportedArchitecture, match=r"scaled twice, by 'rope_freqs\.weight' and by 'linear'"):
+        load_config(both)
 
 
 def llama3_factors(factor: float) -> torch.Tensor:
