@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.methods.sparse.blocks import SCORES
+from foretoken.methods.sparse.blocks import SCORES, SETS
 
 KEY = "verification"
 _CHOICES = {
-    "attention": ("off", "per_head", "global"),
+    "attention": ("off", *SETS),
     "score": SCORES,
     "reuse": ("off", "calibrated"),
     "moe_rule": ("nested", "largest", "all_or_none"),
@@ -43,7 +43,7 @@ class VerificationConfig:
 
     Attributes:
         attention: "off": dense; "per_head": every key/value head picks its own blocks; "global": the heads of a layer
-            share one budget.
+            share one budget; "per_layer": all heads of a layer read the same blocks.
         budget: rho, share of the prefix beyond ``dense_below`` that may be read, in (0, 1]; 1: all of it.
         dense_below: L0, rows of prefix up to which attention is dense.
         block: rows that are picked together; a power of two, 16 or more.

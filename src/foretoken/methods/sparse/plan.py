@@ -255,7 +255,7 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
         size=config.block,
         sinks=config.sinks,
         locals=config.locals,
-        across_heads=config.attention == "global",
+        sets=config.attention,
         score=config.score,
     )
     return SparseAttention(rule, anchors)
