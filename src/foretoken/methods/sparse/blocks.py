@@ -21,8 +21,8 @@ Differs: the default is ours: with ``exact`` the blocks are the best there are f
          the query of a group of heads. Ours: ``sinks`` and ``locals``, which count towards N and are kept also where N
          is smaller; of a group the weights of its heads are added (exact), or their queries (bounds, mean: for the mean
          that orders blocks as the mean of the heads' scores does). One set for all heads of a layer ("per_layer") is
-         ours: heads of two layers have nothing to do with each other, so that only such a set can be handed on. Keys and queries are those after rotary. Quest
-         scores for every query; here the root's choice serves all rows.
+         ours: heads of two layers have nothing to do with each other, so that only such a set can be handed on.
+         Keys and queries are those after rotary. Quest scores for every query; here the root's choice serves all rows.
 
 Mean and bounds of a block are known before the query is: so selecting costs one product per block instead of one per
 row. A committed row never changes, so a block is summed up once, when it is whole and committed. What the cache forgets
