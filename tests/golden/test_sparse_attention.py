@@ -34,14 +34,16 @@ PREFIXES = (200, 133, 90, 176)  # the last ends where a block does
 RULE = BlockRule(budget=0.4, dense_below=0, size=16, sinks=1, locals=1)
 RULES = {
     "per head": RULE,
-    "across heads": replace(RULE, across_heads=True),
+    "across heads": replace(RULE, sets="global"),
     "nothing fixed": replace(
-        RULE, sinks=0, locals=0, across_heads=True
+        RULE, sinks=0, locals=0, sets="global"
     ),  # the last block may be left out, and a head have none
+    "per layer": replace(RULE, sets="per_layer"),
     "bounds": replace(RULE, score="bounds"),
-    "bounds, across heads": replace(RULE, score="bounds", across_heads=True),
+    "bounds, across heads": replace(RULE, score="bounds", sets="global"),
     "mean": replace(RULE, score="mean"),
-    "mean, across heads": replace(RULE, score="mean", across_heads=True),
+    "mean, per layer": replace(RULE, score="mean", sets="per_layer"),
+    "mean, across heads": replace(RULE, score="mean", sets="global"),
 }
 
 
@@ -264,7 +266,7 @@ def test_a_whole_budget_gives_the_dense_text() -> None:
 
     tokens, keys = run(None)
     sparse = {"attention": "per_head", "dense_below": 0, "budget": 1.0}
-    for method, attention in (("ngram", "per_head"), ("none", "global")):
+    for method, attention in (("ngram", "per_head"), ("none", "global"), ("ngram", "per_layer")):
         found, rows = run({"method": method, "verification": {**sparse, "attention": attention}})
         assert found == tokens
         assert torch.equal(rows, keys)

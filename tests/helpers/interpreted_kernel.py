@@ -17,7 +17,7 @@ import torch
 
 from foretoken.core.tree import TokenTree
 from foretoken.methods.sparse.attention import SparseAttention
-from foretoken.methods.sparse.blocks import BlockRule
+from foretoken.methods.sparse.blocks import SETS, BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -105,7 +105,7 @@ def _drawn(seed: int) -> Case:
         dense_below=choose.choice([0, 20]),
         size=size,
         locals=choose.choice([1, 2]),
-        across_heads=seed % 2 == 1,
+        sets=SETS[seed % 3],
     )
     requests = tuple(
         (choose.randrange(8, 14) * size + choose.choice([0, 1, choose.randrange(size), size - 1]), draft)
@@ -120,7 +120,7 @@ def _drawn(seed: int) -> Case:
 
 
 _WIDE = BlockRule(budget=0.5, dense_below=0, size=128, sinks=1, locals=1)  # a block is two tiles
-_GLOBAL = BlockRule(budget=0.4, dense_below=0, size=16, across_heads=True)  # lists of different lengths
+_GLOBAL = BlockRule(budget=0.4, dense_below=0, size=16, sets="global")  # lists of different lengths
 _MANY = (520, random_tree(7, 40))  # more folded rows, and more blocks, than one program takes
 
 CASES: dict[str, Case] = {

@@ -215,7 +215,7 @@ static void *chunks(void *argument) {
     for (int way = 0; way < task->ways; way++) {
         if (way == 1 && !task->decoder->layers->gated) continue;
         /* dense; with every gate open; with every block kept, by each of the scores */
-        const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .across_heads = 1,
+        const Blocks blocks = {.size = 16, .sinks = 1, .locals = 1, .sets = GLOBAL,
                                .score = way == 2 ? MEAN : way == 3 ? BOUNDS : EXACT, .capacity = ROWS / 16,
                                .most = ROWS / 16, .selects = selects, .summaries = of_layers, .scores = scores,
                                .chosen = chosen};

@@ -36,8 +36,11 @@ def kept_columns(q_HD: Tensor, k_GLD: Tensor, prefix: int, rule: BlockRule, scal
                 else _score(queries, k_GLD[g].double(), slice(b * B, (b + 1) * B), rule, scaling)
             )
             ranked.append((-score, g, b))
+    if rule.sets == "per_layer":  # every head ranks by the sum
+        total = {b: sum(score for score, _, block in ranked if block == b) for b in range(whole)}
+        ranked = [(total[b], g, b) for _, g, b in ranked]
     ranked.sort()
-    if rule.across_heads:
+    if rule.sets == "global":
         chosen = ranked[: max(number, G * max(1, len(always)))]
     else:
         each = max(number // G, 1, len(always))

@@ -338,10 +338,9 @@ def _in_words(found: Calibration) -> list[str]:
             f"the prefix hold {shares['root']:.0%} for the root, {shares['draft']:.0%} for the rows behind it"
             for score, shares in found.attention.caught.items()
         ]
-        anchors = found.attention.layers
-        lines.append(
-            f"reuse: {len(anchors)} of {len(found.attention.jaccard)} layers pick: {', '.join(map(str, anchors))}"
-        )
-        if len(anchors) == len(found.attention.jaccard):
-            lines.append("reuse: no layer picks like the one before it, so nothing can be taken over")
+        for sets in ("per_head", "per_layer"):
+            anchors, depth = found.anchors_for(len(found.attention.jaccard), sets), len(found.attention.jaccard)
+            text = f"reuse, {sets}: {len(anchors)} of {depth} layers pick: {', '.join(map(str, anchors))}"
+            alike = "" if len(anchors) < depth else "; none picks like the one before it: nothing can be taken over"
+            lines.append(text + alike)
     return lines

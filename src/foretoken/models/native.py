@@ -27,7 +27,8 @@ class Blocks:
     Attributes:
         size: columns of a block, a multiple of 16.
         sinks, locals: first and last blocks that are always kept.
-        across_heads: select among the blocks of all key/value heads together, not per head.
+        sets: "per_head", "global" (among the blocks of all key/value heads together) or "per_layer" (the same blocks
+            for all of them).
         keep: for each segment, blocks to keep in a layer, over all heads; 0: dense attention.
         score: by what the root row orders blocks: "exact", "bounds" or "mean".
         selects: whether a layer selects; if not, it takes what the layer before it took. The first layer of a forward
@@ -40,7 +41,7 @@ class Blocks:
     size: int
     sinks: int
     locals: int
-    across_heads: bool
+    sets: str
     keep: Sequence[int]
     score: str
     selects: Callable[[int], bool]

@@ -112,7 +112,7 @@ class SparseAttentionPlan(DensePlan):
                 size=rule.size,
                 sinks=rule.sinks,
                 locals=rule.locals,
-                across_heads=rule.across_heads,
+                sets=rule.sets,
                 keep=keep,
                 score=rule.score,
                 selects=self._selects,
@@ -170,7 +170,7 @@ class SparseAttentionPlan(DensePlan):
                 q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scoring.scaling, **of_segment
             )
             return output
-        if not self.rule.across_heads:  # as many for each head: all heads in one piece
+        if self.rule.sets != "global":  # as many for each head: all heads in one piece
             groups = [(slice(None), torch.stack(chosen))]
         else:
             groups = [(slice(head, head + 1), blocks[None]) for head, blocks in enumerate(chosen)]

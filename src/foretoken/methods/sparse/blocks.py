@@ -20,8 +20,9 @@ Differs: the default is ours: with ``exact`` the blocks are the best there are f
          finds (docs/methods/sparse_verification.md). The paper does not give the number of sink and local blocks, nor
          the query of a group of heads. Ours: ``sinks`` and ``locals``, which count towards N and are kept also where N
          is smaller; of a group the weights of its heads are added (exact), or their queries (bounds, mean: for the mean
-         that orders blocks as the mean of the heads' scores does). Keys and queries are those after rotary. Quest
-         scores for every query; here the root's choice serves all rows.
+         that orders blocks as the mean of the heads' scores does). One set for all heads of a layer ("per_layer") is
+         ours: heads of two layers have nothing to do with each other, so that only such a set can be handed on.
+         Keys and queries are those after rotary. Quest scores for every query; here the root's choice serves all rows.
 
 Mean and bounds of a block are known before the query is: so selecting costs one product per block instead of one per
 row. A committed row never changes, so a block is summed up once, when it is whole and committed. What the cache forgets
@@ -43,6 +44,7 @@ from torch import Tensor
 from foretoken.models.cache import KVCache
 
 SCORES = ("exact", "bounds", "mean")
+SETS = ("per_head", "global", "per_layer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,9 @@ class BlockRule:
         dense_below: prefixes of at most so many rows are attended whole (L0).
         size: rows of a block (B), a multiple of 16.
         sinks, locals: first and last whole blocks that are always kept.
-        across_heads: the N best of all (head, block) pairs of a layer; else floor(N / G) blocks of each head.
+        sets: whose set of blocks is chosen, one of :data:`SETS`. "per_head": the floor(N / G) best of each head;
+            "global": the N best of all (head, block) pairs of a layer; "per_layer": floor(N / G) blocks for all heads,
+            those whose scores, added over the heads, are best.
         score: by what blocks are ordered, one of :data:`SCORES`.
     """
 
@@ -63,7 +67,7 @@ class BlockRule:
     size: int = 64
     sinks: int = 1
     locals: int = 2
-    across_heads: bool = False
+    sets: str = "per_head"
     score: str = "exact"
 
     def num_blocks(self, prefix: int) -> int:
@@ -77,7 +81,7 @@ class BlockRule:
         every = self.num_blocks(prefix) * num_groups
         length = (prefix - self.dense_below) * self.budget + self.dense_below
         count = math.floor(length * num_groups / self.size)
-        if not self.across_heads:
+        if self.sets != "global":
             count = count // num_groups * num_groups
         count = max(count, max(1, self.sinks + self.locals) * num_groups)
         return 0 if count >= every else count
@@ -100,9 +104,14 @@ class BlockRule:
         order_GN = scores_GN.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # NaN: a broken model
         order_GN[:, : self.sinks] = torch.inf
         order_GN[:, num_blocks - self.locals :] = torch.inf
-        if self.across_heads:
+        if self.sets == "global":
             best = order_GN.flatten().sort(descending=True, stable=True).indices[:keep].sort().values
             return [best[best // num_blocks == head] % num_blocks for head in range(num_groups)]
+        if self.sets == "per_layer":
+            together_N = order_GN.sum(dim=0)  # of a broken model infinities may meet
+            together_N = together_N.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+            best_K = together_N.sort(descending=True, stable=True).indices[: keep // num_groups].sort().values
+            return [best_K] * num_groups
         best_GK = order_GN.sort(dim=-1, descending=True, stable=True).indices[:, : keep // num_groups]
         return list(best_GK.sort(dim=-1).values)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
 from foretoken.methods.sparse.blocks import SUMMARIES, BlockRule, scores_of_summaries, weights_of_blocks
-from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds
+from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds, sweep
 from foretoken.methods.sparse.feed_forward import ratios
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
@@ -43,7 +43,6 @@ _CHUNK = 128  # rows of a forward
 _ROOTS = range(0, _CHUNK, 32)  # rows of a chunk that pick blocks as if they were roots
 _DRAFT = 8  # rows that a root chooses for, itself included
 _TILE = 16
-_FORCED_ANCHORS = 2  # first layers that always pick for themselves
 
 
 def calibrate(
@@ -199,8 +198,9 @@ class _Seen:
     rule: BlockRule
     ratios: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     _shut: dict[tuple[float, str, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
-    _picks: dict[int, list[Tensor]] = field(default_factory=dict)  # of this chunk: layer -> bool [G, N] of each root
-    _alike: dict[tuple[int, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
+    # of this chunk, by whose sets they are: layer -> of each root bool [G, N], the layer's own set [1, N]
+    _picks: dict[str, dict[int, list[Tensor]]] = field(default_factory=lambda: defaultdict(dict))
+    _alike: dict[tuple[str, int, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
     _caught: dict[tuple[str, str], _Mean] = field(default_factory=lambda: defaultdict(_Mean))  # score, whose rows
 
     # ---------------------------------------------------------------- MLPs
@@ -265,7 +265,9 @@ class _Seen:
             for score, scores_GN in scores.items():
                 picked_GN = self._free(rule.select(scores_GN, keep), count)
                 if score == "exact":
-                    self._picks.setdefault(layer, []).append(picked_GN)
+                    self._picks["per_head"].setdefault(layer, []).append(picked_GN)
+                    together = replace(rule, sets="per_layer").select(scores_GN, keep)[:1]
+                    self._picks["per_layer"].setdefault(layer, []).append(self._free(together, count))
                 for place, each in enumerate(weights):
                     of_row_GN, whose = each.cpu(), "draft" if place else "root"
                     self._caught[score, whose].add(float(of_row_GN[picked_GN].sum()), float(of_row_GN[free_GN].sum()))
@@ -280,26 +282,25 @@ class _Seen:
 
     def end_of_chunk(self) -> None:
         """Compare the layers' picks."""
-        layers = sorted(self._picks)
-        for i in layers:
-            for j in layers:
-                ours, theirs = torch.stack(self._picks[i]), torch.stack(self._picks[j])
-                if ours.shape == theirs.shape:
-                    shared, either = (ours & theirs).sum(-1), (ours | theirs).sum(-1)
-                    alike = torch.where(either > 0, shared / either.clamp(min=1), 1.0)
-                    self._alike[i, j].add(float(alike.sum()), alike.numel())
+        for sets, picks in self._picks.items():
+            for i in picks:
+                for j in picks:
+                    ours, theirs = torch.stack(picks[i]), torch.stack(picks[j])
+                    if ours.shape == theirs.shape:
+                        shared, either = (ours & theirs).sum(-1), (ours | theirs).sum(-1)
+                        alike = torch.where(either > 0, shared / either.clamp(min=1), 1.0)
+                        self._alike[sets, i, j].add(float(alike.sum()), alike.numel())
         self._picks.clear()
 
+    def _table(self, sets: str) -> list[list[float]]:
+        layers = range(self.num_layers)
+        return [[round(self._alike[sets, i, j].value, 4) for j in layers] for i in layers]
+
     def anchors(self, theta: float) -> Anchors | None:
-        """Sweep upwards; a layer unlike the current anchor becomes the next."""
-        layers = sorted({i for i, _ in self._alike})
-        if not layers:
+        """The layers' similarities, and the anchors at this threshold; None where nobody has picked."""
+        if not self._alike:
             return None
-        found: list[int] = []
-        for number, layer in enumerate(layers):
-            if number < _FORCED_ANCHORS or self._alike[found[-1], layer].value < theta:
-                found.append(layer)
-        table = [[round(self._alike[i, j].value, 4) for j in range(self.num_layers)] for i in range(self.num_layers)]
+        table = self._table("per_head")
         rule = self.rule
         settings = {
             "budget": rule.budget,
@@ -312,4 +313,11 @@ class _Seen:
             score: {whose: round(self._caught[score, whose].value, 4) for whose in ("root", "draft")}
             for score in dict.fromkeys(score for score, _ in self._caught)
         }
-        return Anchors(layers=tuple(found), theta=theta, jaccard=table, settings=settings, caught=caught)
+        return Anchors(
+            layers=tuple(sweep(table, theta)),
+            theta=theta,
+            jaccard=table,
+            jaccard_of_layers=self._table("per_layer"),
+            settings=settings,
+            caught=caught,
+        )

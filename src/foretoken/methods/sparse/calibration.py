@@ -22,6 +22,7 @@ from foretoken.models.language_model import LanguageModel
 
 FILE = "sparse.json"
 FORMAT = 1
+_FORCED_ANCHORS = 2  # first layers that always pick for themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,8 @@ class Anchors:
     Attributes:
         layers: the anchors, increasing; the first two that may pick are among them.
         theta: mean Jaccard similarity below which a layer became an anchor.
-        jaccard: [L][L], mean over heads and steps of the similarity of two layers' choices.
+        jaccard: [L][L], mean over heads and steps of the similarity of two layers' choices; 0 where one picks none.
+        jaccard_of_layers: the same of the sets that all heads of a layer share; empty in older files.
         settings: of the selection that was observed (block, budget, ...), as VerificationConfig names them.
         caught: score -> what was kept by it of the attention that goes to free blocks (neither sinks nor locals), by
             the root that chose ("root"), and by the seven rows behind it ("draft"); empty in older files.
@@ -75,6 +77,7 @@ class Anchors:
     layers: Sequence[int]
     theta: float
     jaccard: Sequence[Sequence[float]]
+    jaccard_of_layers: Sequence[Sequence[float]] = ()
     settings: Mapping[str, Any]
     caught: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -148,11 +151,14 @@ class Calibration:
             )
         return self.moe.beta
 
-    def anchors_for(self, num_layers: int) -> Sequence[int]:
+    def anchors_for(self, num_layers: int, sets: str = "per_head", theta: float | None = None) -> Sequence[int]:
         """The layers that pick blocks, known to fit.
 
+        Args:
+            sets: whose sets are handed on; of "per_layer" the similarity is another.
+            theta: similarity below which a layer picks for itself; None: the one that the file was made with.
         Raises:
-            ConfigError: the file has none.
+            ConfigError: the file has none, or none for such sets.
             MismatchError: they are of a deeper model.
         """
         if self.attention is None:
@@ -165,7 +171,28 @@ class Calibration:
                 f"the calibration's anchors are layers {list(self.attention.layers)}, the model has {num_layers}: "
                 f"{_remedy(self.model)}"
             )
-        return self.attention.layers
+        if sets != "per_layer":
+            return self.attention.layers if theta is None else sweep(self.attention.jaccard, theta)
+        if not self.attention.jaccard_of_layers:
+            raise ConfigError(
+                f"the calibration of '{self.model}' is older than attention=per_layer and does not say how alike the "
+                f"layers' sets are: {_remedy(self.model)}"
+            )
+        return sweep(self.attention.jaccard_of_layers, self.attention.theta if theta is None else theta)
+
+
+def sweep(jaccard: Sequence[Sequence[float]], theta: float) -> list[int]:
+    """The anchors: from the first layer upwards, a layer that is unlike the current anchor becomes the next.
+
+    Args:
+        jaccard: [L][L]; a layer that picks nothing is not even like itself.
+        theta: similarity below which two layers are unlike.
+    """
+    found: list[int] = []
+    for number, layer in enumerate(layer for layer, row in enumerate(jaccard) if row[layer] > 0.0):
+        if number < _FORCED_ANCHORS or jaccard[found[-1]][layer] < theta:
+            found.append(layer)
+    return found
 
 
 def default_path(target: LanguageModel) -> Path:
@@ -222,13 +249,21 @@ def _anchors(found: Mapping[str, Any]) -> Anchors:
     layers = tuple(int(each) for each in found["layers"])
     if not layers or layers[0] < 0 or list(layers) != sorted(set(layers)):
         raise ValueError(f"anchors {list(layers)}")
-    jaccard = tuple(tuple(_share(each) for each in row) for row in found["jaccard"])
+    tables = {
+        name: tuple(tuple(_share(each) for each in row) for row in found.get(name, ()))
+        for name in ("jaccard", "jaccard_of_layers")
+    }
+    if (
+        any(len(row) != len(table) for table in tables.values() for row in table)
+        or len(tables["jaccard"]) <= layers[-1]
+    ):
+        raise ValueError("a table of similarities that is not square")
     caught = {
         str(score): {str(whose): _share(share) for whose, share in shares.items()}
         for score, shares in found.get("caught", {}).items()
     }
     settings = dict(found["settings"])
-    return Anchors(layers=layers, theta=_share(found["theta"]), jaccard=jaccard, settings=settings, caught=caught)
+    return Anchors(layers=layers, theta=_share(found["theta"]), settings=settings, caught=caught, **tables)
 
 
 def _share(value: Any) -> float:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.methods.sparse.blocks import SCORES
+from foretoken.methods.sparse.blocks import SCORES, SETS
 
 KEY = "verification"
 _CHOICES = {
-    "attention": ("off", "per_head", "global"),
+    "attention": ("off", *SETS),
     "score": SCORES,
     "reuse": ("off", "calibrated"),
     "moe_rule": ("nested", "largest", "all_or_none"),
@@ -31,10 +31,11 @@ _SMALLEST_BLOCK = 16
 # a setting that says nothing while the parts that it belongs to are all off
 _PARTS_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals", "score", "reuse"), ("attention",)),
+    "theta": ("reuse",),
     "moe_rule": ("moe",),
     **dict.fromkeys(("refresh", "confirm"), ("attention", "ffn", "moe")),
 }
-_EXAMPLES = {"attention": "per_head", "ffn": "0.05", "moe": "1"}
+_EXAMPLES = {"attention": "per_head", "reuse": "calibrated", "ffn": "0.05", "moe": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class VerificationConfig:
 
     Attributes:
         attention: "off": dense; "per_head": every key/value head picks its own blocks; "global": the heads of a layer
-            share one budget.
+            share one budget; "per_layer": all heads of a layer read the same blocks.
         budget: rho, share of the prefix beyond ``dense_below`` that may be read, in (0, 1]; 1: all of it.
         dense_below: L0, rows of prefix up to which attention is dense.
         block: rows that are picked together; a power of two, 16 or more.
@@ -52,6 +53,8 @@ class VerificationConfig:
         score: by what the root row orders blocks: "exact", its attention weights; "bounds" or "mean" of their keys,
             which are cheaper and find less; see methods/sparse/blocks.py.
         reuse: "calibrated": only the calibration's anchor layers pick, the layers behind each take over its choice.
+        theta: similarity of choices below which a layer is an anchor, in [0, 1]: 0 leaves the first two; None: the
+            calibration's.
         refresh: every so many tokens their keys and values are computed again, densely; 0: never.
         confirm: so many tokens are decided sparsely and then confirmed by a dense verification; 0: never confirmed.
         ffn: tau: channels of an MLP whose activated gate is below it are left out; 0: none.
@@ -68,6 +71,7 @@ class VerificationConfig:
     locals: int = 2
     score: str = "exact"
     reuse: str = "off"
+    theta: float | None = None
     refresh: int = 0
     confirm: int = 0
     ffn: float = 0.0
@@ -85,6 +89,10 @@ class VerificationConfig:
             raise _wrong("budget", self.budget, "must be a share in (0, 1]: 0.1 reads a tenth, 1 everything")
         if not _is_number(self.ffn) or not 0.0 <= self.ffn < math.inf:
             raise _wrong("ffn", self.ffn, "must be a threshold from 0, for example 0.05; 0 is off")
+        if self.theta is not None and (not _is_number(self.theta) or not 0.0 <= self.theta <= 1.0):
+            raise _wrong(
+                "theta", self.theta, "must be a similarity in [0, 1]: 0 leaves two anchors, 1 makes all layers"
+            )
         for name in ("dense_below", "sinks", "locals", "refresh", "confirm", "moe"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:

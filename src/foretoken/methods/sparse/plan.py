@@ -248,14 +248,14 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
     anchors = None
     if config.reuse == "calibrated":
         known = calibration.needed(target, config.calibration, f"{KEY}.reuse=calibrated")
-        anchors = known.anchors_for(target.num_layers)
+        anchors = known.anchors_for(target.num_layers, config.attention, config.theta)
     rule = BlockRule(
         budget=config.budget,
         dense_below=config.dense_below,
         size=config.block,
         sinks=config.sinks,
         locals=config.locals,
-        across_heads=config.attention == "global",
+        sets=config.attention,
         score=config.score,
     )
     return SparseAttention(rule, anchors)

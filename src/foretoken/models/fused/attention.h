@@ -169,12 +169,16 @@ static long NAME(look)(const Job *job, const Layer *layer, const Segment *s, lon
     const long G = m->kv_heads, num_blocks = s->prefix / b->size;
     int32_t *chosen = b->chosen + ((s - call->segments) * G + g) * (1 + b->most);
     if (b->selects[layer->index]) {
-        const long heads = b->across_heads ? G : 1, from = b->across_heads ? 0 : g; /* every item ranks all it needs */
+        const int all = b->sets == GLOBAL;
+        const long heads = all ? G : 1, from = all || b->sets == PER_LAYER ? 0 : g; /* every item ranks all it needs */
         float *scores = scratch->part[4].data;
         for (long h = 0; h < heads; h++)
             memcpy(scores + h * num_blocks, b->scores + ((s - call->segments) * G + from + h) * b->most, num_blocks * sizeof(float));
-        choose_blocks(scores, scores + heads * num_blocks, heads * num_blocks, b->across_heads ? s->keep : s->keep / G,
-                      g - from, num_blocks, chosen);
+        if (b->sets == PER_LAYER)
+            for (long h = 1; h < G; h++)
+                add_scores(b->scores + ((s - call->segments) * G + h) * b->most, num_blocks, scores);
+        choose_blocks(scores, scores + heads * num_blocks, heads * num_blocks, all ? s->keep : s->keep / G,
+                      all ? g : 0, num_blocks, chosen);
     }
     *runs = scratch->part[5].data;
     return runs_of(chosen, b->size, num_blocks * b->size, end, *runs);

@@ -78,6 +78,14 @@ static void fix_scores(const Blocks *b, long num_blocks, float *scores) {
     }
 }
 
+/* Another head's scores, added to those of a layer; of a broken model infinities may meet, and come last. */
+static void add_scores(const float *from, long num_blocks, float *scores) {
+    for (long n = 0; n < num_blocks; n++) {
+        scores[n] += from[n];
+        if (scores[n] != scores[n]) scores[n] = -INFINITY;
+    }
+}
+
 /* The blocks of one head that are among the `keep` best of all n scores, ascending; of equal ones the earlier.
  * chosen: their number, then they. `copy` has room for n floats. */
 static void choose_blocks(const float *scores, float *copy, long n, long keep, long head, long num_blocks, int32_t *chosen) {

@@ -19,7 +19,7 @@ from foretoken.models.cache import KVCache
 from foretoken.models.fused.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
 from foretoken.models.fused.packing import Tiles, form_of
 from foretoken.models.fused.quantised import CodedTiles
-from foretoken.models.fused.structs import SCORES
+from foretoken.models.fused.structs import SCORES, SETS
 from foretoken.models.native import Blocks, NativePlan
 from foretoken.models.span import Span
 
@@ -454,6 +454,8 @@ def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> 
         raise ValueError(f"plan.blocks.size={blocks.size}: a multiple of 16")
     _within("plan.blocks.sinks", blocks.sinks, 0, None)
     _within("plan.blocks.locals", blocks.locals, 0, None)
+    if blocks.sets not in SETS:
+        raise ValueError(f"plan.blocks.sets={blocks.sets!r}: one of {', '.join(SETS)}")
     if blocks.score not in SCORES or (blocks.summaries is None) != (blocks.score == "exact"):
         raise ValueError(
             f"plan.blocks.score={blocks.score!r} {'without' if blocks.summaries is None else 'with'} summaries: "
@@ -461,7 +463,7 @@ def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> 
         )
     if len(blocks.keep) != len(segments):
         raise ValueError(f"plan.blocks.keep has {len(blocks.keep)} entries for {len(segments)} segments")
-    least = 1 if blocks.across_heads else sizes.kv_heads
+    least = 1 if blocks.sets == "global" else sizes.kv_heads
     for segment, keep in zip(segments, blocks.keep, strict=True):
         if keep:
             _within("plan.blocks.keep", keep, least, sizes.kv_heads * (segment.prefix // blocks.size))

@@ -248,7 +248,7 @@ class FusedDecoder:
             size=blocks.size,
             sinks=blocks.sinks,
             locals=blocks.locals,
-            across_heads=int(blocks.across_heads),
+            sets=structs.SETS[blocks.sets],
             score=structs.SCORES[blocks.score],
             capacity=next((each.shape[2] for each in summaries.values()), 0),
             most=most,

@@ -81,13 +81,14 @@ class Segment(ctypes.Structure):
 
 
 SCORES = {"exact": 0, "bounds": 1, "mean": 2}
+SETS = {"per_head": 0, "global": 1, "per_layer": 2}
 
 
 class Blocks(ctypes.Structure):
     """Attention over selected blocks of the prefix."""
 
     _fields_ = [
-        *((name, _I) for name in ("size", "sinks", "locals", "across_heads", "score", "capacity", "most")),
+        *((name, _I) for name in ("size", "sinks", "locals", "sets", "score", "capacity", "most")),
         ("selects", P),
         ("summaries", ctypes.POINTER(P)),
         *((name, P) for name in ("scores", "chosen")),

@@ -138,14 +138,17 @@ typedef struct {
 
 /* By what blocks are ordered, see methods/sparse/blocks.py; mirrored in structs.py. */
 enum { EXACT, BOUNDS, MEAN };
+/* Whose set of blocks is chosen. */
+enum { PER_HEAD, GLOBAL, PER_LAYER };
 
 /* Attention over selected blocks of the prefix, for the segments that keep some. */
 typedef struct {
-    int64_t size, sinks, locals, across_heads; /* see models/native.py */
-    int64_t score;                             /* EXACT, BOUNDS or MEAN */
-    int64_t capacity;                          /* blocks of a slot and head in `summaries` */
-    int64_t most;                              /* blocks of a segment and head in `scores` and `chosen`, at most */
-    const uint8_t *selects;                    /* per layer */
+    int64_t size, sinks, locals; /* see models/native.py */
+    int64_t sets;                /* PER_HEAD, GLOBAL or PER_LAYER */
+    int64_t score;               /* EXACT, BOUNDS or MEAN */
+    int64_t capacity;            /* blocks of a slot and head in `summaries` */
+    int64_t most;                /* blocks of a segment and head in `scores` and `chosen`, at most */
+    const uint8_t *selects;      /* per layer */
     const float *const *summaries; /* per layer that selects [slot][kv head][capacity][head_dim, of bounds 2 head_dim] */
     float *scores;                 /* [segment][kv head][most] */
     int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.core.tree import TokenTree
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
-from foretoken.methods.sparse.blocks import SCORES, BlockRule
+from foretoken.methods.sparse.blocks import SCORES, SETS, BlockRule
 from foretoken.models.batch import PackedBatch
 from foretoken.models.cache import KVCache
 from foretoken.models.dense import DensePlan
@@ -110,13 +110,13 @@ RAGGED: list[tuple[int, int | TokenTree]] = [(70, TREE), (9, CHAIN), (64, 5), (8
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("across", [False, True], ids=["per head", "across heads"])
+@pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize("budget", [0.05, 0.6])
 @pytest.mark.parametrize("shape", [(4, 4, 8, 8), (4, 2, 8, 8), (6, 1, 8, 8), (6, 3, 5, 9)], ids=str)
 def test_ragged_batch_equals_the_definition(
-    shape: tuple[int, int, int, int], budget: float, across: bool, score: str
+    shape: tuple[int, int, int, int], budget: float, sets: str, score: str
 ) -> None:
-    rule = BlockRule(budget=budget, dense_below=10, size=8, sinks=1, locals=2, across_heads=across, score=score)
+    rule = BlockRule(budget=budget, dense_below=10, size=8, sinks=1, locals=2, sets=sets, score=score)
     assert worst(Case(shape, RAGGED), rule) < 3e-6
 
 
@@ -135,7 +135,7 @@ def test_random_shapes_and_trees_equal_the_definition(data: st.DataObject) -> No
         size=data.draw(st.sampled_from([4, 8, 16])),
         sinks=data.draw(st.integers(0, 2)),
         locals=data.draw(st.integers(0, 2)),
-        across_heads=data.draw(st.booleans()),
+        sets=data.draw(st.sampled_from(SETS)),
         score=data.draw(st.sampled_from(SCORES)),
     )
     assert worst(Case((G * n, G, 4, 6), requests, seed=data.draw(st.integers(0, 99))), rule) < 3e-6
@@ -150,14 +150,14 @@ def test_the_definition_notices_what_is_left_out() -> None:
     assert float((dense.double() - case.expected(0, q, rule, 0.4)).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize(
     "limits", [{"budget": 1.0, "dense_below": 0}, {"budget": 0.1, "dense_below": 100}], ids=["budget", "short"]
 )
-def test_where_nothing_is_left_out_it_is_the_dense_plan_bit_for_bit(limits: dict[str, Any], across: bool) -> None:
+def test_where_nothing_is_left_out_it_is_the_dense_plan_bit_for_bit(limits: dict[str, Any], sets: str) -> None:
     case = Case((4, 2, 8, 8), RAGGED)
     q, k, v = case.inputs()
-    plan = SparseAttention(BlockRule(size=8, across_heads=across, **limits))(case.cache, case.batch)
+    plan = SparseAttention(BlockRule(size=8, sets=sets, **limits))(case.cache, case.batch)
     dense = DensePlan(case.cache, case.batch).attend(0, q, k, v, scaling=0.4)
     assert plan.native is not None
     assert plan.native.blocks is None
@@ -186,11 +186,11 @@ def test_layers_with_a_window_stay_dense() -> None:
     )
 
 
-@pytest.mark.parametrize("across", [False, True])
-def test_sinks_and_softcap_are_the_dense_plans(across: bool) -> None:
+@pytest.mark.parametrize("sets", SETS)
+def test_sinks_and_softcap_are_the_dense_plans(sets: str) -> None:
     """Against the dense plan over a cache that holds nothing but the kept columns."""
     case = Case((4, 2, 8, 8), [(70, TREE)])
-    rule = BlockRule(budget=0.6, dense_below=0, size=8, across_heads=across, score="mean")
+    rule = BlockRule(budget=0.6, dense_below=0, size=8, sets=sets, score="mean")
     q, k, v = case.inputs()
     sinks_H = case.draw(4)
     found = SparseAttention(rule)(case.cache, case.batch).attend(0, q, k, v, scaling=0.4, softcap=2.0, sinks_H=sinks_H)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from foretoken.methods.sparse.blocks import (
     SCORES,
+    SETS,
     BlockRule,
     BlockSummaries,
     scores_of_summaries,
@@ -34,8 +37,9 @@ def test_the_budget_is_piecewise(prefix: int, expected: int) -> None:
 
 def test_the_budget_of_a_layer_is_floored_over_all_heads_or_for_each() -> None:
     # (1000 * 0.3) * 3 / 16 = 56.25 blocks of a layer, 18.75 of a head
-    assert BlockRule(budget=0.3, dense_below=0, size=16, across_heads=True).keep(1000, 3) == 56
-    assert BlockRule(budget=0.3, dense_below=0, size=16).keep(1000, 3) == 54
+    assert BlockRule(budget=0.3, dense_below=0, size=16, sets="global").keep(1000, 3) == 56
+    for sets in ("per_head", "per_layer"):
+        assert BlockRule(budget=0.3, dense_below=0, size=16, sets=sets).keep(1000, 3) == 54
 
 
 def test_what_is_always_kept_is_kept_where_the_budget_is_smaller() -> None:
@@ -43,9 +47,9 @@ def test_what_is_always_kept_is_kept_where_the_budget_is_smaller() -> None:
     assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=0, locals=0).keep(160, 2) == 2
 
 
-@pytest.mark.parametrize("across", [False, True])
-def test_a_whole_budget_is_dense(across: bool) -> None:
-    rule = BlockRule(budget=1.0, dense_below=0, size=16, across_heads=across)
+@pytest.mark.parametrize("sets", SETS)
+def test_a_whole_budget_is_dense(sets: str) -> None:
+    rule = BlockRule(budget=1.0, dense_below=0, size=16, sets=sets)
     assert not any(rule.keep(prefix, groups) for prefix in range(0, 700, 7) for groups in (1, 2, 3, 8))
 
 
@@ -53,8 +57,18 @@ def test_equal_scores_go_to_the_earlier_head_and_block() -> None:
     flat = torch.zeros(2, 6)
     per_head = BlockRule(sinks=0, locals=1).select(flat, 6)
     assert [each.tolist() for each in per_head] == [[0, 1, 5], [0, 1, 5]]
-    across = BlockRule(sinks=0, locals=1, across_heads=True).select(flat, 6)
+    across = BlockRule(sinks=0, locals=1, sets="global").select(flat, 6)
     assert [each.tolist() for each in across] == [[0, 1, 2, 3, 5], [5]]
+
+
+def test_a_set_of_the_layer_is_that_of_the_summed_scores() -> None:
+    """Block 1 is nobody's first choice and the layer's; what two heads want apart, each would keep for itself."""
+    scores_GN = torch.tensor([[0.0, 5.0, 6.0, 0.0, 0.0, 0.0], [0.0, 5.0, 0.0, 6.0, 0.0, 0.0]])
+    rule = BlockRule(sinks=1, locals=1, sets="per_layer")
+    assert [each.tolist() for each in rule.select(scores_GN, 6)] == [[0, 1, 5], [0, 1, 5]]
+    assert [each.tolist() for each in replace(rule, sets="per_head").select(scores_GN, 6)] == [[0, 2, 5], [0, 3, 5]]
+    broken_GN = torch.tensor([[0.0, torch.inf, 1.0, 0.0], [0.0, -torch.inf, 1.0, 0.0]])
+    assert rule.select(broken_GN, 6)[1].tolist() == [0, 2, 3]
 
 
 def test_nan_scores_are_the_worst() -> None:
@@ -72,7 +86,7 @@ def test_the_kept_blocks_are_those_of_the_definition(data: st.DataObject) -> Non
         size=data.draw(st.sampled_from([4, 8])),
         sinks=data.draw(st.integers(0, 2)),
         locals=data.draw(st.integers(0, 3)),
-        across_heads=data.draw(st.booleans()),
+        sets=data.draw(st.sampled_from(SETS)),
         score=data.draw(st.sampled_from(SCORES)),
     )
     prefix = data.draw(st.integers(0, 120))

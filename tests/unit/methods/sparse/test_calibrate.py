@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_the_target_is_left_as_it_was(moe):
 def seen_with(picks, theta):
     """Anchors of layers whose picks are given, one head, one step each."""
     seen = calibrating._Seen(len(picks), RULE)
-    seen._picks = {layer: [torch.tensor([pick], dtype=torch.bool)] for layer, pick in enumerate(picks)}
+    seen._picks["per_head"] = {layer: [torch.tensor([pick], dtype=torch.bool)] for layer, pick in enumerate(picks)}
     seen.end_of_chunk()
     return seen.anchors(theta)
 
@@ -151,7 +152,25 @@ def test_anchors_of_a_model(dense):
         assert found.jaccard[i][i] == 1.0
         for j in range(3):
             assert found.jaccard[i][j] == found.jaccard[j][i]
+        assert found.jaccard_of_layers[i][i] == 1.0
+    assert found.jaccard_of_layers != found.jaccard  # two heads choose apart, and together
     assert found.settings == {"budget": 0.5, "block": 16, "sinks": 0, "locals": 1, "score": "exact"}
+
+
+def test_a_threshold_is_swept_over_what_the_file_says_of_such_sets(dense):
+    """Layers 1 and 2 agree as layers and not head by head; layer 3 has a window, and picks nothing."""
+    heads = ((1.0, 0.2, 0.3, 0.0), (0.2, 1.0, 0.4, 0.0), (0.3, 0.4, 1.0, 0.0), (0.0,) * 4)
+    layers = ((1.0, 0.6, 0.5, 0.0), (0.6, 1.0, 0.8, 0.0), (0.5, 0.8, 1.0, 0.0), (0.0,) * 4)
+    known = Anchors(layers=(0, 1, 2), theta=0.7, jaccard=heads, jaccard_of_layers=layers, settings={})
+    found = full(dense, attention=known)
+    assert list(found.anchors_for(4)) == [0, 1, 2]
+    assert found.anchors_for(4, "global", 0.4) == [0, 1]
+    assert found.anchors_for(4, "per_layer") == [0, 1]
+    assert found.anchors_for(4, "per_layer", 0.9) == [0, 1, 2]
+    assert found.anchors_for(4, "per_layer", 0.0) == [0, 1]  # the first two in any case
+    older = full(dense, attention=replace(known, jaccard_of_layers=()))
+    with pytest.raises(ConfigError, match=r"older than attention=per_layer.*make one with 'foretoken calibrate sparse"):
+        older.anchors_for(4, "per_layer")
 
 
 def test_what_a_choice_catches_by_hand():
@@ -202,6 +221,7 @@ def full(target, **changes):
             layers=(0, 1),
             theta=0.7,
             jaccard=((1.0, 0.5), (0.5, 1.0)),
+            jaccard_of_layers=((1.0, 0.8), (0.8, 1.0)),
             settings={"block": 64},
             caught={"exact": {"root": 0.9, "draft": 0.5}},
         ),
@@ -242,6 +262,7 @@ def test_one_beside_the_weights_is_found_by_itself(dense, tmp_path):
         lambda text: text.replace("0.3,", "-0.3,"),
         lambda text: text.replace("0.3,", "NaN,"),
         lambda text: text.replace('"layers": [\n   0,\n   1', '"layers": [\n   1,\n   0'),
+        lambda text: text.replace("0.8,\n    1.0", "0.8"),
         lambda text: "[]",
     ],
 )

@@ -62,7 +62,7 @@ def test_every_spelling_says_the_same(settings):
         ({"verification": {"moee": 1}}, "did you mean 'moe'"),
         ({"verification": {"ffn": 0.1}, "verification.ffn": 0.2}, "given twice"),
         ({"verification.attention": "perhead"}, "did you mean 'per_head'"),
-        ({"verification.attention": True}, "use one of off, per_head, global"),
+        ({"verification.attention": True}, "use one of off, per_head, global, per_layer"),
         ({"verification.attention": "global", "verification.budget": 0}, r"budget=0 must be a share in \(0, 1\]"),
         ({"verification.attention": "global", "verification.budget": 1.5}, "budget=1.5 must be a share"),
         ({"verification.attention": "global", "verification.budget": math.nan}, "budget=nan must be a share"),
@@ -72,6 +72,14 @@ def test_every_spelling_says_the_same(settings):
         ({"verification.attention": "global", "verification.sinks": -1}, "sinks=-1 must be an integer from 0"),
         ({"verification.attention": "global", "verification.locals": 1.5}, "locals=1.5 must be an integer"),
         ({"verification.attention": "global", "verification.reuse": "on"}, "use|known|calibrated"),
+        (
+            {"verification.attention": "per_layer", "verification.theta": 0.5},
+            r"theta' does nothing while.*reuse is off",
+        ),
+        (
+            {"verification.attention": "global", "verification.reuse": "calibrated", "verification.theta": 1.5},
+            r"theta=1\.5 must be a similarity in \[0, 1\]",
+        ),
         ({"verification.ffn": -0.1}, "ffn=-0.1 must be a threshold from 0"),
         ({"verification.ffn": "high"}, "ffn='high' must be a threshold"),
         ({"verification.moe": 1.0}, r"moe=1\.0 must be an integer"),

@@ -49,7 +49,7 @@ class Case:
 
 
 def blocks(**changes: Any) -> Blocks:
-    sound: dict[str, Any] = {"size": 16, "sinks": 1, "locals": 1, "across_heads": True, "keep": (0,), "score": "mean"}
+    sound: dict[str, Any] = {"size": 16, "sinks": 1, "locals": 1, "sets": "global", "keep": (0,), "score": "mean"}
     sound |= {"selects": lambda layer: True, "summaries": lambda layer: torch.zeros(1)}
     return Blocks(**{**sound, **changes})
 
@@ -103,6 +103,10 @@ SPOILT: dict[str, tuple[Callable[[Case], Any], str]] = {
     "blocks kept that are not": (lambda c: plan(c, blocks=blocks(keep=(3,))), "plan.blocks.keep=3"),
     "blocks for other segments": (lambda c: plan(c, blocks=blocks(keep=(0, 0))), "2 entries for 1 segments"),
     "means of another shape": (lambda c: plan(c, blocks=blocks()), r"plan.blocks.summaries\(0\) is \[1\]"),
+    "sets of nobody's": (
+        lambda c: plan(c, blocks=blocks(sets="per_row")),
+        "plan.blocks.sets='per_row': one of per_head",
+    ),
     "a score of another name": (lambda c: plan(c, blocks=blocks(score="median")), "plan.blocks.score='median' with"),
     "exact scores of means": (lambda c: plan(c, blocks=blocks(score="exact")), "plan.blocks.score='exact' with"),
     "bounds without any": (lambda c: plan(c, blocks=blocks(score="bounds", summaries=None)), "'bounds' without"),
@@ -305,12 +309,13 @@ def test_there_is_a_summary_of_every_block(shape: tuple[int, ...], message: str 
 
 
 @pytest.mark.parametrize(
-    ("keep", "across", "message"), [(2, False, None), (1, False, "keep=1: 2 to 4"), (1, True, None)]
+    ("keep", "sets", "message"),
+    [(2, "per_head", None), (1, "per_head", "keep=1: 2 to 4"), (1, "per_layer", "keep=1: 2 to 4"), (1, "global", None)],
 )
-def test_every_head_that_selects_for_itself_keeps_a_block(keep: int, across: bool, message: str | None) -> None:
+def test_every_head_that_selects_for_itself_keeps_a_block(keep: int, sets: str, message: str | None) -> None:
     cache = KVCache(2, 1, 100)
     cache.acquire()
-    plan = NativePlan(cache, blocks=blocks(keep=(keep,), across_heads=across))
+    plan = NativePlan(cache, blocks=blocks(keep=(keep,), sets=sets))
     with refused(message):
         checks.check(sizes(), chunk(32), plan, Span(0, 2))
 
