@@ -15,6 +15,7 @@ from scipy.optimize import minimize
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.methods.judge import fit as fitting
 from foretoken.methods.judge import train as training
 from foretoken.methods.judge.fit import GRID, fit, macro_auc
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
@@ -102,6 +103,21 @@ def test_within_each_task_the_bad_tokens_weigh_as_much_as_the_fine_ones_up_to_tw
     weights = fit(found, everything, ~everything).bad_weights
     assert weights["one"] == pytest.approx(wanted, rel=0.25)
     assert weights["two"] == pytest.approx(wanted, rel=0.25)
+
+
+def test_a_task_of_four_times_as_many_tokens_weighs_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = labels()
+    found = replace(found, source_N=(torch.arange(len(found)) % 5 == 0).long())
+    everything, seen = torch.ones(len(found)).bool(), list[list[float]]()
+
+    def noting(x_ND: Any, y_N: Any, weight_N: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append([float(weight_N[found.source_N == place].sum()) for place in (0, 1)])
+        return regress(x_ND, y_N, weight_N, *rest)
+
+    monkeypatch.setattr(fitting, "regress", noting)
+    fit(found, everything, ~everything)
+    assert seen[0][0] / seen[0][1] == pytest.approx(2.0, rel=0.03)
+    assert sum(seen[0]) == pytest.approx(1.0)
 
 
 def test_a_task_of_one_kind_teaches_nothing_about_itself() -> None:
