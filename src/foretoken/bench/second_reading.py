@@ -109,7 +109,7 @@ def judgement(
 
 
 def _refused(plain: LLM, draft: LanguageModel, tasks: Sequence[str], count: int) -> list[_Refused]:
-    mined = mine(plain, draft, Mining(tasks=tuple(tasks), count=count, held_out=True))
+    mined = mine(plain, draft, Mining(tasks=tuple(tasks), count=count, choices=1, held_out=True))
     labels = read_states(plain.target, mined.questions)
     try:
         judged = learned_part.find(JudgeHead, None, plain.target).judge(labels.hidden_ND).tolist()

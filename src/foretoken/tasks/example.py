@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from foretoken.core.errors import ConfigError, nearest
 
@@ -30,6 +30,7 @@ class Example:
         category: for accuracy by kind.
         alternatives: further answers that are as good as ``answer``.
         depth: where the asked fact stands in the prompt, from 0 (start) to 1 (end); None where it has no place.
+        calls: arguments that tell a function from others, one tuple a call; empty where the answer is no function.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Example:
     category: str
     alternatives: tuple[str, ...] = ()
     depth: float | None = None
+    calls: tuple[tuple[Any, ...], ...] = ()
 
 
 def prompt_hash(prompt: str) -> str:

@@ -1,13 +1,13 @@
 """Two checks of form: a JSON object from a description, and a small Python function.
 
 Both are strict, since form is what they are about: a JSON answer is right only if it parses to the expected value, a
-function only if its syntax tree equals the expected one. Nothing that a model writes is ever executed.
+function only if its syntax tree equals the expected one. Nothing that a model writes is executed to score it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -15,6 +15,7 @@ from foretoken.tasks.example import Example, Split, only, prompt_hash
 from foretoken.tasks.forms_words import (
     BOOLEAN_FIELDS,
     BOOLEAN_FORMS,
+    CALLS,
     CODE_REQUESTS,
     FUNCTIONS,
     GREETINGS,
@@ -119,4 +120,21 @@ def _draw_code(rng: Random) -> Iterator[Example]:
             answer=answer,
             response=answer,
             category="one_line" if len(lines) == 2 else "more_lines",
+            calls=_calls(function.parameters, words),
         )
+
+
+def _calls(parameters: str, words: Mapping[str, str]) -> tuple[tuple[Any, ...], ...]:
+    """What to call a function with: the common arguments of its kind, and some about the words of this request.
+
+    Args:
+        parameters: their group, as in ``PARAMETERS``.
+    """
+    n, word, letter = int(words["n"]), words["w"], words["l"]
+    about = {
+        "number": ((n - 1,), (n,), (n + 1,), (2 * n,)),
+        "list": ([n - 1, n, n + 1, 2 * n], list(range(n + 2))),
+        "text": (f"{word} Ann", f"Ann {word}", word, f"{letter}x{words['k']}{letter}", letter.upper()),
+        "table_key": (({"a": n}, "a"),),
+    }.get(parameters, ())
+    return (*CALLS[parameters], *(each if isinstance(each, tuple) else (each,) for each in about))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # fields of a JSON object by the kind of their value
 STRING_FIELDS = {
@@ -71,6 +71,20 @@ PARAMETERS = {
     "list_item": (("items", "x"), ("values", "value"), ("numbers", "n"), ("data", "item")),
     "table": (("table",), ("d",), ("mapping",), ("record",)),
     "table_key": (("table", "key"), ("d", "k"), ("mapping", "name"), ("record", "field")),
+}
+
+# arguments that tell functions of a group apart; what a function raises at does not count
+CALLS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "number": ((0,), (1,), (-3,), (10,), (37,), (2.5,)),
+    "numbers": ((7, 2), (2, 7), (3, 3), (-5, 3), (12, 4), (0, 5), (2.5, 2), (-4, -9)),
+    "three": ((1, 2, 3), (3, 2, 1), (2, 1, 3), (5, 5, 5), (-1, 4, 2), (2, 7, 2), (4, 4, 9), (9, 1, 9), (3, 1, 5)),
+    "list": (([3, 1, 2],), ([5],), ([],), ([2, 2, 4, 7],), ([-1, 0, 10],), ([8, -6, 4, 8, 120],)),
+    "text": (("",), ("level",), ("Hello world",), ("  spaced out  ",), ("Banana",), ("x y, z",)),
+    "texts": (("ab", "cab"), ("", ""), ("dog", "cat"), ("same", "same"), ("a", "banana"), ("longer", "ab")),
+    "words": ((["a", "bcd", "ef"],), (["one"],), ([],), (["Red", "green", "BLUE", "blue"],)),
+    "list_item": (([1, 2, 3], 2), ([4, 4, 5], 4), ([], 1), ([1, 2], 9), ([6, 3, 6], 6), (["a", "b"], "b")),
+    "table": (({"a": 1, "b": 2},), ({},), ({"x": -3, "y": 4.5},)),
+    "table_key": (({"a": 1, "b": 2}, "b"), ({"a": 1}, "z"), ({"x": 0}, "x"), ({}, "a")),
 }
 
 FUNCTIONS = (

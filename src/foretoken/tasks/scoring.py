@@ -1,7 +1,8 @@
 """How an output is compared with the answer. Every scorer takes an output and its example and gives shares.
 
 The keys are the measures that a task reports: ``correct`` (1 or 0; its mean is the accuracy), and others where they
-make sense (``f1``, ``parses``). Nothing here runs what a model wrote: code is parsed, never executed.
+make sense (``f1``, ``parses``). Nothing here runs what a model wrote: code is parsed, never executed (labels for a
+judge are another matter: behaviour.py).
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def score_code(output: str, example: Example) -> dict[str, float]:
 
     Also ``parses`` (the block is Python) and ``defines`` (it defines a function of this name and these parameters).
     """
-    found = _parse(output)
-    expected = _parse(example.answer)
+    found = parse_code(output)
+    expected = parse_code(example.answer)
     assert expected is not None, example.id
     return {
         "correct": float(found is not None and ast.dump(found) == ast.dump(expected)),
@@ -103,11 +104,8 @@ def holds(output: str, answer: str) -> bool:
     return bool(wanted) and inside and len(found) <= 2 * len(wanted)
 
 
-def _number(match: re.Match[str] | None) -> Fraction | None:
-    return None if match is None else Fraction(match[0].replace("$", "").replace(",", ""))
-
-
-def _parse(text: str) -> ast.Module | None:
+def parse_code(text: str) -> ast.Module | None:
+    """The syntax tree of the first code block; None if there is none, it is empty, or no Python."""
     block = _CODE.search(text)
     if block is None:
         return None
@@ -118,6 +116,10 @@ def _parse(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return tree if tree.body else None  # an empty block is valid Python, but no answer
+
+
+def _number(match: re.Match[str] | None) -> Fraction | None:
+    return None if match is None else Fraction(match[0].replace("$", "").replace(",", ""))
 
 
 def _signatures(tree: ast.Module) -> set[tuple[str, str]]:

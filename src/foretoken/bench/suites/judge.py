@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from foretoken.bench import accuracy
@@ -24,7 +25,7 @@ from foretoken.drafting import learned_part
 from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.judge.labels import read_states
 from foretoken.methods.judge.mining import Mining, mine
-from foretoken.methods.judge.train import quality
+from foretoken.methods.judge.train import quality, without_head
 from foretoken.models.load import load
 from foretoken.tasks.evaluate import prompt_ids
 from foretoken.testing import Random, Scripted, Texts
@@ -32,7 +33,6 @@ from foretoken.testing import Random, Scripted, Texts
 TASKS = ("profiles", "code", "arithmetic", "json")
 QUESTIONS = 40  # of each task, without --limit
 MINED = 300  # questions, without --limit
-MINED_SEED = 1  # the bundled head was trained on the questions of seed 0
 CHAIN = "draft_model+tree=chain+num_speculative_tokens=10"
 GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {  # from strict to loose
     "judge": ("threshold", (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)),
@@ -121,21 +121,22 @@ def _strictest_and_loosest(methods: Sequence[Method]) -> list[Method]:
 def _labels(plain: Any, draft: str, count: int) -> Section:
     """What the head beside the target's weights says of newly mined labels at each threshold, by task."""
     head = learned_part.find(JudgeHead, None, plain.target)
-    mined = mine(plain, load(draft), Mining(tasks=TASKS, count=count, seed=MINED_SEED))
+    model = load(draft)
+    mined = mine(plain, model, Mining(tasks=TASKS, count=count, held_out=True))
     labels = read_states(plain.target, mined.questions)
+    draft_N3 = read_states(model, mined.questions).law_N3[labels.asked_N]
     labels = labels.of(labels.asked_N)
-    score_N = head.judge(labels.hidden_ND)
-    rows = []
-    for threshold in sorted({head.config.threshold, *GRIDS["judge"][1]}, reverse=True):
-        by_task = {
-            name: quality(labels.of(labels.source_N == place), score_N[labels.source_N == place], threshold)
-            for place, name in enumerate(labels.sources)
-        }
-        rows += [
-            {"threshold": threshold, "task": name, **each}
-            for name, each in {**by_task, "all": quality(labels, score_N, threshold)}.items()
-        ]
+    score_N, without = head.judge(labels.hidden_ND), without_head(labels, draft_N3)
+    rows = [
+        {"threshold": threshold, "task": name, **quality(labels, score_N, threshold, without, name)}
+        for threshold in sorted({head.config.threshold, *GRIDS["judge"][1]}, reverse=True)
+        for name in labels.sources
+    ]
     return Section("labels", "newly mined labels, and what the head says of them", LABELS, rows)
+
+
+def _area(name: str, row: Mapping[str, Any]) -> Any:
+    return row["auc_of"][name]
 
 
 LABELS: Sequence[Column] = (
@@ -146,8 +147,10 @@ LABELS: Sequence[Column] = (
     Column("bad", lambda row: row["bad"], "{}"),
     Column("bad,\naccepted", lambda row: row["false_accepts"], "{}"),
     Column("AUC", lambda row: row["auc"], "{}"),
-    Column("AUC\nof p", lambda row: row["auc_of"]["p"], "{}"),
-    Column("AUC of\nentropy", lambda row: row["auc_of"]["entropy"], "{}"),
+    *(
+        Column(f"AUC of\n{name.replace('_', ' ')}", partial(_area, name))
+        for name in ("p", "p_over_largest", "entropy", "q", "draft_entropy", "chance")
+    ),
 )
 
 

@@ -28,6 +28,10 @@ class Config(Common):
         ),
     ] = None
     examples: Annotated[int, Option("Questions to ask.", metavar="N", positive=True)] = 1000
+    labels: Annotated[
+        Path | None,
+        Option("Keep what is mined in this file; give it again to go on after a stop, or to fit anew.", metavar="FILE"),
+    ] = None
     minutes: Annotated[float, Option("Stop asking after so many minutes.", positive=True)] = 5.0
     triples: Annotated[
         Path | None,
@@ -59,6 +63,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
             mining,
             triples=config.triples,
             tail=config.tail,
+            labels_file=config.labels,
             false_accepts=config.false_accepts,
             seed=config.seed,
             device=config.device,
@@ -73,6 +78,8 @@ def _unheard(number: int) -> None:
 
 def say(record: dict[str, Any], out: Path) -> list[str]:
     """What it learned from, and what its threshold lets pass of each source."""
+    from foretoken.methods.judge import train as training
+
     labels, held = record["labels"], record["held_out"]
     lines = [
         f"{out}: {record['parameters']} numbers from {labels['not_the_targets_own']:,} tokens that the target would "
@@ -84,7 +91,11 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
             f"{'none' if each[share] is None else f'{each[share]:.1%}'} of {each[kind]} {kind}"
             for share, kind in (("fine_accepted", "fine"), ("false_accepts", "bad"))
         )
-        lines.append(f"held out, {name}: ROC AUC {area}; above {record['threshold']:.3f} are {fine} and {bad} tokens")
+        best = training.best_without_head(each)
+        cheap = "" if best is None else f" (without a head at most {best[1]:.3f}, {best[0]})"
+        lines.append(
+            f"held out, {name}: ROC AUC {area}{cheap}; above {record['threshold']:.3f} are {fine} and {bad} tokens"
+        )
     macro = held["macro_auc"]
     lines.append(f"held out, mean of the ROC AUC within each: {'unknown' if macro is None else f'{macro:.3f}'}")
     return lines
@@ -96,7 +107,7 @@ COMMAND = Command(
     Train a judge: it reads the target's last hidden state of a draft's token and says whether the token is fine.
 
     Target and draft stay as they are. The labels are mined from tasks that can be checked: the draft's token is put
-    into the target's answer, the target goes on by itself, and the token is fine if the answer is still the same. Or
+    into the target's answer, the target goes on by itself, and the token is fine if the answer is still right. Or
     they come from annotations. Reported for questions held out of the training: ROC AUC, and what the threshold lets
     pass of the fine and of the bad tokens.
     """,

@@ -53,8 +53,8 @@ class Labels:
         question_N: int64, counted from 0.
         source_N: int64, who says so: index into ``sources``.
         sources: names.
-        law_N2: float32, of the target's law where the token stands: log p of the token less that of the most probable
-            one, and the entropy. No head is needed for these.
+        law_N3: float32, of the reader's law where the token stands: log p of the token, the same less that of the most
+            probable one, and the entropy. No head is needed for these.
     """
 
     hidden_ND: Tensor
@@ -63,7 +63,7 @@ class Labels:
     question_N: Tensor
     source_N: Tensor
     sources: tuple[str, ...]
-    law_N2: Tensor
+    law_N3: Tensor
 
     def __len__(self) -> int:
         return len(self.fine_N)
@@ -75,29 +75,30 @@ class Labels:
             kept_N: bool.
         """
         hidden_ND, fine_N, asked_N = self.hidden_ND[kept_N], self.fine_N[kept_N], self.asked_N[kept_N]
-        question_N, source_N, law_N2 = self.question_N[kept_N], self.source_N[kept_N], self.law_N2[kept_N]
-        return Labels(hidden_ND, fine_N, asked_N, question_N, source_N, self.sources, law_N2)
+        question_N, source_N, law_N3 = self.question_N[kept_N], self.source_N[kept_N], self.law_N3[kept_N]
+        return Labels(hidden_ND, fine_N, asked_N, question_N, source_N, self.sources, law_N3)
 
 
 def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
     """Run the target once over every question.
 
     Args:
+        target: or the draft, for what its law says of the same tokens.
         questions: prompt and tree of each fit the target's context.
     """
     reader = _Reader(target)
     numbers: dict[tuple[int, ...], int] = {}
     sources: dict[str, int] = {}
     hidden = [torch.zeros(0, target.config.get_text_config(decoder=True).hidden_size)]
-    laws = [torch.zeros(0, 2)]
+    laws = [torch.zeros(0, 3)]
     rows: list[tuple[bool, bool, int, int]] = []
     for question in questions:
         known = {node: label for node, label in enumerate(question.labels) if label is not None}
         if not known:
             continue
-        states_ND, own, law_N2 = reader.read(question)
+        states_ND, own, law_N3 = reader.read(question)
         hidden.append(states_ND[list(known)])
-        laws.append(law_N2[list(known)])
+        laws.append(law_N3[list(known)])
         number = numbers.setdefault(tuple(question.prompt), len(numbers))
         for node, (source, fine) in known.items():
             rows.append((fine, not own[node], number, sources.setdefault(source, len(sources))))
@@ -122,7 +123,7 @@ class _Reader:
 
     @torch.inference_mode()
     def read(self, question: Marked) -> tuple[Tensor, list[bool], Tensor]:
-        """float32 [N, D]; of each token whether it is the target's own choice; and ``Labels.law_N2`` of each."""
+        """float32 [N, D]; of each token whether it is the target's own choice; and ``Labels.law_N3`` of each."""
         slot = self._cache.acquire()
         try:
             *before, root = question.prompt
@@ -138,6 +139,6 @@ class _Reader:
         behind = [parent + 1 for parent in question.tree.parents]
         own = [token == output.best[row] for token, row in zip(question.tree.tokens, behind, strict=True)]
         logp_NV = output.logits_MV[behind].float().log_softmax(-1)
-        below_N = logp_NV[range(len(behind)), list(question.tree.tokens)] - logp_NV.amax(-1)
-        entropy_N = torch.special.entr(logp_NV.exp()).sum(-1)
-        return self._last.of(output, rows).cpu(), own, torch.stack([below_N, entropy_N], -1).cpu()
+        logp_N = logp_NV[range(len(behind)), list(question.tree.tokens)]
+        law_N3 = torch.stack([logp_N, logp_N - logp_NV.amax(-1), torch.special.entr(logp_NV.exp()).sum(-1)], -1)
+        return self._last.of(output, rows).cpu(), own, law_N3.cpu()

@@ -8,14 +8,18 @@
 Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and target are tried from left to right, and a
 token is not fine if the final answer changes.
 Differs: only questions that the target answers rightly are mined: what a wrong answer survives says nothing about right
-and wrong. An answer in words is still right if it holds the right one and no more words beside than that has. End
-tokens and other special tokens are not tried, since a judge never accepts them on its own. Tokens that draft and target
-agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of the vocabulary are put, and labelled
-bad without being tried: a judge that has only seen a draft's plausible mistakes lets nonsense pass.
+and wrong. What is still right: a number; a function that gives the same (tasks/behaviour.py); in words what holds the
+right answer and no more words beside than that has; an object of the same value that says no key twice. And no answer
+is that takes half as many tokens again as the target's own. Beside the draft's favourite its next choices are tried;
+they do not stay in the text. End tokens and other special tokens are not tried, since a judge never accepts them on its
+own. Tokens that draft and target agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of
+the vocabulary are put, and labelled bad without being tried: a judge that has only seen a draft's plausible mistakes
+lets nonsense pass.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,18 +34,23 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge.labels import Label, Marked
+from foretoken.methods.judge.store import Found, Store
 from foretoken.models.batch import PackedBatch
 from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.tasks import catalog
+from foretoken.tasks.behaviour import behaves
 from foretoken.tasks.catalog import Setting, Task
 from foretoken.tasks.evaluate import prompt_ids
 from foretoken.tasks.example import Example
-from foretoken.tasks.scoring import holds
+from foretoken.tasks.scoring import holds, score_json
 from foretoken.train.sources import TASKS
 
 ABREAST = 64  # questions in work at a time
+CHOICES = 4  # of the draft in a place: what it may draft at temperature 1 or for a tree
+LEAST = 0.01  # probability of a choice that is worth trying
+LONGER = 1.5  # times the target's own answer: what takes more tokens is not as good
 STRANGERS = 2  # random tokens for each answer
 RANDOM = "random tokens"  # whose labels they are
 _MOST_DRAWS = 1000  # for a question that was not asked before
@@ -57,6 +66,7 @@ class Mining:
         count: questions to ask.
         seconds: stop after so long; None: never. Questions in work then count as far as they were walked.
         seed: of the questions.
+        choices: of the draft that are tried in a place, the target's own among them; 1: its favourite alone.
         held_out: ask the halves that no model was trained on instead, the same ones as every evaluation: for measuring.
     """
 
@@ -64,6 +74,7 @@ class Mining:
     count: int = 1000
     seconds: float | None = None
     seed: int = 0
+    choices: int = CHOICES
     held_out: bool = False
 
     def __post_init__(self) -> None:
@@ -90,20 +101,32 @@ class Mined:
     right: dict[str, int]
 
 
-def mine(llm: LLM, draft: LanguageModel, how: Mining, report: Callable[[int], None] = lambda number: None) -> Mined:
+def mine(
+    llm: LLM,
+    draft: LanguageModel,
+    how: Mining,
+    report: Callable[[int], None] = lambda number: None,
+    store: Store | None = None,
+) -> Mined:
     """Ask questions and try the draft's tokens in the target's answers.
 
     Args:
-        llm: the target, decoding plainly.
+        llm: the target, decoding plainly; faster with ``ABREAST`` sequences at once and prefixes kept.
         draft: of the same vocabulary.
         report: called with the number of questions that are done.
+        store: gets every question that is done; those that are in it are not asked again.
     """
     ends = time.monotonic() + (how.seconds if how.seconds is not None else float("inf"))
+    known = {} if store is None else {tuple(each.prompt): each for each in store.found}
+    old = list[Found]()
     waiting, active, done = _questions(llm, draft, how), list[_Walk](), list[_Walk]()
-    picks = _Picks(draft)
+    picks = _Picks(draft, how.choices)
     while time.monotonic() < ends:
         while len(active) < ABREAST and (walk := next(waiting, None)) is not None:
-            active.append(walk)
+            if (found := known.get(tuple(walk.prompt))) is not None:
+                old.append(found)
+            else:
+                active.append(walk)
         trials = [(walk, walk.trial()) for walk in active]
         if not trials:
             break
@@ -118,14 +141,17 @@ def mine(llm: LLM, draft: LanguageModel, how: Mining, report: Callable[[int], No
                 )
             walk.judge(trial, output.token_ids)
             walk.advance(picks)
-        done += [walk for walk in active if walk.over]
+        ended = [walk for walk in active if walk.over]
+        if store is not None:
+            store.add([walk.found(llm.target.vocab_size) for walk in ended])
+        done += ended
         active = [walk for walk in active if not walk.over]
-        report(len(done))
-    walked = [walk for walk in (*done, *active) if walk.started]
+        report(len(old) + len(done))
+    every = [*old, *(walk.found(llm.target.vocab_size) for walk in (*done, *active) if walk.started)]
     return Mined(
-        [walk.marked(llm.target.vocab_size) for walk in walked if walk.right and walk.place],
-        {name: sum(walk.task.name == name for walk in walked) for name in how.tasks},
-        {name: sum(walk.task.name == name and walk.right for walk in walked) for name in how.tasks},
+        [each.marked for each in every if each.marked is not None],
+        {name: sum(each.task == name for each in every) for name in how.tasks},
+        {name: sum(each.task == name and each.right for each in every) for name in how.tasks},
     )
 
 
@@ -159,10 +185,12 @@ class _Walk:
     Attributes:
         text: the target's answer with the tokens that were found fine in it; without the token that ended it.
         ended: a token ended it.
-        picks: the draft's choice in every place of the text, and behind it; empty if the text is new.
+        picks: the draft's choices in every place of the text, and behind it; empty if the text is new.
         place: tokens of the text that are labelled; the next one is to be compared.
+        tried: choices of this place that were looked at.
         pick: the draft's token that is tried there; None: the target has not answered yet.
-        bad: tokens that were not fine: place and token.
+        longest: tokens that an answer may have to be as good as the first.
+        beside: tokens that were tried and are not in the text: place, token, and whether it was fine.
         started, right, over: it was answered; rightly; nothing is left to be tried.
     """
 
@@ -172,11 +200,13 @@ class _Walk:
     tokenizer: Any
     special: frozenset[int]
     text: list[int] = field(default_factory=list)
-    bad: list[tuple[int, int]] = field(default_factory=list)
+    longest: float = 0.0
+    beside: list[tuple[int, int, bool]] = field(default_factory=list)
     place: int = 0
     pick: int | None = None
     ended: bool = False
-    picks: list[int] = field(default_factory=list)
+    picks: list[list[int]] = field(default_factory=list)
+    tried: int = 0
     started: bool = False
     right: bool = False
     over: bool = False
@@ -186,7 +216,7 @@ class _Walk:
         return [] if self.pick is None else [*self.text[: self.place], self.pick]
 
     def judge(self, trial: list[int], continuation: Sequence[int]) -> None:
-        """Look at the answer that came of it."""
+        """Look at the answer that came of it. It is the text from now on if the draft's favourite was fine."""
         answer = [*trial, *continuation]
         ended = answer[-1] in self.special
         if ended:
@@ -194,13 +224,13 @@ class _Walk:
         said = self.tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
         if self.pick is None:
             self.started, self.right = True, self.task.score(said, self.example)["correct"] == 1.0
-            self.over = not self.right
-        elif _still_right(self.task, said, self.example):
-            self.place += 1
+            self.over, self.longest = not self.right, LONGER * len(answer)
         else:
-            self.bad.append((self.place, self.pick))
-            self.place += 1
-            return
+            fine = len(answer) <= self.longest and _still_right(self.task, said, self.example)
+            if not fine or self.tried > 1:
+                self.beside.append((self.place, self.pick, fine))
+                return
+            self.place, self.tried = self.place + 1, 0
         self.text, self.ended, self.picks = answer, ended, []
 
     def advance(self, picks: _Picks) -> None:
@@ -211,45 +241,67 @@ class _Walk:
             self.picks = picks.of(self.prompt, self.text)
         places = len(self.text) + self.ended  # where the target ends, the draft may go on
         while self.place < min(places, self.task.max_tokens - 1):  # something is generated behind every trial
-            self.pick = self.picks[self.place]
             said = self.text[self.place] if self.place < len(self.text) else None
-            if self.pick != said and self.pick not in self.special:
-                return
-            self.place += 1
+            while self.tried < len(self.picks[self.place]):
+                self.pick = self.picks[self.place][self.tried]
+                self.tried += 1
+                if self.pick != said and self.pick not in self.special:
+                    return
+            self.place, self.tried = self.place + 1, 0
         self.over = True
 
-    def marked(self, vocabulary: int) -> Marked:
+    def found(self, vocabulary: int) -> Found:
+        """What there is of it so far."""
+        marked = self._marked(vocabulary) if self.right and self.place else None
+        return Found(self.task.name, self.prompt, self.right, marked)
+
+    def _marked(self, vocabulary: int) -> Marked:
         """The labels so far, with random tokens beside them."""
         kept = self.text[: self.place]
         rng = Random(self.example.prompt)
-        bad = [(place, token, self.task.name) for place, token in self.bad]
+        beside = [(place, token, (self.task.name, fine)) for place, token, fine in self.beside]
         for place in rng.sample(range(len(kept)), min(STRANGERS, len(kept))):
             stranger = rng.randrange(vocabulary)
             if stranger != kept[place] and stranger not in self.special:
-                bad.append((place, stranger, RANDOM))
-        tokens = [*kept, *(token for _, token, _ in bad)]
-        parents = [*range(ROOT, len(kept) - 1), *(place + ROOT for place, _, _ in bad)]
-        fine: list[Label | None] = [None if token in self.special else (self.task.name, True) for token in kept]
-        return Marked(self.prompt, TokenTree(tokens, parents), [*fine, *((source, False) for *_, source in bad)])
+                beside.append((place, stranger, (RANDOM, False)))
+        tokens = [*kept, *(token for _, token, _ in beside)]
+        parents = [*range(ROOT, len(kept) - 1), *(place + ROOT for place, _, _ in beside)]
+        said: list[Label | None] = [None if token in self.special else (self.task.name, True) for token in kept]
+        return Marked(self.prompt, TokenTree(tokens, parents), [*said, *(label for *_, label in beside)])
 
 
 def _still_right(task: Task, said: str, example: Example) -> bool:
-    """By the task's checker; in a task of answers in words also what holds one of them."""
+    """By the task's checker; also a function that does the same, and in words an answer that holds the right one."""
     scores = task.score(said, example)
     if scores["correct"] == 1.0:
-        return True
+        return task.score is not score_json or not _says_twice(said)
+    if example.calls:
+        return behaves(said, example)
     return "f1" in scores and any(holds(said, answer) for answer in (example.answer, *example.alternatives))
 
 
-class _Picks:
-    """A model's own choice at every place of a text that another one wrote."""
+def _says_twice(text: str) -> bool:
+    """Whether an object of a JSON text has a key twice: its reader takes the last, and the text is no better for it."""
+    found = False
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model, self._cache = model, model.new_cache(1)
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal found
+        found |= len(dict(pairs)) < len(pairs)
+
+    json.loads(text, object_pairs_hook=look)
+    return found
+
+
+class _Picks:
+    """What a model might say at every place of a text that another one wrote."""
+
+    def __init__(self, model: LanguageModel, choices: int) -> None:
+        self._model, self._cache, self._choices = model, model.new_cache(1), choices
 
     @torch.inference_mode()
-    def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
-        """The most probable token in the place of each token of the text, and behind it."""
+    def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[list[int]]:
+        """In the place of each token of the text, and behind it: the most probable token, and the next ones with at
+        least ``LEAST``."""
         slot = self._cache.acquire()
         try:
             prefill(self._model, self._cache, slot, prompt[:-1])
@@ -257,6 +309,10 @@ class _Picks:
             self._cache.reserve(slot, len(rows))
             batch = PackedBatch()
             batch.add_chunk(slot, self._cache.lengths[slot], rows, wanted=len(rows))
-            return list(self._model.forward(batch, DensePlan(self._cache, batch)).best)
+            logits_MV = self._model.forward(batch, DensePlan(self._cache, batch)).logits_MV
         finally:
             self._cache.release(slot)
+        q_MK, best_MK = logits_MV.float().softmax(-1).topk(self._choices)
+        likely_MK = q_MK >= LEAST
+        likely_MK[:, 0] = True
+        return [best_K[likely_K].tolist() for best_K, likely_K in zip(best_MK, likely_MK, strict=True)]

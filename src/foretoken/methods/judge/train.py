@@ -5,9 +5,9 @@ Differs: labels come from tasks that can be checked (mining.py), or from a user'
 The head is trained on the tokens at which a judge is asked, those that are not the target's own choice. With the
 others among them, all of them fine and many times as many, it learns to tell the two kinds apart instead: on the zoo's
 pair the area under the ROC curve where it is asked fell from 0.80 to 0.67 (mean of eight splits).
-The threshold is the smallest that accepts at most a given share of the bad tokens of questions that the head was not
-fitted to, random ones aside. The figures are of a third part of the questions, and of each task apart: a figure over
-all tasks also rewards telling the tasks apart.
+The threshold is the smallest that accepts at most a given share of the bad tokens of every task, of questions that the
+head was not fitted to, random ones aside. The figures are of a third part of the questions, and of each task apart: a
+figure over all tasks also rewards telling the tasks apart. Beside them stands what is known without a head.
 
 Letters: N tokens.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from foretoken.engine.llm import LLM
 from foretoken.methods.judge.fit import fit, macro_auc
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, Marked, read_states
-from foretoken.methods.judge.mining import RANDOM, Mining, mine
+from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken.methods.judge.store import Store
 from foretoken.methods.judge.triples import check_tail, read_triples
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
@@ -53,6 +54,7 @@ def run(
     *,
     triples: Path | None = None,
     tail: str = "mask",
+    labels_file: Path | None = None,
     false_accepts: float = 0.02,
     seed: int = 0,
     device: str = "cpu",
@@ -66,6 +68,7 @@ def run(
         mining: how to mine labels; None: from the triples alone.
         triples: a file of annotations.
         tail: what becomes of the tokens behind an annotated error.
+        labels_file: keeps what was mined, question by question; what it holds of these questions is not mined again.
         false_accepts: share of the held-out bad tokens that the threshold may let pass.
         seed: of the split.
         report: called with the number of questions that were mined.
@@ -77,22 +80,37 @@ def run(
     """
     _check(draft_name, out, mining, triples, false_accepts)
     check_tail(tail)
-    llm = LLM(target_name, speculative_config={"method": "none"}, device=device)
+    # a question is read once for all that is tried in its answer
+    llm = LLM(
+        target_name,
+        speculative_config={"method": "none"},
+        device=device,
+        max_num_seqs=ABREAST,
+        enable_prefix_caching=True,
+    )
     marked: list[Marked] = [] if triples is None else read_triples(triples, llm, tail)
     draft = None if draft_name is None or mining is None else _draft(llm, draft_name, device)
+    store = None
+    if labels_file is not None and draft is not None and mining is not None:
+        with disk_trouble(labels_file):
+            marks = fingerprint_of(llm.target.source), fingerprint_of(draft.source)
+            store = Store(labels_file, *marks, mining.choices)
     began = time.monotonic()
-    mined = None if draft is None or mining is None else mine(llm, draft, mining, report)
+    mined = None if draft is None or mining is None else mine(llm, draft, mining, report, store)
     mining_ends = time.monotonic()
-    labels = read_states(llm.target, marked if mined is None else [*marked, *mined.questions])
+    every = marked if mined is None else [*marked, *mined.questions]
+    labels = read_states(llm.target, every)
     asked = labels.of(labels.asked_N)
+    without = without_head(asked, None if draft is None else read_states(draft, every).law_N3[labels.asked_N], seed)
     tried_N = torch.tensor([asked.sources[place] != RANDOM for place in asked.source_N.tolist()], dtype=torch.bool)
     train_N, choose_N = _split(asked, tried_N, seed)
     read = time.monotonic()
     # random tokens are trained on, but too easy to choose by
     fitted = fit(asked, train_N, choose_N & tried_N, anywhere=(RANDOM,))
     judged = asked.of(choose_N & tried_N)
-    threshold = smallest_threshold(fitted.unit.probabilities(judged.hidden_ND), judged.fine_N, false_accepts)
-    held = asked.of(~train_N & ~choose_N)
+    threshold = threshold_of(judged, fitted.unit.probabilities(judged.hidden_ND), false_accepts)
+    held_N = ~train_N & ~choose_N
+    held = asked.of(held_N)
     score_N = fitted.unit.probabilities(held.hidden_ND)
     config = JudgeConfig(
         width=asked.hidden_ND.shape[1],
@@ -128,8 +146,8 @@ def run(
         "held_out": {
             "macro_auc": _rounded(macro_auc(held, score_N)),
             "by_source": {
-                name: quality(held.of(held.source_N == place), score_N[held.source_N == place], threshold)
-                for place, name in enumerate(held.sources)
+                name: quality(held, score_N, threshold, {each: it_N[held_N] for each, it_N in without.items()}, name)
+                for name in held.sources
             },
         },
         "seconds": {
@@ -147,17 +165,58 @@ def run(
     return record
 
 
-def quality(labels: Labels, score_N: Tensor, threshold: float) -> dict[str, Any]:
+def threshold_of(labels: Labels, score_N: Tensor, false_accepts: float) -> float:
+    """The smallest threshold that at most this share of the bad tokens of every source is above.
+
+    Args:
+        labels: some of them bad.
+        score_N: probabilities.
+    """
+    places = [labels.source_N == place for place in range(len(labels.sources))]
+    kept = [(score_N[here_N], labels.fine_N[here_N]) for here_N in places if bool((~labels.fine_N[here_N]).any())]
+    return max(smallest_threshold(*each, false_accepts) for each in kept)
+
+
+def without_head(labels: Labels, draft_N3: Tensor | None, seed: int = 0) -> dict[str, Tensor]:
+    """Scores of tokens that need no head: what a head has to beat within a task.
+
+    Args:
+        draft_N3: of the same tokens, ``law_N3`` of the model that drafts them; None: there is none.
+        seed: of chance.
+    Returns:
+        name -> [N]: ``p`` (log p of the token), ``p_over_largest``, ``entropy`` (of the target's law), ``q`` and
+        ``draft_entropy``, which is negative: a draft that is sure; and ``chance``.
+    """
+    p_N, over_N, entropy_N = labels.law_N3.unbind(-1)
+    scores = {"p": p_N, "p_over_largest": over_N, "entropy": entropy_N}
+    if draft_N3 is not None:
+        scores |= {"q": draft_N3[:, 0], "draft_entropy": -draft_N3[:, 2]}
+    return {**scores, "chance": torch.rand(len(labels), generator=torch.Generator().manual_seed(seed))}
+
+
+def quality(
+    labels: Labels,
+    score_N: Tensor,
+    threshold: float,
+    without: Mapping[str, Tensor] | None = None,
+    source: str | None = None,
+) -> dict[str, Any]:
     """What a head's word is worth, where it is asked.
 
     Args:
         labels: tokens that are not the target's own choice.
         score_N: what the head says of them.
+        without: other scores of them, as :func:`without_head` gives them; None: none.
+        source: look at its tokens alone; None: at all.
     Returns:
-        ``fine``, ``bad`` (tokens); ``auc``, and ``auc_of`` what needs no head: p (of the token, over the largest) and
-        entropy of the target's law; ``accepted``, the share above the threshold, ``fine_accepted``, the same of
-        the fine ones, and ``false_accepts``, of the bad ones, with its 95 % interval. None where there is nothing.
+        ``fine``, ``bad`` (tokens); ``auc``, and ``auc_of`` each score that needs no head; ``accepted``, the share above
+        the threshold, ``fine_accepted``, the same of the fine ones, and ``false_accepts``, of the bad ones, with its
+        95 % interval. None where there is nothing.
     """
+    if source is not None:
+        here_N = labels.source_N == labels.sources.index(source)
+        here = {name: each_N[here_N] for name, each_N in (without or {}).items()}
+        return quality(labels.of(here_N), score_N[here_N], threshold, here)
     accepted_N, fine_N = score_N > threshold, labels.fine_N
     fine, bad = int(fine_N.sum()), int((~fine_N).sum())
     wrong = int((accepted_N & ~fine_N).sum())
@@ -165,15 +224,24 @@ def quality(labels: Labels, score_N: Tensor, threshold: float) -> dict[str, Any]
         "fine": fine,
         "bad": bad,
         "auc": _rounded(auc(score_N, fine_N)),
-        "auc_of": {
-            name: _rounded(auc(each_N, fine_N))
-            for name, each_N in zip(("p", "entropy"), labels.law_N2.unbind(-1), strict=True)
-        },
+        "auc_of": {name: _rounded(auc(each_N, fine_N)) for name, each_N in (without or {}).items()},
         "accepted": _rounded(float(accepted_N.float().mean())) if len(labels) else None,
         "fine_accepted": _rounded(int((accepted_N & fine_N).sum()) / fine) if fine else None,
         "false_accepts": _rounded(wrong / bad) if bad else None,
         "false_accepts_interval": [round(each, 4) for each in wilson_interval(wrong, bad)] if bad else None,
     }
+
+
+def best_without_head(told: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The score that tells most without a head, and its area, whichever way round it tells; None: no areas.
+
+    Args:
+        told: what :func:`quality` gives.
+    """
+    areas = {
+        name: max(area, 1 - area) for name, area in told["auc_of"].items() if area is not None and name != "chance"
+    }
+    return max(areas.items(), key=lambda each: each[1], default=None)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -15,17 +15,18 @@ from scipy.optimize import minimize
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.methods.judge import fit as fitting
 from foretoken.methods.judge import train as training
 from foretoken.methods.judge.fit import GRID, fit, macro_auc
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, read_states
 from foretoken.methods.judge.mining import Mining
-from foretoken.methods.judge.train import quality
+from foretoken.methods.judge.train import best_without_head, quality, threshold_of, without_head
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.regression import Standard, regress
-from foretoken.train.roc import auc
+from foretoken.train.roc import auc, smallest_threshold
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -46,8 +47,9 @@ def labels(count: int = 1200, *, bad: float = 0.3, seed: int = 0, noise: float =
     x_ND[:, 5] += 100 * shared * common_N
     fine_N = score_N > score_N.quantile(bad)
     hidden_ND = (x_ND + torch.linspace(-20, 20, WIDTH)) * torch.logspace(-3, 3, WIDTH)
-    source_N, law_N2 = torch.arange(count) % 2, torch.stack([-torch.arange(count), torch.zeros(count)], -1)
-    return Labels(hidden_ND, fine_N, torch.ones(count).bool(), question_N, source_N, ("one", "two"), law_N2)
+    source_N = torch.arange(count) % 2
+    law_N3 = torch.stack([-torch.arange(count), torch.arange(count), torch.zeros(count)], -1).float()
+    return Labels(hidden_ND, fine_N, torch.ones(count).bool(), question_N, source_N, ("one", "two"), law_N3)
 
 
 def split(found: Labels) -> torch.Tensor:
@@ -101,6 +103,21 @@ def test_within_each_task_the_bad_tokens_weigh_as_much_as_the_fine_ones_up_to_tw
     weights = fit(found, everything, ~everything).bad_weights
     assert weights["one"] == pytest.approx(wanted, rel=0.25)
     assert weights["two"] == pytest.approx(wanted, rel=0.25)
+
+
+def test_a_task_of_four_times_as_many_tokens_weighs_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = labels()
+    found = replace(found, source_N=(torch.arange(len(found)) % 5 == 0).long())
+    everything, seen = torch.ones(len(found)).bool(), list[list[float]]()
+
+    def noting(x_ND: Any, y_N: Any, weight_N: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append([float(weight_N[found.source_N == place].sum()) for place in (0, 1)])
+        return regress(x_ND, y_N, weight_N, *rest)
+
+    monkeypatch.setattr(fitting, "regress", noting)
+    fit(found, everything, ~everything)
+    assert seen[0][0] / seen[0][1] == pytest.approx(2.0, rel=0.03)
+    assert sum(seen[0]) == pytest.approx(1.0)
 
 
 def test_a_task_of_one_kind_teaches_nothing_about_itself() -> None:
@@ -191,16 +208,37 @@ def test_a_head_is_not_judged_by_questions_that_it_was_fitted_on() -> None:
 def test_quality_by_hand() -> None:
     found = labels(5).of(torch.ones(5).bool())
     found = replace(found, fine_N=torch.tensor([True, True, False, False, False]))
-    got = quality(found, torch.tensor([0.9, 0.4, 0.6, 0.5, 0.1]), 0.5)
+    draft_N3 = torch.tensor([[-1.0, 0.0, 3.0], [-2.0, 0.0, 1.0], [-1.5, 0.0, 2.0], [-3.0, 0.0, 2.0], [-4.0, 0.0, 4.0]])
+    score_N, without = torch.tensor([0.9, 0.4, 0.6, 0.5, 0.1]), without_head(found, draft_N3)
+    got = quality(found, score_N, 0.5, without)
+    chance = got["auc_of"].pop("chance")
+    assert chance == round(auc(without["chance"], found.fine_N) or 0.0, 4)
+    assert best_without_head(got) == ("p", 1.0)  # over the largest it tells as much the other way round
     low, high = got.pop("false_accepts_interval")
     assert low < 1 / 3 < high
     assert got == {
-        "fine": 2, "bad": 3, "auc": 0.6667, "auc_of": {"p": 1.0, "entropy": 0.5},
+        "fine": 2, "bad": 3, "auc": 0.6667,
+        "auc_of": {"p": 1.0, "p_over_largest": 0.0, "entropy": 0.5, "q": 0.8333, "draft_entropy": 0.6667},
         "accepted": 0.4, "fine_accepted": 0.5, "false_accepts": 0.3333,
     }  # fmt: skip
     nothing = quality(found.of(torch.zeros(5).bool()), torch.zeros(0), 0.5)
-    assert nothing["accepted"] is None
+    assert (nothing["accepted"], best_without_head(nothing)) == (None, None)
+    one = found.source_N == 0
+    assert quality(found, score_N, 0.5, without, "one") == quality(
+        found.of(one), score_N[one], 0.5, {name: each_N[one] for name, each_N in without.items()}
+    )
     assert nothing["false_accepts_interval"] is None
+
+
+def test_the_threshold_holds_within_every_source_that_has_bad_tokens() -> None:
+    found = labels(400)
+    score_N = torch.rand(400, generator=torch.Generator().manual_seed(2)) ** (1 + 3 * found.source_N)
+    places = [found.source_N == place for place in (0, 1)]
+    alone = [smallest_threshold(score_N[here_N], found.fine_N[here_N], 0.1) for here_N in places]
+    assert alone[0] > alone[1] + 0.1
+    assert threshold_of(found, score_N, 0.1) == alone[0]
+    fine = replace(found, fine_N=found.fine_N | places[0])
+    assert threshold_of(fine, score_N, 0.1) == alone[1]
 
 
 # ---------------------------------------------------------------------- a run

@@ -20,6 +20,7 @@ from foretoken.engine.llm import LLM
 from foretoken.methods.judge import mining as judge_mining
 from foretoken.methods.judge.labels import Marked, read_states
 from foretoken.methods.judge.mining import RANDOM, STRANGERS, Mined, Mining, mine
+from foretoken.methods.judge.store import Store
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.load import load
 from foretoken.tasks import catalog, scoring
@@ -87,7 +88,7 @@ def plant(
     max_tokens: int = 12,
     prompts: Sequence[str] = ("Q",),
 ) -> None:
-    """A task, and a draft that would say ``picks`` of a text: one word more than the text has."""
+    """A task, and a draft that would say ``picks`` of a text, one more than the text has: "this" or "this|next"."""
     examples = [Example(id=prompt, prompt=prompt, answer="7", response="7", category="planted") for prompt in prompts]
     task = catalog.Task(
         name="planted", description="", source=lambda setting: [], score=scoring.score_number, max_tokens=max_tokens
@@ -96,13 +97,13 @@ def plant(
     monkeypatch.setitem(judge_mining.TASKS, "planted", lambda seed: iter(examples))
 
     class Picks:
-        def __init__(self, model: Any) -> None: ...
+        def __init__(self, model: Any, choices: int) -> None: ...
 
-        def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
+        def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[list[int]]:
             assert WORDS[prompt[-1]] == "Q"
             found = picks([WORDS[index] for index in text])
             assert len(found) == len(text) + 1
-            return [WORDS.index(word) for word in found]
+            return [[WORDS.index(word) for word in each.split("|")] for each in found]
 
     monkeypatch.setattr(judge_mining, "_Picks", Picks)
 
@@ -146,6 +147,32 @@ def test_what_changes_the_answer_is_bad_and_what_does_not_stays_in_the_text(monk
     assert (found.asked, found.right) == ({"planted": 1}, {"planted": 1})
 
 
+def test_a_draft_s_next_choices_are_tried_and_do_not_stay_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda text: ["the", "sum|total|minus", "it|is", "7", END][: len(text) + 1])
+    target = Target()
+    found = mined(target)
+    assert target.asked == ["Q", "Q the total", "Q the minus", "Q the sum it"]
+    assert labelled(found) == [
+        ("", "the", True),
+        ("the", "sum", True),
+        ("the sum", "it", True),  # the favourite: the text has it now
+        ("the sum it", "7", True),
+        ("the", "total", True),  # as fine, beside the text
+        ("the", "minus", False),
+    ]
+
+
+@pytest.mark.parametrize(("more", "fine"), [(2, True), (3, False)])
+def test_what_takes_half_as_many_tokens_again_is_not_fine(
+    monkeypatch: pytest.MonkeyPatch, more: int, fine: bool
+) -> None:
+    """The target's own answer has four; after "total" it says "it" so often before it goes on."""
+    plant(monkeypatch, lambda text: [*["the", "total", *["it"] * 9][: len(text)], END], max_tokens=30)
+    rest = [*["it"] * more, "is", "7", END]
+    target = Target(lambda text: rest if text[-1:] == ("total",) else target_says(text))
+    assert ("the", "total", fine) in labelled(mined(target))
+
+
 def test_a_token_that_only_later_turns_the_answer_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: ["the", "minus", "is", "7", ".", "."][: len(text) + 1])
     found = labelled(mined())
@@ -183,6 +210,22 @@ def test_an_answer_in_words_is_still_right_if_it_holds_the_right_one(monkeypatch
     assert not judge_mining._still_right(task, "8 7 9", replace(example, answer="7"))  # numbers: as the checker says
 
 
+def test_other_code_is_still_right_if_it_does_the_same_and_an_object_that_says_a_key_twice_is_not() -> None:
+    code = next(each for each in judge_mining.TASKS["code"](1) if "return a + b\n" in each.answer)
+    other = code.answer.replace("a + b", "b + a")
+    assert catalog.find("code").score(other, code)["correct"] == 0.0
+    assert judge_mining._still_right(catalog.find("code"), other, code)
+    assert not judge_mining._still_right(catalog.find("code"), code.answer.replace("a + b", "a - b"), code)
+    example = Example(id="j", prompt="", answer='{"a": 1, "b": {"c": 2}}', response="", category="")
+    for said, right in (
+        ('{"b": {"c": 2}, "a": 1}', True),
+        ('{"a": 1, "a": 1, "b": {"c": 2}}', False),
+        ('{"a": 1, "b": {"c": 3, "c": 2}}', False),
+        ('{"a": 1}', False),
+    ):
+        assert judge_mining._still_right(catalog.find("json"), said, example) == right
+
+
 def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: ["the", "sum", "is", "8", "9"][: len(text) + 1], max_tokens=4)
     target = Target()
@@ -217,6 +260,28 @@ def test_a_task_ends_with_its_questions_and_a_run_with_a_broken_target(monkeypat
         mined(Target(lambda text: []))
 
 
+def test_a_stopped_run_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prompts = [f"{'so ' * number}Q" for number in range(judge_mining.ABREAST + 3)]
+    plant(monkeypatch, lambda text: ["the", "total", "is", "8", END][: len(text) + 1], prompts=prompts)
+    how, draft = Mining(tasks=("planted",), count=len(prompts)), SimpleNamespace(max_length=100)
+    whole = mined(count=len(prompts))
+
+    def stop(number: int) -> None:
+        if number:
+            raise KeyboardInterrupt
+
+    target: Any = Target()
+    with pytest.raises(KeyboardInterrupt):
+        mine(target, draft, how, stop, Store(tmp_path / "labels.jsonl", "t", "d", 4))  # type: ignore[arg-type]
+    store, again, seen = Store(tmp_path / "labels.jsonl", "t", "d", 4), Target(), list[int]()
+    assert 0 < len(store.found) < len(prompts)
+    rest = mine(again, draft, how, seen.append, store)  # type: ignore[arg-type]
+    assert seen[-1] == len(prompts)
+    assert len({each for each in again.asked if each.endswith("Q")}) == len(prompts) - len(store.found)
+    assert sorted(map(repr, rest.questions)) == sorted(map(repr, whole.questions))
+    assert (rest.asked, rest.right) == (whole.asked, whole.right)
+
+
 def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: ["so"] * (len(text) + 1))
     assert mined(seconds=0.0).questions == []
@@ -233,34 +298,39 @@ def test_unknown_tasks_are_refused() -> None:
 
 
 def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
-    llm = LLM("zoo:base", speculative_config={"method": "none"}, device="cpu")
+    target = load("zoo:base", device="cpu")
+    llm = LLM.from_target(target, max_num_seqs=judge_mining.ABREAST, enable_prefix_caching=True)
     seen: list[int] = []
-    how = Mining(tasks=("code",), count=6)
-    found = mine(llm, load("zoo:draft", device="cpu"), how, seen.append)
+    names = ("code", "keys")
+    found = mine(llm, load("zoo:draft", device="cpu"), Mining(tasks=names, count=6), seen.append)
     assert seen[-1] == 6
-    task = catalog.find("code")
     examples = {
-        tuple(llm.chat_prompt([{"role": "user", "content": each.prompt}])["prompt_token_ids"]): each
-        for each in islice(judge_mining.TASKS["code"](1000), 20)
+        tuple(llm.chat_prompt([{"role": "user", "content": each.prompt}])["prompt_token_ids"]): (name, each)
+        for name in names
+        for each in islice(judge_mining.TASKS[name](1000), 20)
     }
-    assert 0 < len(found.questions) == found.right["code"]
-    again: list[tuple[Example, str, bool]] = []
-    for question in found.questions:
-        example = examples[tuple(question.prompt)]
-        (plain,) = llm.generate([{"prompt_token_ids": list(question.prompt)}], greedy(task.max_tokens))
-        assert task.score(plain.text, example)["correct"] == 1.0
-        nodes = list(zip(question.tree.tokens, question.tree.parents, question.labels, strict=True))
-        chain = [token for token, _, label in nodes if label is None or label[1]]
-        for token, parent, label in nodes:
-            if label == ("code", False):
-                begun = [*chain[: parent + 1], token]
-                prompt = [*question.prompt, *begun]
-                (output,) = llm.generate([{"prompt_token_ids": prompt}], greedy(task.max_tokens - len(begun)))
-                again.append((example, llm.tokenizer.decode(begun) + output.text, False))
-        again.append((example, llm.tokenizer.decode(chain, skip_special_tokens=True), True))
-    assert sum(not fine for *_, fine in again) > 2
-    for example, said, fine in again:
-        assert (task.score(said.strip(), example)["correct"] == 1.0) == fine
+    assert 0 < len(found.questions) == sum(found.right.values())
+    plain = LLM.from_target(target, max_num_seqs=judge_mining.ABREAST)  # without what the run reuses
+    tried: list[tuple[int, list[int], bool]] = []
+    for number, question in enumerate(found.questions):
+        for node, label in enumerate(question.labels):
+            inside = node in question.tree.parents  # of the text: not tried by itself
+            if label is not None and label[0] != RANDOM and not inside:
+                tried.append((number, [question.tree.tokens[each] for each in question.tree.path_to(node)], label[1]))
+    asked = [(number, [], True) for number in range(len(found.questions))] + tried
+    tasks = [catalog.find(examples[tuple(each.prompt)][0]) for each in found.questions]
+    outputs = plain.generate(
+        [{"prompt_token_ids": [*found.questions[number].prompt, *begun]} for number, begun, _ in asked],
+        [greedy(tasks[number].max_tokens - len(begun)) for number, begun, _ in asked],
+    )
+    answers = [[*begun, *output.token_ids] for (_, begun, _), output in zip(asked, outputs, strict=True)]
+    for (number, _, fine), answer in zip(asked, answers, strict=True):
+        _, example = examples[tuple(found.questions[number].prompt)]
+        said = llm.tokenizer.decode(answer, skip_special_tokens=True).strip()
+        short = len(answer) - 1 <= judge_mining.LONGER * (len(answers[number]) - 1)  # without the token that ends it
+        assert (short and judge_mining._still_right(tasks[number], said, example)) == fine, said
+    assert sum(not fine for *_, fine in tried) > 20
+    assert sum(fine for *_, fine in tried) > 5
 
 
 def greedy(most: int) -> Any:
@@ -270,15 +340,22 @@ def greedy(most: int) -> Any:
 
 
 @pytest.mark.parametrize("family", ["llama", "exaone4"])  # the fused decoder and the library's layers
-def test_a_draft_s_picks_are_its_own_greedy_choices(tmp_path: Path, family: str) -> None:
+def test_a_draft_s_picks_are_its_own_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
     prompt, text = [5, 9, 40, 41], [30, 31, 12, 60, 61]
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.inference_mode():
-        best = model(input_ids=torch.tensor([prompt + text])).logits[0].argmax(-1).tolist()
-    picks = judge_mining._Picks(load(tmp_path, device="cpu"))
-    assert picks.of(prompt, text) == best[len(prompt) - 1 :]
-    assert picks.of(prompt, text[:2]) == best[len(prompt) - 1 : len(prompt) + 2]
+        q_MV = model(input_ids=torch.tensor([prompt + text])).logits[0].softmax(-1)
+        best = q_MV.argmax(-1).tolist()
+    model = load(tmp_path, device="cpu")
+    picks = judge_mining._Picks(model, 1)
+    assert picks.of(prompt, text) == [[each] for each in best[len(prompt) - 1 :]]
+    assert picks.of(prompt, text[:2]) == [[each] for each in best[len(prompt) - 1 : len(prompt) + 2]]
+    monkeypatch.setattr(judge_mining, "LEAST", float(q_MV[len(prompt) - 1].sort().values[-2]) - 1e-4)
+    several = judge_mining._Picks(model, 3).of(prompt, text)
+    assert several[0] == q_MV[len(prompt) - 1].topk(2).indices.tolist()
+    assert [each[0] for each in several] == best[len(prompt) - 1 :]
+    assert all(len(each) <= 3 for each in several)
 
 
 # ---------------------------------------------------------------------- the target's states
@@ -302,13 +379,14 @@ def test_a_state_is_that_of_the_token_behind_its_own_past(tmp_path: Path, family
     found = read_states(load(tmp_path, device="cpu"), questions)
     paths = [[*prompt, 30], [*prompt, 30, 31, 32], [*prompt, 30, 77], [*prompt, 78], [*prompt, own], [5, 8]]
     asked = []
-    for path, state_D, law_2 in zip(paths, found.hidden_ND, found.law_N2, strict=True):
+    for path, state_D, law_3 in zip(paths, found.hidden_ND, found.law_N3, strict=True):
         with torch.inference_mode():
             output = model(input_ids=torch.tensor([path]), output_hidden_states=True)
         torch.testing.assert_close(state_D, output.hidden_states[-1][0, -1], rtol=1e-4, atol=1e-4)
         logp_V = output.logits[0, -2].log_softmax(-1)
         entropy = torch.distributions.Categorical(logits=logp_V).entropy()
-        torch.testing.assert_close(law_2, torch.stack([logp_V[path[-1]] - logp_V.max(), entropy]), rtol=1e-4, atol=1e-4)
+        logp = logp_V[path[-1]]
+        torch.testing.assert_close(law_3, torch.stack([logp, logp - logp_V.max(), entropy]), rtol=1e-4, atol=1e-4)
         asked.append(int(logp_V.argmax()) != path[-1])
     assert found.fine_N.tolist() == [True, True, False, False, True, True]
     assert found.asked_N.tolist() == asked
