@@ -52,6 +52,7 @@ CARDS = {
 # what would take minutes is shortened: (command, option and value); a value that the page gives is replaced
 SHORTER = (
     ("train features", "--tokens 600"),
+    ("train judge", "--minutes 0.5"),  # fewer than 50 tokens of a kind are refused
     ("train", "--minutes 0.05"),
     ("bench verify", "--repeats 1"),
     ("bench", "--limit 1 --repeats 1 --max-tokens 8"),

@@ -127,7 +127,9 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_once)
+    except _Twice as twice:
+        raise InputError(f"{place}: has '{twice}' twice: keep one") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
     except (RecursionError, ValueError):  # nesting or an integer beyond the reader's limits
@@ -139,7 +141,8 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
         said.remove("messages")  # a dialogue's record may hold all of it beside the turns
     if not said:
         found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
-        raise InputError(f"{place}: needs 'prompt' or 'turns' (found {found})")
+        needed = "'prompt', 'messages' or 'turns'" if requests else "'prompt' or 'turns'"
+        raise InputError(f"{place}: needs {needed} (found {found})")
     if len(said) > 1:
         raise InputError(f"{place}: has both '{said[0]}' and '{said[1]}': keep one")
     asked = _asked(record, place, requests)
@@ -164,6 +167,19 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     return Prompt(str(identity), text, category or NO_CATEGORY, place, messages, asked)
 
 
+class _Twice(Exception):
+    """A key that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; the library keeps the last of several values in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
 def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]:
     """The sampling params of a record; what is asked for and not understood is refused."""
     known = (*_SAID, *_ABOUT, *_PARAMS)
@@ -177,6 +193,8 @@ def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]
                 "leave it out"
             )
     asked = {key: record[key] for key in record if key in _PARAMS} if requests else {}
+    if isinstance(bias := asked.get("logit_bias"), dict):  # keys in JSON are texts
+        asked["logit_bias"] = {int(key) if key.isdecimal() else key: value for key, value in bias.items()}
     try:
         SamplingParams.from_dict(asked)
     except ConfigError as error:

@@ -390,6 +390,8 @@ def _max_length(text: Any, name: str, asked: int | None) -> int:
                 "embedding (longrope) turns to other frequencies, for every request and for keys already cached"
             )
         limit = switch
+    if limit is not None and limit < 2:
+        raise ModelError(f"model '{name}': its config allows {limit} positions: a prompt and one token need at least 2")
     if asked is None:
         return int(limit or 4096)
     if limit and asked > limit:

@@ -28,6 +28,12 @@ _OTHERWISE = {
     "guided_regex": "write structured_outputs.regex",
     "guided_choice": "write structured_outputs.choice",
     "guided_grammar": "write structured_outputs.grammar",
+    "prompt_logprobs": "write echo and logprobs in /v1/completions",
+    "return_token_ids": "answers are texts; outputs of the library have token_ids",
+    "chat_template": "the checkpoint's own is used here; the library's chat takes others",
+    "request_id": "an answer has an id of the server's: leave it out",
+    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
+    "documents": "write them into a message",
     "extra_body": "write its fields beside the others",
     "max_completion_tokens": "write max_tokens, or max_output_tokens in /v1/responses",
 }

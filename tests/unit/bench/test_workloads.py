@@ -59,6 +59,7 @@ def test_compressed_files(tmp_path, suffix, opener):
         ('{"text": "x"}', "found 'text'"),
         ('{"prompt": ""}', ":2: field 'prompt' is empty"),
         ('{"prompt": " \\n"}', "field 'prompt' is empty"),
+        ('{"prompt": "x", "prompt": "y"}', ":2: has 'prompt' twice: keep one"),
         ('{"prompt": 3}', "field 'prompt' must be a string, not a number"),
         ('{"prompt": null}', "not null"),
         ('{"prompt": "\\ud800"}', "not valid Unicode"),
@@ -114,10 +115,13 @@ def test_the_bundled_suite():
 
 def test_a_request_has_a_conversation_and_params_of_its_own(tmp_path):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    lines = [{"messages": talk, "max_tokens": 3, "stop": ["x"]}, {"prompt": "d", "reference": "what it should say"}]
+    lines = [
+        {"messages": talk, "max_tokens": 3, "logit_bias": {"5": 1.5}},
+        {"prompt": "d", "reference": "what it should say"},
+    ]
     path = write(tmp_path, *map(json.dumps, lines))
     first, second = read_prompts(path, requests=True)
-    assert (first.text, list(first.messages), first.params) == ("c", talk, {"max_tokens": 3, "stop": ["x"]})
+    assert (first.text, list(first.messages), first.params) == ("c", talk, {"max_tokens": 3, "logit_bias": {5: 1.5}})
     assert (second.text, second.messages, second.params) == ("d", (), {})
     with pytest.raises(InputError, match="'messages' is for 'foretoken generate --prompts'"):
         read_prompts(path)
@@ -126,6 +130,8 @@ def test_a_request_has_a_conversation_and_params_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
+        ({"question": "x"}, "needs 'prompt', 'messages' or 'turns'"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias has key 'a'"),
         ({"prompt": "x", "max_tokns": 3}, "unknown field 'max_tokns': did you mean 'max_tokens'"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens=0 must be an integer"),
         ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "has both 'prompt' and 'messages'"),

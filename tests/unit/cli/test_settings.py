@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from foretoken.cli.settings import parse_methods, parse_settings, speculative_config
+from foretoken.cli.training import found_device
 from foretoken.core.errors import ConfigError
 
 
@@ -70,3 +72,10 @@ def test_the_draft_model_of_a_method():
         speculative_config("ngram", {}, target="./m", draft_model="./d")
     with pytest.raises(ConfigError, match="contradicts"):
         speculative_config("draft_model", {"model": "a"}, target="./m", draft_model="b")
+
+
+def test_a_device_to_train_on():
+    assert found_device("cpu") == "cpu"
+    assert found_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match="unknown device"):
+        found_device("gpu")

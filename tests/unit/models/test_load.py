@@ -192,6 +192,13 @@ def test_an_impossible_context(saved: Path, length: int) -> None:
     assert_refused(ConfigError, saved, f"max_model_len={length}", max_length=length, device="cpu")
 
 
+def test_a_checkpoint_without_room_for_a_token(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1}))
+    assert_refused(ModelError, folder, "its config allows 1 positions", device="cpu")
+
+
 def test_a_rotary_table_that_switches_limits_the_context(tmp_path: Path) -> None:
     """Beyond 32 positions longrope turns the whole batch to other frequencies, cached keys included."""
     rope = {

@@ -96,7 +96,7 @@ def test_what_nothing_can_be_is_the_requests_own_fault(server: Served) -> None:
     endless = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": ""}}}
     status, answer, _ = post(server, said(response_format=endless))
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-    assert "llguidance gave up" in answer["error"]["message"]
+    assert "no text goes on from here that fits" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
@@ -241,6 +241,10 @@ def test_the_same_items_as_agents_write_them(server: Served) -> None:
         (CHAT, {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown field"),
         (CHAT, {"tools": [], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
         (CHAT, {"guided_json": {}}, "guided_json", "write structured_outputs.json"),
+        (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs", "write echo and logprobs in /v1/completions"),
+        (CHAT, {"return_token_ids": True}, "return_token_ids", "of the library have token_ids"),
+        (CHAT, {"chat_template": "x"}, "chat_template", "the checkpoint's own is used here"),
+        (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "max_tokens bounds"),
         (CHAT, {"functions": []}, "functions", "write tools"),
         (CHAT, {"verbosity": "low"}, "verbosity", "'medium'"),
         (CHAT, {"priority": False}, "priority", "valid integer (got False)"),

@@ -111,9 +111,7 @@ def fields_for(
         width, heads = text.hidden_size, text.num_attention_heads
         text.num_hidden_layers  # noqa: B018  (whether it says so)
     except AttributeError as error:
-        raise UnsupportedArchitecture(
-            f"{target}: no {title} fits it, its config has no attention heads, or does not say its sizes ({error})"
-        ) from None
+        raise UnsupportedArchitecture(f"{target}: no {title} fits it, its config does not say {error.name}") from None
     rope = getattr(text, "rope_parameters", None) or {}
     if rope and "rope_theta" not in rope:  # one table for each type of layer
         rope = next((each for each in rope.values() if isinstance(each, dict)), {})
