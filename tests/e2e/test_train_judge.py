@@ -9,6 +9,7 @@ import pytest
 
 from foretoken.cli.main import main
 from foretoken.methods.judge.head import JudgeHead
+from foretoken.methods.judge.train import best_without_head
 from foretoken.models.load import load
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -47,7 +48,7 @@ def train(arguments):
 def test_a_head_from_tasks_and_annotations(capsys):
     command = (
         "--target zoo:base --draft-model zoo:draft --task json,code --examples 4 --triples mine.jsonl --seed 1 "
-        "--threads 1 --out head --json"
+        "--threads 1 --labels kept.jsonl --out head --json"
     )
     assert train(command) == 0
     out, err = capsys.readouterr()
@@ -58,7 +59,14 @@ def test_a_head_from_tasks_and_annotations(capsys):
     assert record["triples"]["texts"] == 120
     assert set(record["held_out"]["by_source"]) <= {"mine", "json", "code", "random tokens"}
     mine = record["held_out"]["by_source"]["mine"]
-    assert f"held out, mine: ROC AUC {mine['auc']:.3f}; above {record['threshold']:.3f} are" in err
+    name, area = best_without_head(mine)
+    cheap = f"(without a head at most {area:.3f}, {name})"
+    assert f"held out, mine: ROC AUC {mine['auc']:.3f} {cheap}; above {record['threshold']:.3f} are" in err
+    assert {"p", "q", "entropy", "chance"} < set(mine["auc_of"])
+    # all that was asked is in the file: the same labels, and nothing is mined again
+    first = Path("kept.jsonl").read_text()
+    assert (train(command), Path("kept.jsonl").read_text()) == (0, first)
+    assert json.loads(capsys.readouterr().out)["labels"] == record["labels"]
     assert f"held out, mean of the ROC AUC within each: {record['held_out']['macro_auc']:.3f}" in err
     head = JudgeHead.load(Path("head"))
     head.check_target(load("zoo:base", device="cpu"))
@@ -79,6 +87,12 @@ BAD = [
     ("--task code --examples 1", 2, "tokens were found that are fine and not what the target would say itself; 50"),
     ("--triples none.jsonl", 2, "none.jsonl: no such file"),
     ("--triples odd.jsonl", 2, "odd.jsonl:1: 'error' must be [BEGIN, END]"),
+    ("--task code --labels odd.jsonl", 2, "--labels odd.jsonl: this is no file of mined labels"),
+    (
+        "--triples mine.jsonl --labels new.jsonl",
+        2,
+        "--labels new.jsonl: keeps what is mined, and nothing is: name --task",
+    ),
     ("--triples mine.jsonl --tail keep", 2, "--tail keep: must be mask or negative"),
 ]
 

@@ -17,6 +17,7 @@ from typing import Any
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
 from foretoken.methods.judge.labels import Marked
+from foretoken.train.recipe import disk_trouble
 
 RULES = 2  # of what is fine (mining.py): labels made by others do not mix with today's
 
@@ -47,15 +48,24 @@ class Store:
         choices: as in ``Mining``.
     Raises:
         InputError: the file holds something else, or another pair's labels, or such of other rules.
+        ForetokenError: it cannot be read or written; likewise of :meth:`add`.
 
     Attributes:
         found: what it held.
     """
 
     def __init__(self, path: Path, target: str, draft: str, choices: int) -> None:
-        whose = {"target": target, "draft": draft, "rules": RULES, "choices": choices}
         self._path = path
         self.found: list[Found] = []
+        with disk_trouble(path):
+            self._open(path, {"target": target, "draft": draft, "rules": RULES, "choices": choices})
+
+    def add(self, every: Sequence[Found]) -> None:
+        """Write questions behind the others."""
+        with disk_trouble(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(_written(each)) + "\n" for each in every)
+
+    def _open(self, path: Path, whose: dict[str, Any]) -> None:
         if not path.exists() or not path.stat().st_size:
             path.write_text(json.dumps(whose) + "\n", encoding="utf-8")
             return
@@ -71,11 +81,6 @@ class Store:
                 raise InputError(f"--labels {path}: these labels were mined with other {name}; name another file")
         with path.open("r+b") as file:
             file.truncate(len(whole) + len(newline))
-
-    def add(self, every: Sequence[Found]) -> None:
-        """Write questions behind the others."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(_written(each)) + "\n" for each in every)
 
 
 def _written(each: Found) -> dict[str, Any]:

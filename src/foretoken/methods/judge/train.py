@@ -80,6 +80,8 @@ def run(
     """
     _check(draft_name, out, mining, triples, false_accepts)
     check_tail(tail)
+    if labels_file is not None and mining is None:
+        raise ConfigError(f"--labels {labels_file}: keeps what is mined, and nothing is: name --task")
     # a question is read once for all that is tried in its answer
     llm = LLM(
         target_name,
@@ -92,9 +94,8 @@ def run(
     draft = None if draft_name is None or mining is None else _draft(llm, draft_name, device)
     store = None
     if labels_file is not None and draft is not None and mining is not None:
-        with disk_trouble(labels_file):
-            marks = fingerprint_of(llm.target.source), fingerprint_of(draft.source)
-            store = Store(labels_file, *marks, mining.choices)
+        marks = fingerprint_of(llm.target.source), fingerprint_of(draft.source)
+        store = Store(labels_file, *marks, mining.choices)
     began = time.monotonic()
     mined = None if draft is None or mining is None else mine(llm, draft, mining, report, store)
     mining_ends = time.monotonic()

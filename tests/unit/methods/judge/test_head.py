@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.drafting.logistic import Logistic
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Marked, read_states
+from foretoken.methods.judge.train import best_without_head
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.train.roc import auc
@@ -134,6 +136,21 @@ def test_the_bundled_head_is_for_the_bundled_target() -> None:
     assert judge.config.threshold == record["threshold"]
     assert judge.config.target_fingerprint == record["target_fingerprint"]
     assert 0.5 < judge.config.threshold < 1.0
+
+
+def test_the_bundled_head_s_record_compares_it_within_each_task_with_what_needs_no_head() -> None:
+    record = json.loads((zoo.path("base") / "judge" / "training.json").read_text())
+    command = record["provenance"]["command"]
+    assert command.startswith("foretoken train judge --target zoo:base --draft-model zoo:draft --task ")
+    assert re.fullmatch("[0-9a-f]{40}", record["provenance"]["commit"])
+    assert record["labels"]["fine"] >= 5000
+    told = {name: each for name, each in record["held_out"]["by_source"].items() if each["fine"] >= 20}
+    assert set(told) == {"arithmetic", "keys", "code", "profiles"}  # nothing is fine in json but what the target says
+    for name, each in told.items():
+        best = best_without_head(each)
+        assert set(each["auc_of"]) == {"p", "p_over_largest", "entropy", "q", "draft_entropy", "chance"}
+        assert best is not None
+        assert each["auc"] > best[1] + 0.05 > 0.6, name
 
 
 def test_the_bundled_head_refuses_nonsense_and_not_everything() -> None:
