@@ -243,7 +243,7 @@ class ModelDrafter(DraftRunner):
         streams = draft.context.streams
         # sum q^2 is the chance that an independent draw from q agrees: known before the draw
         agreement = (q_MV * q_MV).sum(-1).tolist()
-        fresh: list[int] = []
+        fresh: list[tuple[float, int]] = []
         for row, parent in enumerate(draft.frontier):
             reach = draft.reach_of(parent)
             room = draft.budget.max_nodes - len(draft.tokens)
@@ -255,9 +255,11 @@ class ModelDrafter(DraftRunner):
             q_V = q_MV[row]
             tokens = draw_siblings(kind, q_V, min(self._count, room), streams, rows.output.columns)
             number = draft.keep(q_V, rows.output.columns)
-            fresh += [draft.add(token, parent, confidence, number) for token in tokens]
-        fresh.sort(key=lambda node: -draft.reach[node])
-        draft.frontier = sorted(node for node in fresh[: self._count] if draft.has_room(node))
+            nodes = [draft.add(token, parent, confidence, number) for token in tokens]
+            shares = _shares(kind, q_V, len(nodes))
+            fresh += [(draft.reach[node] * share, node) for node, share in zip(nodes, shares, strict=True)]
+        fresh.sort(key=lambda each: -each[0])
+        draft.frontier = [node for _, node in fresh[: self._count] if draft.has_room(node)]
 
     def _expand_topk(self, draft: RunnerBuilder, rows: Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
@@ -282,3 +284,11 @@ class ModelDrafter(DraftRunner):
         if self._tree == "reranked":
             draft.rerank_what_pays()
         return draft.finish(_LAW_OF[self._tree])
+
+
+def _shares(kind: type[Tabulated], q_V: Tensor, count: int) -> list[float]:
+    """How probably each sibling is the one that stands, if p is q; nothing here depends on what was drawn."""
+    if kind is not TopThenSampled or count == 1:
+        return [1.0] * count
+    top = q_V.topk(count - 1).values.tolist()
+    return [*top, max(0.0, 1.0 - sum(top))]

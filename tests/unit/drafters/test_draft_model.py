@@ -77,3 +77,14 @@ def test_a_tree_ends_where_the_draft_has_no_positions_left(target: LanguageModel
     assert sizes[0] == 12
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == 0
+
+
+@pytest.mark.parametrize(("temperature", "expanded"), [(0.05, 0), (50.0, 2)])
+def test_the_child_that_most_probably_stands_is_expanded(
+    target: LanguageModel, folder: str, temperature: float, expanded: int
+) -> None:
+    """Of greedy drafts: the most probable token where q is peaked, the drawn one where it is flat."""
+    one = drafter(target, folder, "top_then_sampled")
+    request = make_request(PROMPT, vocab_size=VOCAB_SIZE, temperature=temperature)
+    (draft,) = one.propose([request], [Budget(6, 3)])
+    assert draft.tree.parents == (-1, -1, -1, expanded, expanded, expanded)
