@@ -21,20 +21,19 @@ _HOMES = {
     "AsyncLLM": "foretoken.serve.async_llm",
     "LLM": "foretoken.engine.llm",
     "SamplingParams": "foretoken.core.sampling",
+    **dict.fromkeys(("CompletionOutput", "RequestOutput"), "foretoken.outputs"),
+    "StructuredOutputsParams": "foretoken.sampling_params",
+    **dict.fromkeys(("TextPrompt", "TokensPrompt"), "foretoken.inputs"),
 }
 
 _OF_VLLM = {  # names that its examples import, and what takes their place
     **dict.fromkeys(("EngineArgs", "LLMEngine"), "LLM(...) takes the arguments itself"),
     **dict.fromkeys(("AsyncEngineArgs", "AsyncLLMEngine"), "AsyncLLM(...) takes the arguments itself"),
-    "TextPrompt": "a prompt is a text, or {'prompt': TEXT}",
-    "TokensPrompt": "a prompt of token ids is {'prompt_token_ids': IDS}",
-    "StructuredOutputsParams": "write SamplingParams(structured_outputs={'choice': [...]}), a mapping of its fields",
     "GuidedDecodingParams": "write SamplingParams(structured_outputs={'choice': [...]}), a mapping of its fields",
     "BeamSearchParams": "there is no beam search; draw several completions with SamplingParams(n=4, temperature=0.8)",
     "LoRARequest": "an adapter is merged when it is loaded, LLM('/path/to/adapter')",
+    "RequestOutputKind": "stream(...) gives what is new, generate(...) the whole",
     "PoolingParams": "text is all that is made here",
-    "RequestOutput": "it is made by generate only, and is in foretoken.engine.output",
-    "CompletionOutput": "it is called Completion, and is in foretoken.engine.output",
 }
 
 

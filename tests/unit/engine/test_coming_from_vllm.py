@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+import foretoken
 from foretoken import LLM, AsyncLLM, SamplingParams, zoo
 from foretoken.core.errors import ConfigError, InputError, ModelError
 from foretoken.engine.totals import Counter, Gauge, Vector
@@ -552,8 +553,7 @@ def test_keys_of_vllm_s_speculation_that_are_not_here(config, message):
     [
         ("EngineArgs", "LLM"),
         ("AsyncLLMEngine", "AsyncLLM"),
-        ("TokensPrompt", "prompt_token_ids"),
-        ("StructuredOutputsParams", "structured_outputs="),
+        ("RequestOutputKind", "stream"),
         ("GuidedDecodingParams", "structured_outputs="),
         ("BeamSearchParams", "n=4"),
     ],
@@ -570,6 +570,9 @@ def test_submodules_that_code_for_vllm_imports():
     from foretoken.sampling_params import StructuredOutputsParams
 
     assert Params is SamplingParams
+    for each in (TextPrompt, TokensPrompt, CompletionOutput, RequestOutput, StructuredOutputsParams):
+        name = {"Completion": "CompletionOutput", "StructuredOutputs": "StructuredOutputsParams"}.get(each.__name__)
+        assert getattr(foretoken, name or each.__name__) is each
     wanted = StructuredOutputsParams(choice=["yes", "no"], disable_any_whitespace=False)
     tokens = prompt_ids("Is it warm?")
     (out,) = base().generate(TokensPrompt(prompt_token_ids=tokens), Params(structured_outputs=wanted))
