@@ -71,11 +71,11 @@ def distance(p_logits: Tensor, q_logits: Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K_M"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K_M", "Q4_K_S"])
 def test_a_quantised_file_is_read_as_llama_cpp_reads_it(
     kind: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Q4_K_M of rows of 384 is Q4_K, Q6_K, Q5_0 and Q8_0 in one file."""
+    """Q4_K_M of rows of 384 is Q4_K, Q6_K, Q5_0 and Q8_0 in one file; Q4_K_S has Q5_K and Q5_1 in it."""
     ids = AutoTokenizer.from_pretrained(zoo.path("base"))(TEXT).input_ids
     path = quantise(base, tmp_path / "x.gguf", kind)
     expected, found = theirs(path, ids), ours(path, ids)
@@ -88,7 +88,7 @@ def test_a_quantised_file_is_read_as_llama_cpp_reads_it(
     assert distance(expected, ours(path, ids)) > 0.3
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q4_K_S"])
 def test_the_native_decoder_takes_it(kind: str, base: Path, tmp_path: Path) -> None:
     if build.library() is None:
         pytest.skip("there is no compiled decoder on this machine")

@@ -8,8 +8,10 @@ ggml's ``dequantize_row_*`` (ggml-quants.c) gives:
     Q4_0      32     18   d (q - 8)                 32
     Q4_1      32     20   d q + m                   32
     Q5_0      32     22   d (q - 16)                32   (8 bits here)
+    Q5_1      32     24   d q + m                   32   (8 bits here)
     Q8_0      32     34   d q                       32
     Q4_K     256    144   (d sc) q - (m mn)         32   sc, mn of 6 bits
+    Q5_K     256    176   (d sc) q - (m mn)         32   sc, mn of 6 bits (8 bits here)
     Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits (8 bits here)
 
 F32, F16 and BF16 are stored as they are.
@@ -151,24 +153,47 @@ def _q4_1(blocks: Tensor) -> _Parts:
     return _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2)
 
 
+def _five(blocks: Tensor, begin: int) -> Tensor:
+    """Codes of 5 bits, int8 from 0: four bytes with the fifth bits, bit i that of element i, then the halves."""
+    fifth = (blocks[:, begin : begin + 4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return (_nibbles(blocks[:, begin + 4 :]).flatten(1) | fifth.flatten(1) << 4).to(torch.int8)
+
+
 def _q5_0(blocks: Tensor) -> _Parts:
-    fifth = (blocks[:, 2:6, None] >> torch.arange(8, dtype=torch.uint8)) & 1  # bit i of the four bytes is element i's
-    codes = (_nibbles(blocks[:, 6:]).flatten(1) | fifth.flatten(1) << 4).to(torch.int8) - 16
-    return codes, _halves(blocks, 0), None
+    return _five(blocks, 2) - 16, _halves(blocks, 0), None
+
+
+def _q5_1(blocks: Tensor) -> _Parts:
+    return _five(blocks, 4), _halves(blocks, 0), _halves(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> _Parts:
     return blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0), None
 
 
-def _q4_k(blocks: Tensor) -> _Parts:
+def _scales_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minimums of a block's eight groups."""
     d, m = _halves(blocks, 0), _halves(blocks, 2)
     # 12 bytes: six bits of sc 0..3, of mn 0..3, then four of sc and mn 4..7, whose upper two lie above the others' six
     low, middle, high = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
     sc = torch.cat([low & 63, high & 15 | low >> 6 << 4], dim=1)
     mn = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], dim=1)
-    codes = _nibbles(blocks[:, 16:].view(-1, 4, 32))  # 32 bytes: a group in the low halves, the next in the high ones
-    return codes, d * sc, -(m * mn)
+    return d * sc, -(m * mn)
+
+
+def _nibbles_k(packed: Tensor) -> Tensor:
+    """[B, 128] -> [B, 8, 32]: of 32 bytes, the low halves are a group, and the high ones the next."""
+    return _nibbles(packed.view(-1, 4, 32)).flatten(1, 2)
+
+
+def _q4_k(blocks: Tensor) -> _Parts:
+    return _nibbles_k(blocks[:, 16:]), *_scales_k(blocks)
+
+
+def _q5_k(blocks: Tensor) -> _Parts:
+    # 32 bytes, one for each element of a group: bit g is the fifth of group g
+    fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    return (_nibbles_k(blocks[:, 48:]) | fifth << 4).to(torch.int8), *_scales_k(blocks)
 
 
 def _q6_k(blocks: Tensor) -> _Parts:
@@ -184,8 +209,10 @@ _KINDS = {
     2: _Kind(32, 18, 4, _q4_0),
     3: _Kind(32, 20, 4, _q4_1),
     6: _Kind(32, 22, 8, _q5_0),
+    7: _Kind(32, 24, 8, _q5_1),
     8: _Kind(32, 34, 8, _q8_0),
     12: _Kind(256, 144, 4, _q4_k),
+    13: _Kind(256, 176, 8, _q5_k),
     14: _Kind(256, 210, 8, _q6_k),
 }
 READ = ", ".join([*(_NAMES[number] for number in _KINDS), "F32, F16 and BF16 are"])

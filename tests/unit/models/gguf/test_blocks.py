@@ -8,14 +8,22 @@ import pytest
 import torch
 
 from foretoken.core.errors import ModelError
+from foretoken.models.fused.quantised import can_join
 from foretoken.models.gguf.blocks import dense, quantised
 from foretoken.models.gguf.container import GGUFFile
+from foretoken.models.quantised.weight import rounded
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 np = pytest.importorskip("numpy")
 
-KINDS = {"Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 8), "Q8_0": (32, 8), "Q4_K": (32, 4), "Q6_K": (16, 8)}
-HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # bytes of float16
+KINDS = {  # groups and bits
+    "Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 8), "Q5_1": (32, 8), "Q8_0": (32, 8), "Q4_K": (32, 4),
+    "Q5_K": (32, 8), "Q6_K": (16, 8),
+}  # fmt: skip
+HALVES = {  # bytes of float16
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2],
+    "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
 
 
 def random_blocks(kind, rows=5, blocks=3, seed=0):
@@ -50,6 +58,8 @@ def test_a_block_is_what_ggml_says(name: str, tmp_path: Path) -> None:
     assert torch.equal(found.dense(), expected)
     assert torch.equal(dense(file, entry), expected)
     assert (found.group, found.bits, found.name) == (*KINDS[name], "blk.0.ffn_up.weight")
+    # files mix kinds, and the fused decoder packs queries, keys and values as one
+    assert can_join([found, rounded(torch.ones(4, 256), 4, 32)])
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
@@ -64,12 +74,12 @@ def test_what_is_not_quantised_keeps_its_bits(name: str, tmp_path: Path) -> None
     assert torch.equal(found, values)
 
 
-@pytest.mark.parametrize("name", ["Q5_K", "Q2_K", "IQ4_NL", "Q5_1"])
+@pytest.mark.parametrize("name", ["Q3_K", "Q2_K", "IQ4_NL"])
 def test_other_kinds_are_refused_with_the_tensors_name(name: str, tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType[name]
     data = np.zeros((2, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     file = write(tmp_path / "x.gguf", data, kind, "blk.3.attn_v.weight")
-    with pytest.raises(ModelError, match=rf"'blk.3.attn_v.weight' is of kind {name}, .* Q4_K, Q6_K, F32"):
+    with pytest.raises(ModelError, match=rf"'blk.3.attn_v.weight' is of kind {name}, .* Q4_K, Q5_K, Q6_K, F32"):
         dense(file, file.entries["blk.3.attn_v.weight"])
 
 
