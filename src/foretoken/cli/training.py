@@ -20,7 +20,10 @@ SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 
 def found_device(device: str) -> str:
     """The device to train on; "auto" is cuda where there is one. Refuses what torch does not see."""
-    check_placement("auto", device)
+    try:
+        check_placement("auto", device)
+    except ConfigError as error:
+        raise ConfigError(f"--device {device}: not available here; {error}") from None
     if device == "cpu":
         return device
     import torch
