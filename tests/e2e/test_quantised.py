@@ -78,9 +78,9 @@ def test_what_cannot_be_read_is_one_line(file: Path, tmp_path: Path, capsys: pyt
     assert (done.returncode, done.stdout) == (1, "")
     assert "is cut short: its tensor" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    other = gguf_files.rewrite(file, tmp_path / "q5_1.gguf", kind=lambda name: "Q5_1" if "ffn_up" in name else None)
+    other = gguf_files.rewrite(file, tmp_path / "fp4.gguf", kind=lambda name: "MXFP4" if "ffn_up" in name else None)
     assert main(generate("--model", str(other))) == 1
-    assert "'blk.0.ffn_up.weight' is of kind Q5_1, which is not read: Q4_0," in capsys.readouterr().err
+    assert "'blk.0.ffn_up.weight' is of kind MXFP4, which is not read: Q4_0," in capsys.readouterr().err
     assert main(generate("--model", str(tmp_path / "nowhere.gguf"))) == 2
     assert "there is no such folder or file" in capsys.readouterr().err
 
