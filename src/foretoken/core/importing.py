@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_MANY = 20_000  # young objects; a walk over fewer is over in a millisecond
+
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
@@ -21,7 +23,8 @@ def collector_at_rest() -> Iterator[None]:
         yield
     finally:
         if resting:
-            if not gc.get_freeze_count():  # what somebody froze stays frozen
+            # what somebody froze stays frozen; counting it is a walk of its own, so only where much was made
+            if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
             gc.enable()
