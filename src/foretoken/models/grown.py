@@ -34,7 +34,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,203 +47,15 @@ from foretoken.core.errors import ConfigError, MismatchError, UnsupportedArchite
 from foretoken.core.files import folder_made_once
 from foretoken.models.checkpoint_files import quiet
 from foretoken.models.fingerprint import fingerprint
+from foretoken.models.grown_families import FAMILIES, REASONS, Family
 
 PREFIX = "grown:"
 
 _WIDTH_OF_A_LAYER = 64  # columns of the residual stream for each layer that models of common shapes have
-_MOST_COPIES = 16
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 _UNITS = {"m": 1e6, "b": 1e9}
 
 _PER_LAYER = ("layer_types", "layers_block_type", "no_rope_layers")  # lists in a configuration
-_MIXER = r"(in_proj|out_proj|conv1d)\.(weight|bias)|norm\.weight|dt_bias|A_log|D"
-_NORMS = r"\w*(layernorm|layer_norm)\.(weight|bias)"
-_ATTENTION = r"self_attn\.([qkvo]_proj|qkv_proj|dense|out_proj)\.(weight|bias)|self_attn\.([qk]_norm\.weight|sinks)"
-_MLP = (
-    r"(mlp|feed_forward|mlp\.shared_experts?)\.(gate|up|down|gate_up)_proj\.(weight|bias)"
-    r"|(mlp\.)?(fc1|fc2|c_fc|c_proj)\.(weight|bias)"
-)
-_EXPERTS = (
-    r"(mlp|block_sparse_moe)\.experts\.(gate_up|down)_proj(_bias)?|mlp\.shared_expert_gate\.weight"
-    r"|(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias|e_score_correction_bias)"
-    r"|shared_mlp\.(input|output)_linear\.weight"
-)
-_LATENT = r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|[qk]v?_a_layernorm)\.(weight|bias)"
-_HALVES = (1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Models that grow alike.
-
-    Attributes:
-        body: what holds everything but the head.
-        layers: of the body.
-        embeddings, final_norm: of the body.
-        parts: what a layer may have, a regular expression.
-        outputs: whatever a layer adds to the stream goes through these.
-        widened: of the configuration, what has a factor of c, where it is there.
-        mixer: of a layer, where it has one.
-        packed: what holds several matrices side by side -> their proportions; (): queries, keys, values.
-        inputs_first: whether matrices are [I, O]; of experts only: their names.
-        offset: whether the gain of the final norm is 1 + w.
-        scaled: whether the embedding is multiplied by the root of the width.
-    """
-
-    body: str = "model"
-    layers: str = "layers"
-    embeddings: tuple[str, ...] = ("embed_tokens",)
-    final_norm: str = "norm"
-    parts: str = "|".join((_ATTENTION, _MLP, _EXPERTS, _NORMS))
-    outputs: tuple[str, ...] = (
-        "self_attn.o_proj",
-        "mlp.down_proj",
-        "mlp.experts.down_proj",
-        "mlp.shared_expert.down_proj",
-        "mlp.shared_experts.down_proj",
-        "block_sparse_moe.experts.down_proj",
-        "shared_mlp.output_linear",
-    )
-    widened: tuple[str, ...] = (
-        "hidden_size",
-        "intermediate_size",
-        "moe_intermediate_size",
-        "shared_expert_intermediate_size",
-        "shared_intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-    )
-    mixer: str | None = None
-    packed: Mapping[str, tuple[int, ...]] = field(
-        default_factory=lambda: {
-            "mlp.gate_up_proj": _HALVES,
-            "mlp.experts.gate_up_proj": _HALVES,
-            "block_sparse_moe.experts.gate_up_proj": _HALVES,
-            "shared_mlp.input_linear": _HALVES,
-            "self_attn.qkv_proj": (),
-        }
-    )
-    inputs_first: str | None = None
-    offset: bool = False
-    scaled: bool = False
-
-    def layer_of(self, part: str) -> tuple[int, str] | None:
-        """Which layer a parameter is of, and its name there; None: of none."""
-        found = re.fullmatch(rf"{re.escape(self.body)}\.{self.layers}\.(\d+)\.(.+)", part)
-        return None if found is None else (int(found[1]), found[2])
-
-    def knows(self, part: str) -> bool:
-        """Whether it is known what becomes of a parameter."""
-        layer = self.layer_of(part)
-        if layer is not None:
-            return re.fullmatch(self.parts, layer[1]) is not None
-        return part in ("lm_head.weight", "lm_head.bias") or self.embeds(part) or self.norms_last(part)
-
-    def embeds(self, part: str) -> bool:
-        """Whether a parameter is a table that begins the stream."""
-        return part in (f"{self.body}.{each}.weight" for each in self.embeddings)
-
-    def norms_last(self, part: str) -> bool:
-        """Whether a parameter is of the final norm."""
-        return part in (f"{self.body}.{self.final_norm}.{each}" for each in ("weight", "bias"))
-
-    def counts(self) -> tuple[int, ...]:
-        """Numbers of copies that no weight is rounded for."""
-        return tuple(count for count in range(1, _MOST_COPIES + 1) if not self.scaled or count in (1, 4, 16))
-
-    def input_axis(self, part: str) -> int | None:
-        """The side of a matrix that reads the stream, or what was read from it; None: a bias (of experts, [E, O])."""
-        if part.endswith("bias"):
-            return None
-        return -2 if self.inputs_first is not None and re.fullmatch(self.inputs_first, part) else -1
-
-
-_LLAMA = _Family()
-_HYBRID = replace(
-    _LLAMA,
-    final_norm="final_layernorm",
-    parts=rf"{_LLAMA.parts}|mamba\.({_MIXER})",
-    outputs=(*_LLAMA.outputs, "mamba.out_proj", "feed_forward.down_proj"),
-    widened=(*_LLAMA.widened, "mamba_n_heads", "mamba_n_groups", "mamba_d_ssm"),
-    mixer="mamba",
-)
-_GEMMA = replace(_LLAMA, offset=True, scaled=True)
-_FAMILIES = {
-    **dict.fromkeys(
-        (
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen3",
-            "arcee",
-            "ernie4_5",
-            "smollm3",
-            "seed_oss",
-            "ministral",
-            "cwm",
-            "helium",
-        ),
-        _LLAMA,
-    ),
-    **dict.fromkeys(("granite", "cohere", "cohere2", "stablelm", "phi3", "glm", "glm4"), _LLAMA),
-    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LLAMA),  # norms behind what a layer adds: zeros stay zeros
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared"), _LLAMA),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), replace(_LLAMA, parts=f"{_LLAMA.parts}|{_LATENT}")),
-    "gpt_oss": replace(
-        _LLAMA, packed={}, inputs_first=r"mlp\.experts\.(gate_up|down)_proj"
-    ),  # gates alternate with ups
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _GEMMA),
-    "nemotron": replace(_LLAMA, offset=True),
-    "phi": replace(_LLAMA, final_norm="final_layernorm", outputs=("self_attn.dense", "mlp.fc2")),
-    "starcoder2": replace(_LLAMA, outputs=("self_attn.o_proj", "mlp.c_proj")),
-    "gpt_neox": _Family(
-        body="gpt_neox",
-        embeddings=("embed_in",),
-        final_norm="final_layer_norm",
-        parts=rf"attention\.(query_key_value|dense)\.(weight|bias)|mlp\.dense_(h_to_4h|4h_to_h)\.(weight|bias)|{_NORMS}",
-        outputs=("attention.dense", "mlp.dense_4h_to_h"),
-        packed={},  # query, key and value lie head by head
-    ),
-    "gpt2": _Family(
-        body="transformer",
-        layers="h",
-        embeddings=("wte", "wpe"),
-        final_norm="ln_f",
-        parts=r"ln_[12]\.(weight|bias)|attn\.(c_attn|c_proj)\.(weight|bias)|mlp\.(c_fc|c_proj)\.(weight|bias)",
-        outputs=("attn.c_proj", "mlp.c_proj"),
-        widened=("n_embd", "n_head", "n_inner"),
-        packed={"attn.c_attn": (1, 1, 1)},
-        inputs_first=r".*\.(c_attn|c_fc|c_proj)\.weight",
-    ),
-    "opt": replace(
-        _LLAMA,
-        body="model.decoder",
-        embeddings=("embed_tokens", "embed_positions"),
-        final_norm="final_layer_norm",
-        outputs=("self_attn.out_proj", "fc2"),
-        widened=("hidden_size", "word_embed_proj_dim", "ffn_dim", "num_attention_heads"),
-    ),
-    **dict.fromkeys(("bamba", "falcon_h1"), _HYBRID),
-    "granitemoehybrid": replace(_HYBRID, final_norm="norm"),
-    "mamba2": _Family(
-        body="backbone",
-        embeddings=("embeddings",),
-        final_norm="norm_f",
-        parts=rf"norm\.weight|mixer\.({_MIXER})",
-        outputs=("mixer.out_proj",),
-        widened=("hidden_size", "num_heads", "n_groups"),
-        mixer="mixer",
-    ),
-}
-FAMILIES = tuple(_FAMILIES)
-_REASONS = {  # why not
-    "gemma3": "its language model is one part of several",
-    "gemma3n_text": "its streams are mixed by numbers that are clipped and normed across them",
-    "gemma4_text": "every layer adds an embedding of its own that is scaled by the root of another width",
-    "gpt_bigcode": "all its heads share one of keys and values, whose number cannot grow",
-    "olmo": "its final norm has no gain to carry shares",
-    "zamba2": "its layers share attention blocks in turns, and a layer more would shift the turns",
-}
 
 _BYTES = 2  # of a weight, at least
 
@@ -339,7 +151,7 @@ def origin_of(name: str, config: Any) -> Origin | None:
         return None
     original, _ = _parse(name)
     theirs = AutoConfig.from_pretrained(original)
-    width, layers, family = theirs.hidden_size, theirs.num_hidden_layers, _FAMILIES[theirs.model_type]
+    width, layers, family = theirs.hidden_size, theirs.num_hidden_layers, FAMILIES[theirs.model_type]
     copies = config.hidden_size // width
     shared = copies == 1 or not family.offset
     return Origin(original, width, layers, copies, config.num_hidden_layers, shared)
@@ -370,11 +182,11 @@ def _parse(name: str) -> tuple[Path, float]:
 def _check_family(model: Any, name: str) -> None:
     kind = model.config.model_type
     if kind not in FAMILIES:
-        reason = f" ({_REASONS[kind]})" if kind in _REASONS else ""
+        reason = f" ({REASONS[kind]})" if kind in REASONS else ""
         raise UnsupportedArchitecture(
             f"model '{name}': models of type '{kind}' cannot be grown{reason}, only those of {', '.join(FAMILIES)}"
         )
-    family, parts = _FAMILIES[kind], model.state_dict()
+    family, parts = FAMILIES[kind], model.state_dict()
     for part in parts:
         if not family.knows(part):
             raise UnsupportedArchitecture(f"model '{name}': it cannot be grown, the part '{part}' is unknown")
@@ -390,7 +202,7 @@ def growth_for(model: Any, size: float, name: str) -> Growth:
         UnsupportedArchitecture: see :func:`folder`.
     """
     _check_family(model, name)
-    family, parts = _FAMILIES[model.config.model_type], dict(model.named_parameters())
+    family, parts = FAMILIES[model.config.model_type], dict(model.named_parameters())
     width, layers = model.config.hidden_size, model.config.num_hidden_layers
     wider = _without_weights(model, Growth(2, layers)).state_dict()
     sides = {part: sum(_growing(part, parts[part], wider, 2, name)) for part in parts}
@@ -432,7 +244,7 @@ def grow(model: Any, growth: Growth) -> Any:
     Raises:
         UnsupportedArchitecture: a part of it cannot have so many times the width.
     """
-    family, copies, given = _FAMILIES[model.config.model_type], growth.copies, model.state_dict()
+    family, copies, given = FAMILIES[model.config.model_type], growth.copies, model.state_dict()
     origins = _origins(model.config.num_hidden_layers, growth.layers)
     grown = _without_weights(model, growth)
     wider, weights = grown.state_dict(), {}
@@ -481,14 +293,14 @@ def _without_weights(model: Any, growth: Growth) -> Any:
         config.decoder_sparse_step = 1
         config.mlp_only_layers = [layer for layer, origin in enumerate(origins) if origin in dense]
     config.num_hidden_layers = growth.layers
-    for each in _FAMILIES[config.model_type].widened:
+    for each in FAMILIES[config.model_type].widened:
         if getattr(config, each, None) is not None:
             setattr(config, each, getattr(config, each) * growth.copies)
     with torch.device("meta"):
         return type(model)(config)
 
 
-def _pieces(family: _Family, config: Any, given: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
+def _pieces(family: Family, config: Any, given: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
     """Of modules that hold several matrices side by side: the beginning of their parts' names -> the proportions.
 
     In projection and convolution of a mixer hold z, x, B, C and dt.
@@ -534,7 +346,7 @@ def _wide(weight: Tensor, grows: Sequence[bool], copies: int, reads: int | None,
     return weight.clone()
 
 
-def _final_norm(part: str, gain_D: Tensor, copies: int, family: _Family) -> Tensor:
+def _final_norm(part: str, gain_D: Tensor, copies: int, family: Family) -> Tensor:
     """Gain or bias of the norm before the head, which reads all copies alike."""
     if not family.offset:
         return before_head(gain_D, copies)
