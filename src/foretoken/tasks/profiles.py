@@ -31,6 +31,12 @@ _PLACE_ENDINGS = "ford holm burg by mouth stad wick ton dale haven field mere ba
 _COMPANY_ENDINGS = ("Works", "Mills", "Trading", "and Sons", "Brothers", "Stores", "Supplies")
 _SHIP_BEGINNINGS = ("Queen", "Star of", "Lady", "Spirit of", "Princess", "Pride of")
 _SEAS = ("north of", "south of", "east of", "west of", "off the coast of")
+_RETELL = (
+    "What is told of {name}?",
+    "What does the text say about {name}?",
+    "Tell me all about {name}.",
+    "What is known of {name}?",
+)
 _NAMES_THING = re.compile(r"\{its?\}", re.IGNORECASE)
 
 
@@ -89,6 +95,37 @@ def readings(split: Split, seed: int, most: int = 5) -> Iterator[list[Example]]:
             yield kept
 
 
+def retellings(seed: int, most: int = 2) -> Iterator[list[tuple[str, str]]]:
+    """Passages about two or three things of a kind, of which one is told again, without end.
+
+    Whose a sentence is has to be known for every one of them, where a question wants to know it of one: it is the
+    confusion of things that this unlearns.
+
+    Args:
+        seed: equal seeds give equal passages.
+        most: questions about values that follow, of any of the things.
+    Yields:
+        exchanges about one passage, which stands in the first prompt.
+    """
+    rng = Random(f"profiles told again {seed}")
+    while True:
+        kind = rng.choice(KINDS)
+        about = []
+        for _ in range(rng.choice((2, 2, 3))):
+            about.append((_draw_thing(rng, kind), _draw_facts(rng, kind, rng.choice(kind.facts), rng.randint(2, 4))))
+        things = [thing for thing, _ in about]
+        if len({thing.name for thing in things}) < len(things):
+            continue
+        passage, told = _write(rng, about)
+        of = rng.choice(things)
+        again = " ".join(_forms(fact, named=True)[0].format(v=v, **of.words(True)) for it, fact, v in told if it is of)
+        asked = [_ask(rng, passage, told, each) for each in rng.sample(told, most)]
+        yield [
+            (passage_prompt(passage, rng.choice(_RETELL).format(name=of.name)), again),
+            *((each.prompt.removeprefix(f"{passage}\n\n"), each.answer) for each in only("train", filter(None, asked))),
+        ]
+
+
 def _draw(rng: Random) -> Iterator[Example]:
     while True:
         about, asked = _draw_about(rng)
@@ -128,7 +165,7 @@ def _ask(rng: Random, passage: str, told: list[_Told], asked: _Told) -> Example 
         prompt=prompt,
         answer=answer,
         response=answer,
-        category=CATEGORIES[len({id(each) for each, _, _ in told}) - 1],
+        category=CATEGORIES[len({id(each) for each, _, _ in told}) > 1],
         depth=places[0] / len(passage),
     )
 
@@ -147,7 +184,7 @@ def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]]) -> tuple[str, li
     """The passage, and what it tells, in its order."""
     blocks = [[(thing, fact) for fact in facts] for thing, facts in about]
     rng.shuffle(blocks)
-    mixed = len(blocks) == 2 and rng.random() < 0.5
+    mixed = len(blocks) > 1 and rng.random() < 0.5
     sentences: list[str] = []
     told: list[_Told] = []
     last: _Thing | None = None
@@ -155,18 +192,21 @@ def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]]) -> tuple[str, li
         value = _draw_value(rng, fact.value)
         # told in turns, a pronoun could mean either of the two: then every sentence names its thing
         named = mixed or thing is not last or rng.random() < 0.25
-        forms = [form for form in fact.sentences if not named or _NAMES_THING.search(form)]
-        sentences.append(rng.choice(forms).format(v=value, **thing.words(named)))
+        sentences.append(rng.choice(_forms(fact, named)).format(v=value, **thing.words(named)))
         told.append((thing, fact, value))
         last = thing
     return " ".join(sentences), told
 
 
-def _interleave(rng: Random, first: Sequence[_Part], second: Sequence[_Part]) -> list[_Part]:
-    """Both lists in one, each in its own order."""
-    turns = [True] * len(first) + [False] * len(second)
+def _forms(fact: Fact, named: bool) -> list[str]:
+    return [form for form in fact.sentences if not named or _NAMES_THING.search(form)]
+
+
+def _interleave(rng: Random, *blocks: Sequence[_Part]) -> list[_Part]:
+    """All lists in one, each in its own order."""
+    turns = [turn for turn, block in enumerate(blocks) for _ in block]
     rng.shuffle(turns)
-    sources = {True: iter(first), False: iter(second)}
+    sources = [iter(block) for block in blocks]
     return [next(sources[turn]) for turn in turns]
 
 

@@ -87,6 +87,26 @@ def readings(share: float) -> Source:
     return Source("readings", share, documents)
 
 
+def retellings(share: float) -> Source:
+    """Passages on several things of a kind of which one is told again, then questions, without end."""
+
+    def documents() -> Iterator[str]:
+        for exchanges in profiles.retellings(_SEED):
+            yield doc.chat([turn for asked, said in exchanges for turn in (("user", asked), ("assistant", said))])
+
+    return Source("retellings", share, documents)
+
+
+def problems(share: float, *categories: str) -> Source:
+    """The training half of ``arithmetic``, of some of its categories alone, without end."""
+
+    def documents() -> Iterator[str]:
+        found = arithmetic.examples("train", _SEED + 1, categories)
+        return (doc.exchange(example.prompt, example.response) for example in found)
+
+    return Source("problems", share, documents)
+
+
 def generated(share: float) -> Source:
     """All generated tasks by turns: text that needs no file, for who has no other."""
 

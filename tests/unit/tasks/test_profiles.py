@@ -110,3 +110,23 @@ def test_several_questions_about_one_passage_have_one_answer_each_and_are_of_the
     assert max(map(len, passages)) == 5
     categories = {example.category for asked in passages for example in asked}
     assert categories == set(profiles.CATEGORIES)
+
+
+def test_what_is_told_again_is_all_of_one_thing_and_nothing_of_the_others():
+    counts = set()
+    for (prompt, again), *others in islice(profiles.retellings(5), 200):
+        passage, asked = prompt.split("\n\nQuestion: ")
+        told = {(thing.lower(), value) for thing, _, value in read(passage)}
+        things = {thing for thing, _ in told}
+        [name] = {thing for thing in things if re.search(rf"\b{thing}\b", asked.lower())}
+        again = {(thing.lower(), value) for thing, _, value in read(again)}
+        assert {thing for thing, _ in again} == {name}
+        ours = {value for thing, value in told if thing == name}
+        # a value may be read with words before it, where another fact's form fits as well
+        assert all(any(mine.endswith(value) or value.endswith(mine) for _, value in again) for mine in ours)
+        assert all(any(mine.endswith(value) or value.endswith(mine) for mine in ours) for _, value in again)
+        counts.add(len(things))
+        for question, answer in others:
+            assert answer in {value for _, value in told}
+            assert split_of(f"{passage}\n\n{question}") == "train"
+    assert counts == {2, 3}

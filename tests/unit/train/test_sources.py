@@ -130,8 +130,9 @@ def test_the_piece_around_an_answer_has_it(at):
     assert sources.around("the answer", "the answer") == "the answer"
 
 
-def test_a_passage_stands_once_before_its_questions():
-    for document in itertools.islice(sources.readings(0.1).documents(), 40):
+@pytest.mark.parametrize("source", [sources.readings(0.1), sources.retellings(0.1)], ids=lambda source: source.name)
+def test_a_passage_stands_once_before_its_questions(source):
+    for document in itertools.islice(source.documents(), 40):
         (role, opening), *others = parts(document)
         passage = opening.split("\n\nQuestion: ")[0]
         assert role == "user"
@@ -139,6 +140,13 @@ def test_a_passage_stands_once_before_its_questions():
         asked = [content for role, content in others if role == "user"]
         assert all(content.startswith("Question: ") for content in asked)
         assert all(split_of(f"{passage}\n\n{content}") == "train" for content in asked)
+
+
+def test_problems_are_of_the_categories_alone():
+    assert all(
+        parts(document)[1][1].count(" = ") >= 3
+        for document in itertools.islice(sources.problems(0.1, "three_steps").documents(), 40)
+    )
 
 
 def test_sums_are_asked_and_answered():

@@ -15,6 +15,7 @@ NAMES = (
     "base-tasks",
     "base-tasks-2",
     "base-tasks-3",
+    "base-tasks-4",
     "base-reflect",
     "draft",
     "moe",
