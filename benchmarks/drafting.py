@@ -2,10 +2,12 @@
 
     python benchmarks/drafting.py --methods draft_model,diffuspec --nodes 8 --max-tokens 128 --json drafting.json
 
-Decoding only: the draft that reads a request's prompt, its first one, is not timed. A drafter's time is that of all its
-calls: proposing, looking at what the target shows, learning what stood. Every prompt goes through all methods one after
-the other, in an order that rotates. With --threads 1 a draft is timed in processor time, and beside the speed on the
-clock stands that by processor time, prompts included: others disturb both less.
+Answers end where the model ends them: behind that end a small model repeats itself, which a draft model copies and a
+head that has read answers does not. Decoding only: the draft that reads a request's prompt, its first one, is not
+timed. A drafter's time is that of all its calls: proposing, looking at what the target shows, learning what stood.
+Every prompt goes through all methods one after the other, in an order that rotates. With --threads 1 a draft is timed
+in processor time, and beside the speed on the clock stands that by processor time, prompts included: others disturb
+both less.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for temperature in options.temperatures:
         for turn, prompt in enumerate(prompts):
             asked = llm.chat_prompt([{"role": "user", "content": prompt.text}])
-            params = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True, temperature=temperature, seed=turn)
+            params = SamplingParams(max_tokens=options.max_tokens, temperature=temperature, seed=turn)
             texts = {}
             for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
                 clocks[label].begin()
