@@ -3,6 +3,7 @@
     python benchmarks/sparse_attention.py overlap --data DATA --json overlap.json
     python benchmarks/sparse_attention.py acceptance --data DATA --json acceptance.json
     python benchmarks/sparse_attention.py reuse --data DATA --calibration sparse.json --json reuse.json
+    python benchmarks/sparse_attention.py drift --data DATA --max-tokens 512 --json drift.json
 
 ``overlap``: the target decodes densely with a drafter behind a long prompt. Of every verification step, layer and
 key/value head it is written down what each row gives to each block of the prefix, and from that: how alike the rows'
@@ -16,6 +17,10 @@ the target's record names (``training.json``) is checked, by runs of 13 words.
 ``reuse``: gold answers are verified behind long prompts, a root and seven rows a step, under anchors of several
 thresholds; what counts is nats per token of the answers.
 
+``drift``: a meeting goes on behind its first ``--context`` tokens, dense ones, and is verified sparsely as it was said,
+a root and seven rows a step: how often the sparse target's best token is the dense one's, and the divergence of its
+law, by how many tokens were written sparsely before, for several distances of ``verification.refresh``.
+
 Finished prompts are kept in the JSON file: a run that was stopped, or whose ``--minutes`` are over, goes on when it is
 started again.
 
@@ -26,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -67,6 +73,8 @@ _TEMPLATE = 64  # tokens that the chat template and the question's own words may
 AGES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 DENSE = "dense"
 THETAS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 1.0)
+REFRESHES = (0, 256, 64, 8)  # rows; 0: never
+DISTANCES = (0, 64, 128, 256, 512)  # tokens behind the dense prompt, where one range ends and the next begins
 _KEY_TEXT = 600  # tokens that a key is hidden in, where a meeting stands before them
 _ROWS = 8  # of a step: a root, and a draft that is right
 _RUN = 13  # words
@@ -445,12 +453,75 @@ def losses(
     return found
 
 
+# ---------------------------------------------------------------------- drift
+
+
+def drift(options: argparse.Namespace, kept: Kept) -> None:
+    """Meetings as they went on, verified densely and sparsely; a row for each meeting."""
+    target = load(str(options.target), dtype=options.dtype)
+    kept.facts["held_out"] = held_out(options.target, options.data)
+    rule = BlockRule(budget=options.budget, dense_below=options.dense_below, size=options.block)
+    plan = SparseAttention(rule, range(target.num_layers))
+    length = options.context + options.max_tokens
+    meetings = read_records(data_root(options.data) / "eval" / "qmsum.jsonl.gz", ("id", "document"))
+    read = ((each["id"], target.tokenizer(each["document"])["input_ids"]) for each in meetings)
+    for name, ids in [each for each in read if len(each[1]) > length][: options.limit]:
+        if name in kept:
+            continue
+        dense_NV, _ = as_said(target, ids[: length + 1], options.context, DensePlan)
+        found: dict[str, Any] = {}
+        for every in REFRESHES:
+            sparse_NV, share = as_said(target, ids[: length + 1], options.context, plan, every)
+            same = (sparse_NV.argmax(-1) == dense_NV.argmax(-1)).float()
+            kl = torch.nn.functional.kl_div(sparse_NV, dense_NV, reduction="none", log_target=True).sum(-1)
+            ranges = [slice(*pair) for pair in itertools.pairwise(DISTANCES) if pair[1] <= options.max_tokens]
+            found[str(every)] = {
+                "prefix_read": share,
+                "agreement": [float(same[each].mean()) for each in ranges],
+                "kl": [float(kl[each].mean()) for each in ranges],
+            }
+        kept.add(name, {"refresh": found})
+
+
+def as_said(
+    target: LanguageModel,
+    ids: Sequence[int],
+    begin: int,
+    make: Callable[[KVCache, PackedBatch], DensePlan],
+    refresh: int = 0,
+) -> tuple[Tensor, float]:
+    """Log-probabilities [N, V] behind each token from ``begin`` on but the last; the share of prefixes that was read.
+
+    Args:
+        refresh: rows after which their keys and values are computed again densely; 0: never.
+    """
+    cache = target.new_cache(1)
+    slot = cache.acquire()
+    prefill(target, cache, slot, ids[:begin])
+    laws, read, dense = [], [], begin
+    for start in range(begin, len(ids) - 1, _ROWS):
+        if refresh and start - dense >= refresh:
+            cache.rollback(slot, dense)
+            prefill(target, cache, slot, ids[dense:start])
+            dense = start
+        some = ids[start : min(start + _ROWS, len(ids) - 1)]
+        cache.reserve(slot, len(some))
+        batch = PackedBatch()
+        batch.add_tree(slot, start, some[0], TokenTree(some[1:]))
+        plan = make(cache, batch)
+        laws.append(target.forward(batch, plan).logits_MV.float().log_softmax(-1))
+        read.append(1.0 if plan.prefix_read is None else plan.prefix_read[0])
+        cache.commit(slot, range(len(some)))
+    return torch.cat(laws), sum(read) / len(read)
+
+
 # ---------------------------------------------------------------------- tables
 
 
 def tables(part: str, rows: Mapping[str, Any]) -> None:
     """What the rows say, over prompts."""
-    {"overlap": _overlap_tables, "acceptance": _acceptance_table, "reuse": _reuse_table}[part](list(rows.values()))
+    of = {"overlap": _overlap_tables, "acceptance": _acceptance_table, "reuse": _reuse_table, "drift": _drift_table}
+    of[part](list(rows.values()))
 
 
 def _overlap_tables(rows: list[dict[str, Any]]) -> None:
@@ -528,6 +599,22 @@ def _reuse_table(rows: list[dict[str, Any]]) -> None:
             lines.append((task, name, len(some), read, sum(nats) / len(nats), mean, low, high, right))
     heads = ("task", "anchors", "n", "prefix read", "nats/token", "over all layers", "low", "high", "right")
     _print("reuse", heads, lines)
+
+
+def _drift_table(rows: list[dict[str, Any]]) -> None:
+    lines = []
+    for every in rows[0]["refresh"]:
+        some = [row["refresh"][every] for row in rows]
+        share = sum(each["prefix_read"] for each in some) / len(some)
+        for number, (low, high) in enumerate(itertools.pairwise(DISTANCES)):
+            if number < len(some[0]["kl"]):
+                same, around = mean_interval([each["agreement"][number] for each in some])
+                kl, of_kl = mean_interval([each["kl"][number] for each in some])
+                missing = (math.nan, math.nan)
+                at = (every, f"{low} to {high}", len(some), share)
+                lines.append((*at, same, *(around or missing), kl, *(of_kl or missing)))
+    heads = ("refresh", "tokens before", "n", "prefix read", "same best", "low", "high", "KL", "low", "high")
+    _print("drift", heads, lines)
 
 
 def _grouped(rows: Sequence[dict[str, Any]], *names: str) -> list[tuple[tuple[str, ...], list[dict[str, Any]]]]:
@@ -618,14 +705,14 @@ def main() -> int:
     facts = provenance([], dtype=options.dtype, threads=options.threads)
     facts["command"] = command("sparse_attention.py")
     kept = Kept(options.json, {"settings": named, "provenance": facts}, options.minutes)
-    {"overlap": overlap, "acceptance": acceptance, "reuse": reuse}[options.part](options, kept)
+    {"overlap": overlap, "acceptance": acceptance, "reuse": reuse, "drift": drift}[options.part](options, kept)
     tables(options.part, kept.rows)
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["overlap", "acceptance", "reuse"])
+    parser.add_argument("part", choices=["overlap", "acceptance", "reuse", "drift"])
     parser.add_argument("--target", default="zoo:long")
     parser.add_argument("--data", type=Path, help="folder of the corpora")
     parser.add_argument("--tasks", nargs="+", default=["qmsum", "keys"])
