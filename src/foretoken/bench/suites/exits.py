@@ -17,7 +17,7 @@ SUITE = Suite(
     question="which fixed exit layer and draft length is the fastest, and does choosing them as one goes beat it?",
     model="zoo:base-ee",
     methods=("del", *(f"del+exit_layer={e}+draft_length={n}" for e in EXITS for n in LENGTHS)),
-    options={"max_tokens": 64, "ignore_eos": True, "repeats": 1, "dtype": "bfloat16"},
+    options={"max_tokens": 128, "repeats": 1, "dtype": "bfloat16"},
     counters=COUNTERS,
     columns=COLUMNS,
 )
