@@ -234,6 +234,19 @@ def test_a_model_of_few_positions_is_tried_too(positions: int) -> None:
     session.chunk(session.cache.acquire(), text(positions))
 
 
+def test_a_context_that_nobody_fills_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary tables of a billion positions, which a damaged config may promise, would take 128 GB here."""
+    reaches, read = [], trial.read
+
+    def seen(forward: Any, cache: Any, reach: int, vocab: int) -> Tensor:
+        reaches.append(reach)
+        return read(forward, cache, min(reach, 256), vocab)
+
+    monkeypatch.setattr(trial, "read", seen)
+    assert LanguageModel(llama(max_position_embeddings=10**9), None, name="long").fused is not None
+    assert set(reaches) == {2**18}
+
+
 def test_damaged_weights_do_not_count_against_the_decoder() -> None:
     """The engine reports them by their NaN logits, on either path."""
     model = llama()

@@ -47,6 +47,7 @@ _QUANTISED = 0.15
 _SHAKEN = {torch.float32: 64 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 _ROUNDINGS = 3.0  # between us and the library, against those: up to 1.7 times as far on random models
 _UNRELATED = 1.2  # logits that have nothing in common are 1.4 of their spread apart
+_FARTHEST = 2**18  # positions that are tried: of a billion, which a config may promise, rotary tables take 100 GB
 _CHAIN, _PARENTS = 17, (-1, 0, 0, 2, 1)
 
 log = logging.getLogger(__name__)
@@ -75,11 +76,11 @@ def adopt(
             log.warning("the fused CPU decoder is not used for this model, the slower general path is: %s", reason)
         return None
     dtype, config = next(model.parameters()).dtype, model.config
-    whole = Span(0, config.num_hidden_layers)
+    whole, reach = Span(0, config.num_hidden_layers), min(max_length, _FARTHEST)
 
     def trial(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
-        cache = cache_for(mixers, config.num_hidden_layers, 2, max_length, dtype, torch.device("cpu"))
-        return read(forward, cache, max_length, config.vocab_size)
+        cache = cache_for(mixers, config.num_hidden_layers, 2, reach, dtype, torch.device("cpu"))
+        return read(forward, cache, reach, config.vocab_size)
 
     precision = precision_of(model)
     routed = (dtype != torch.float32 or precision is not None) and fit.has_experts(model)

@@ -212,6 +212,7 @@ def test_a_header_that_is_damaged(saved: Path, tmp_path: Path) -> None:
         (4, struct.pack("<I", 1), "of version 1; versions 2 and 3"),
         (4, struct.pack(">I", 3), "big-endian"),
         (8, struct.pack("<Q", 2**60), "has 0 dimensions"),
+        (8, struct.pack("<Q", 0), "there is something behind its header"),
         (16, struct.pack("<Q", 2**60), "in the middle of its header"),
         (24, struct.pack("<Q", 2**60), "in the middle of its header"),
     ):
@@ -234,6 +235,12 @@ FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
         ModelError,
         "'llama.attention.layer_norm_rms_epsilon' is nan",
     ),
+    "an epsilon that is no small number": (
+        {"llama.attention.layer_norm_rms_epsilon": 3.0},
+        ModelError,
+        "'llama.attention.layer_norm_rms_epsilon' is 3.0",
+    ),
+    "a base below 1": ({"llama.rope.freq_base": 0.5}, ModelError, "its field 'llama.rope.freq_base' is 0.5"),
     "experts": ({"llama.expert_count": 8}, UnsupportedArchitecture, "'llama.expert_count' is 8, which is not computed"),
     "partial rotary": ({"llama.rope.dimension_count": 8}, UnsupportedArchitecture, "a part of a head only"),
     "another scaling": ({"llama.rope.scaling.type": "longrope"}, UnsupportedArchitecture, "scaled by 'longrope'"),

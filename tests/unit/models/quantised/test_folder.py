@@ -204,6 +204,16 @@ def test_codes_without_their_scales(plain: Path, tmp_path: Path) -> None:
     assert f"its tensor '{GATE}.weight' is of int8, which is no weight that is not quantised" in refusal(tmp_path / "q")
 
 
+def test_codes_whose_config_no_longer_says_so(plain: Path, tmp_path: Path) -> None:
+    """The library would take them for weights, and pass over their scales."""
+    made.write(plain, tmp_path / "q", *LAYOUTS["int"])
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    (tmp_path / "q" / "config.json").write_text(json.dumps(others(config, "quantization_config")))
+    found = refusal(tmp_path / "q")
+    assert "'model.layers.0.mlp.down_proj.weight_scale' (21 such in all) belongs to a quantised layer" in found
+    assert "no quantization_config" in found
+
+
 def test_a_symmetric_layer_with_zero_points(plain: Path, tmp_path: Path) -> None:
     settings, make = LAYOUTS["packed-4-channel"]
     symmetric = json.loads(json.dumps(settings))
@@ -315,6 +325,7 @@ def test_a_weight_that_is_missing(folder: Path) -> None:
 def test_a_file_that_is_cut_short(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert "its model.safetensors cannot be read (" in refusal(folder)
     assert "the checkpoint may be incomplete: fetch it again" in refusal(folder)
 
 
