@@ -109,9 +109,10 @@ def adopt(
         return None
     log.warning(
         "the fused CPU decoder computes other logits than the model's own modules (by %.3g of their spread, "
-        "where rounding explains %.3g), so the slower general path is used",
+        "where rounding explains %.3g), so the slower general path is used%s",
         worst,
         allowed,
+        "" if dtype == torch.float32 else "; with --dtype float32 (dtype='float32') it may be another matter",
     )
     return None
 
