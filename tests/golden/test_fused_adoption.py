@@ -217,6 +217,34 @@ def test_projections_that_are_quantised_in_several_ways() -> None:
             assert torch.equal(getattr(attention, name).weight, weight_OK)
 
 
+def test_columns_in_an_order_of_their_own() -> None:
+    """What is computed as one must have one order; rows are brought into it as they are coded."""
+    orders = [torch.randperm(96, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    for each, fits in (((0, 0, 0), True), ((0, 1, 0), False), ((0, None, 0), False)):
+        model = llama(tie_word_embeddings=True)
+        round_weights(model, "int4", "llama")
+        for layer in model.model.layers:
+            for name, which in zip(("q_proj", "k_proj", "v_proj"), each, strict=True):
+                linear = getattr(layer.self_attn, name)
+                linear.quantised = replace(linear.quantised, order_K=None if which is None else orders[which])
+            down = layer.mlp.down_proj
+            down.quantised = replace(down.quantised, order_K=torch.arange(159, -1, -1))
+        before = {name: each for name, each in model.named_modules() if isinstance(each, QuantisedLinear)}
+        if not fits:
+            assert "are quantised in ways that do not go together" in (fit.misfit(model) or "")
+            continue
+        x = {96: torch.randn(5, 96), 160: torch.randn(5, 160), 192: torch.randn(5, 192)}
+        adoption = fit.Adoption(model, 256)
+        for name, layer in before.items():
+            packed, given = model.get_submodule(name), x[layer.in_features]
+            assert torch.equal(packed.weight, layer.weight)
+            assert torch.equal(packed(given), layer(given))
+            assert torch.equal(packed(given.bfloat16()), layer(given.bfloat16()))
+        adoption.undo()
+        loaded = LanguageModel(model, None, name="ordered")
+        assert loaded.fused is not None
+
+
 def model_of_library(model: Any) -> Any:
     """A twin that attends as the library does."""
     config = copy.deepcopy(model.config)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ModelError
 from foretoken.models.fingerprint import fingerprint
+from foretoken.models.fused import build
 from foretoken.models.load import load, load_as_is
 from foretoken.models.quantised.weight import QuantisedLinear
 from helpers import quantised_folders as made
@@ -98,6 +99,7 @@ def test_a_layer_computes_with_its_columns_in_their_order(plain: Path, tmp_path:
     assert (layer(x) - expected).norm() / expected.norm() < 0.02  # activations of 8 bits
     in_order = QuantisedLinear(replace(layer.quantised, order_K=None))
     assert (in_order(x) - expected).norm() / expected.norm() > 0.5
+    assert (load(tmp_path / "q", device="cpu", dtype="float32").fused is None) == (build.library() is None)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])
