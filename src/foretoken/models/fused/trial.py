@@ -45,7 +45,7 @@ _QUANTISED = 0.15
 # what products are shaken by, of their size: a last bit of bfloat16, and 64 of float32, since by one hardly a code of
 # an activation moves, and which do is chance
 _SHAKEN = {torch.float32: 64 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
-_ROUNDINGS = 3.0  # between us and the library, against those: up to 1.7 times as far on random models
+_ROUNDINGS = 3.0  # between us and the library, against those: up to 1.7 on random models, but for scores in thousands
 _UNRELATED = 1.2  # logits that have nothing in common are 1.4 of their spread apart
 _FARTHEST = 2**18  # positions that are tried: of a billion, which a config may promise, rotary tables take 100 GB
 _CHAIN, _PARENTS = 17, (-1, 0, 0, 2, 1)
