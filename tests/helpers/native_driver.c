@@ -38,7 +38,7 @@ typedef struct {
     Layer layers[LAYERS];
     Experts experts;
     Angles angles[2];
-    void *owned[80];
+    void *owned[96];
     int num_owned;
 } Decoder;
 
@@ -80,6 +80,11 @@ static Matrix matrix(Decoder *d, Kind kind, long outputs, long inputs, float sca
         for (long i = at.codes; i < y.stride; i++) tile[i] = (char)(int)(127 * noise());
     }
     y.tiles = data;
+    if (kind.minimum) { /* columns in an order of their own */
+        int32_t *order = own(d, malloc(inputs * sizeof(int32_t)));
+        for (long i = 0; i < inputs; i++) order[i] = (int32_t)(inputs - 1 - i);
+        y.order = order;
+    }
     return y;
 }
 

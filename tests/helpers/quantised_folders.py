@@ -71,6 +71,11 @@ def words(codes: Tensor, bits: int, dim: int, order: list[int] | None = None) ->
     return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32).movedim(-1, dim)
 
 
+def _columns(inputs: int) -> Tensor:
+    """An order of columns: one for all layers that read the same, since quantisers take it from what is read."""
+    return torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
+
+
 def gptq(
     bits: int,
     group: int,
@@ -93,7 +98,7 @@ def gptq(
         scales_GO = scales((count, outputs), dtype, generator)
         of_column = torch.arange(inputs) // size
         if ordered:
-            of_column = of_column[torch.randperm(inputs, generator=generator)]
+            of_column = of_column[_columns(inputs)]
         dense = (codes_KO - zeros_GO[of_column]).double() * scales_GO[of_column].double()
         parts = {
             "qweight": words(codes_KO, bits, 0),
@@ -154,7 +159,7 @@ def compressed(
         scales_OG = scales((rows, count), dtype, generator)
         of_column = torch.arange(inputs) // (inputs // count)
         if ordered:
-            of_column = of_column[torch.randperm(inputs, generator=generator)]
+            of_column = of_column[_columns(inputs)]
         dense = (codes_OK - zeros_OG[:, of_column]).double() * scales_OG[:, of_column].double()
         parts = {"weight_scale": scales_OG.flatten() if strategy == "tensor" else scales_OG}
         if layout == "pack-quantized":

@@ -39,6 +39,7 @@ from foretoken.models.quantised import folder as quantised_folder
 
 _NO_FOLDER = "no adapters"  # where the library finds none: they are merged here, so that no two ways apply them
 _PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
+_OF_CODES = ("weight_scale", "weight_scale_inv", "weight_zero_point", "SCB")  # what stands beside them
 _NOT_READ = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "original/*")  # of a hub id's files
 
 
@@ -222,6 +223,12 @@ def _snapshot(source: str, name: str | Path, revision: str) -> str:
 
 
 def _check_whole(report: Any, name: str | Path) -> None:
+    scales = sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[2] in _OF_CODES)
+    if scales:
+        raise ModelError(
+            f"model '{name}': its tensor '{scales[0]}' ({len(scales)} such in all) belongs to a quantised layer, and "
+            "its config.json has no quantization_config: fetch the checkpoint again"
+        )
     odd = sorted(report["mismatched_keys"], key=str)
     if odd:
         key, found, expected = odd[0]

@@ -282,7 +282,7 @@ class LanguageModel:
 
     def _pack(self) -> None:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
-        if self.device.type != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
+        if self.device.type != "cpu":
             return
         self.fused = fused_trial.adopt(self.model, self.max_length, self._logits, self.mixers)
         if self.fused is not None:

@@ -177,12 +177,12 @@ static int room_for_forward(Team *team, Job *job, long threads) {
         for (int i = 0; i < 8; i++) {
             if (!matrices[i] || !matrices[i]->bits) continue;
             coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
-            line = larger(line, inputs[i]);
+            line = larger(line, LINES_OF(matrices[i]) * inputs[i]);
         }
     }
     if (m->head.bits) {
         coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
-        line = larger(line, m->width);
+        line = larger(line, LINES_OF(&m->head) * m->width);
     }
     long rest = -16; /* columns of elsewhere that are not laid out there */
     for (long i = 0; call->elsewhere && i < call->num_segments; i++) {
@@ -266,7 +266,7 @@ int64_t foretoken_linear(Team *team, const Linear *y) {
     const size_t entered = y->bf16 ? 2 * entered_bf16 : entered_f32; /* bytes of a unit */
     const long width = y->units * (y->bf16 ? 2 : 1), coded = y->w.bits ? y->rows * coded_bytes(&y->w, width) : 0;
     const int ready = clear_stages(team, &job, 1) && room(team->rows + 3, y->rows * y->units * entered) &&
-                      room(team->rows + 4, coded) && room(team->rows + 2, width * sizeof(float));
+                      room(team->rows + 4, coded) && room(team->rows + 2, LINES_OF(&y->w) * width * sizeof(float));
     if (ready) {
         void *inputs = team->rows[3].data;
         float *line = team->rows[2].data;

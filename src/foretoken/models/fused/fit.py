@@ -127,7 +127,7 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
 
 def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
     if isinstance(linear, QuantisedLinear):
-        return "has its columns in another order" if linear.quantised.order_K is not None else own_ways(linear)
+        return own_ways(linear)
     reason = why_not_plain(linear, dtype)
     if reason is not None:
         return reason

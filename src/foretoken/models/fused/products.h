@@ -244,13 +244,15 @@ static inline __attribute__((always_inline)) part NAME(leave)(const NAME(input) 
 }
 
 /* Rows coded for a quantised matrix, each in coded_bytes(w, inputs) of `room`; nothing is done for another one.
- * line: of `inputs` floats, for the work. */
+ * line: of LINES_OF(w) times `inputs` floats, for the work. */
 static void NAME(code_rows)(const Matrix *w, const NAME(input) *x, long inputs, long rows, float *line, char *room) {
     if (!w->bits) return;
+    float *ordered = w->order ? line + inputs : line;
     for (long r = 0; r < rows; r++) {
         for (long i = 0; i < inputs; i += LANES)
             *(part_unaligned *)(line + i) = NAME(leave)(x + INPUTS(r * inputs + i));
-        code_row(w, line, inputs, room + r * coded_bytes(w, inputs));
+        for (long i = 0; w->order && i < inputs; i++) ordered[i] = line[w->order[i]];
+        code_row(w, ordered, inputs, room + r * coded_bytes(w, inputs));
     }
 }
 

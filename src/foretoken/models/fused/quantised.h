@@ -55,6 +55,9 @@ static inline Places places_of(const Matrix *w, long inputs) {
     return y;
 }
 
+/* Room that coding a row needs for the work, in floats of the row. */
+#define LINES_OF(W) ((W)->order ? 2 : 1)
+
 /* Bytes of a coded row. */
 static inline long coded_bytes(const Matrix *w, long inputs) { return whole_lines(places_of(w, inputs).step + 4); }
 

@@ -33,6 +33,7 @@ class CodedTiles:
         kind: of scales and minimums, float16 or float32.
         offset: what was added to codes that begin below 0.
         name: of the tensor.
+        order_K: int32, of which input a column is; None: they stand as the inputs do.
     """
 
     data: Tensor
@@ -43,6 +44,7 @@ class CodedTiles:
     kind: torch.dtype
     offset: int
     name: str
+    order_K: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -76,12 +78,14 @@ class CodedTiles:
             half=int(self.kind == torch.float16),
             minimum=int(self.minimum),
             offset=self.offset,
+            order=None if self.order_K is None else self.order_K.data_ptr(),
         )
 
     @property
     def form(self) -> tuple[object, ...]:
         """All but the tiles."""
-        return self.inputs, self.bits, self.group, self.minimum, self.kind, self.offset
+        order = None if self.order_K is None else self.order_K.data_ptr()
+        return self.inputs, self.bits, self.group, self.minimum, self.kind, self.offset, order
 
     def weight(self, outputs: int) -> QuantisedWeight:
         """What was packed, of the first so many outputs; a copy."""
@@ -95,11 +99,12 @@ class CodedTiles:
         if self.offset:
             codes_OK = (codes_OK.to(torch.int16) - self.offset).to(torch.int8)
         scale_OG = scale_OG[:outputs].contiguous()
-        return QuantisedWeight(codes_OK.contiguous(), scale_OG, minimum_OG, self.bits, name=self.name)
+        order_K = None if self.order_K is None else self.order_K.long()
+        return QuantisedWeight(codes_OK.contiguous(), scale_OG, minimum_OG, self.bits, order_K, self.name)
 
 
 def coded_tiles(weight: QuantisedWeight) -> CodedTiles:
-    """A weight without an order of columns, packed; outputs are padded with zeros to a whole tile."""
+    """A weight packed; outputs are padded with zeros to a whole tile."""
     (outputs, inputs), bits = weight.shape, weight.bits
     tiles = -(-outputs // 16)
     offset = 2 ** (bits - 1) if weight.codes_OK.dtype == torch.int8 else 0
@@ -121,11 +126,15 @@ def coded_tiles(weight: QuantisedWeight) -> CodedTiles:
         dim=1,
     )
     minimum = weight.minimum_OG is not None
-    return CodedTiles(data, inputs, bits, weight.group, minimum, kind, offset, weight.name)
+    order_K = None if weight.order_K is None else weight.order_K.to(torch.int32)
+    return CodedTiles(data, inputs, bits, weight.group, minimum, kind, offset, weight.name, order_K)
 
 
 def can_join(weights: Sequence[QuantisedWeight]) -> bool:
-    """Whether :func:`joined` can; unsigned codes of 8 bits are one of a kind."""
+    """Whether :func:`joined` can; unsigned codes of 8 bits are one of a kind, and so is an order of columns."""
+    orders = [each.order_K for each in weights]
+    if any(not _same(each, orders[0]) for each in orders):
+        return False
     return _alike(weights) or not any(each.bits == 8 and each.codes_OK.dtype == torch.uint8 for each in weights)
 
 
@@ -144,8 +153,13 @@ def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
         torch.cat([each.scale_OG for each in weights]),
         torch.cat(minimums) if minimums else None,
         first.bits,
-        name=first.name,
+        first.order_K,
+        first.name,
     )
+
+
+def _same(order_K: Tensor | None, other_K: Tensor | None) -> bool:
+    return order_K is other_K or (order_K is not None and other_K is not None and torch.equal(order_K, other_K))
 
 
 def _alike(weights: Sequence[QuantisedWeight]) -> bool:
@@ -162,7 +176,7 @@ def _wider(weight: QuantisedWeight, group: int, minimum: bool) -> QuantisedWeigh
         minimum_OG = minimum_OG.repeat_interleave(repeats, dim=1)
     elif minimum:
         minimum_OG = torch.zeros_like(scale_OG)
-    return QuantisedWeight(codes_OK.to(torch.int8), scale_OG, minimum_OG, 8, name=weight.name)
+    return QuantisedWeight(codes_OK.to(torch.int8), scale_OG, minimum_OG, 8, weight.order_K, weight.name)
 
 
 def _padded(values: Tensor, tiles: int) -> Tensor:

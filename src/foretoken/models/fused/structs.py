@@ -22,7 +22,11 @@ class Mixer(ctypes.Structure):
 class Matrix(ctypes.Structure):
     """A packed weight."""
 
-    _fields_ = [("tiles", P), *((name, _I) for name in ("stride", "bits", "group", "half", "minimum", "offset"))]
+    _fields_ = [
+        ("tiles", P),
+        *((name, _I) for name in ("stride", "bits", "group", "half", "minimum", "offset")),
+        ("order", P),
+    ]
 
 
 class Experts(ctypes.Structure):

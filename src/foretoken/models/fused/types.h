@@ -74,6 +74,7 @@ typedef struct {
     int64_t group;          /* inputs that share a scale */
     int64_t half, minimum;  /* whether scales are float16, and whether there are minimums */
     int64_t offset;         /* what is to be subtracted from codes */
+    const int32_t *order;   /* column i is of input order[i]; NULL: of input i */
 } Matrix;
 
 /* Experts in the place of an MLP; see experts.h. */

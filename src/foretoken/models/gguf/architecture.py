@@ -171,7 +171,7 @@ class Architecture:
                 num_key_value_heads=kv_heads,
                 head_dim=head_dim,
                 max_position_embeddings=self._sizes("context_length"),
-                rms_norm_eps=_shortest(self._field("attention.layer_norm_rms_epsilon", float)),
+                rms_norm_eps=_shortest(self._between("attention.layer_norm_rms_epsilon", 0.0, 1.0)),
                 rope_parameters=self._rotary(head_dim),
                 tie_word_embeddings="output.weight" not in file.entries,
                 bos_token_id=self._token("bos"),
@@ -200,7 +200,7 @@ class Architecture:
 
     def _rotary(self, head_dim: int) -> dict[str, Any]:
         written = f"{self._name}.rope.freq_base" in self._file.fields
-        theta = _shortest(self._field("rope.freq_base", float)) if written else 10000.0
+        theta = _shortest(self._between("rope.freq_base", 1.0, math.inf)) if written else 10000.0
         kind, factor = self._scaling()
         if ROTARY_FACTORS in self._file.entries:
             if kind != "none":
@@ -257,6 +257,12 @@ class Architecture:
     def _sizes(self, name: str, *, absent: int | None = None) -> int:
         found: int = self._field(name, int, absent=absent)
         if not 1 <= found <= _MOST:
+            raise ModelError(f"model '{self._file.path}': its field '{self._name}.{name}' is {found}")
+        return found
+
+    def _between(self, name: str, least: float, most: float) -> float:
+        found: float = self._field(name, float)
+        if not least <= found <= most:
             raise ModelError(f"model '{self._file.path}': its field '{self._name}.{name}' is {found}")
         return found
 

@@ -61,7 +61,7 @@ def check_places(file: GGUFFile) -> None:
     Raises:
         ModelError: one lies elsewhere, or the file is cut short.
     """
-    expected = file.begin
+    expected, last = file.begin, "its header"
     for entry in file.entries.values():
         if entry.start != expected:
             raise ModelError(
@@ -73,9 +73,10 @@ def check_places(file: GGUFFile) -> None:
             return
         file.check_end(entry, size)
         expected += -(-size // file.alignment) * file.alignment
+        last = f"its last tensor {entry.name!r:.60}"
     if file.anything_from(expected):
         raise ModelError(
-            f"model '{file.path}' is no whole GGUF file: there is something behind its last tensor {entry.name!r:.60}, "
+            f"model '{file.path}' is no whole GGUF file: there is something behind {last}, "
             f"which ends at byte {expected}"
         )
 

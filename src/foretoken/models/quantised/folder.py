@@ -163,7 +163,7 @@ class _Tensors:
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
             raise ModelError(f"model '{name}': its file {missing.name} is missing; fetch the checkpoint again")
-        self._files = [safe_open(path, framework="pt") for path in paths]
+        self._files = [_opened(path, name) for path in paths]
         self._place: dict[str, Any] = {}
         for file in self._files:
             for key in file.keys():  # noqa: SIM118 (no mapping)
@@ -177,6 +177,16 @@ class _Tensors:
 
     def get(self, name: str) -> Tensor:
         return self._place[name].get_tensor(name)
+
+
+def _opened(path: Path, name: str) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"model '{name}': its {path.name} cannot be read ({error}); the checkpoint may be incomplete: fetch it "
+            "again"
+        ) from error
 
 
 def _file(source: str, name: str) -> Path | None:

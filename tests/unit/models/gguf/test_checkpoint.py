@@ -20,6 +20,7 @@ gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')"
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture  # noqa: E402
 from foretoken.models.fingerprint import fingerprint, fingerprint_of  # noqa: E402
+from foretoken.models.fused import build  # noqa: E402
 from foretoken.models.load import load, load_as_is, load_config, load_tokenizer  # noqa: E402
 from foretoken.models.quantised.weight import QuantisedLinear  # noqa: E402
 from helpers import gguf_files  # noqa: E402
@@ -103,6 +104,20 @@ def test_half_precision_is_the_files_own(saved: Path, tmp_path: Path) -> None:
     for kind, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
         path = gguf_files.rewrite(saved, tmp_path / f"{kind}.gguf", kind=kind)
         assert load_as_is(path, device="cpu").model.dtype == dtype
+
+
+def test_a_processor_computes_float16_in_bfloat16(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which rounds, so it is told; what is asked for by name is done, and told where it is slow."""
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", kind="F16")
+    model = load(path, device="cpu")
+    assert model.dtype == torch.bfloat16
+    assert (model.fused is None) == (build.library() is None)
+    assert f"model '{path}' is stored in float16 and computed in bfloat16, which rounds its weights" in caplog.text
+    caplog.clear()
+    assert load(path, device="cpu", dtype="float16").dtype == torch.float16
+    assert "the fused CPU decoder is not used for this model, the slower general path is: its dtype" in caplog.text
 
 
 def test_ends_of_turns_count(saved: Path, tmp_path: Path) -> None:
@@ -212,6 +227,7 @@ def test_a_header_that_is_damaged(saved: Path, tmp_path: Path) -> None:
         (4, struct.pack("<I", 1), "of version 1; versions 2 and 3"),
         (4, struct.pack(">I", 3), "big-endian"),
         (8, struct.pack("<Q", 2**60), "has 0 dimensions"),
+        (8, struct.pack("<Q", 0), "there is something behind its header"),
         (16, struct.pack("<Q", 2**60), "in the middle of its header"),
         (24, struct.pack("<Q", 2**60), "in the middle of its header"),
     ):
@@ -234,6 +250,12 @@ FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
         ModelError,
         "'llama.attention.layer_norm_rms_epsilon' is nan",
     ),
+    "an epsilon that is no small number": (
+        {"llama.attention.layer_norm_rms_epsilon": 3.0},
+        ModelError,
+        "'llama.attention.layer_norm_rms_epsilon' is 3.0",
+    ),
+    "a base below 1": ({"llama.rope.freq_base": 0.5}, ModelError, "its field 'llama.rope.freq_base' is 0.5"),
     "experts": ({"llama.expert_count": 8}, UnsupportedArchitecture, "'llama.expert_count' is 8, which is not computed"),
     "partial rotary": ({"llama.rope.dimension_count": 8}, UnsupportedArchitecture, "a part of a head only"),
     "another scaling": ({"llama.rope.scaling.type": "longrope"}, UnsupportedArchitecture, "scaled by 'longrope'"),

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ModelError
 from foretoken.models.fingerprint import fingerprint
+from foretoken.models.fused import build
 from foretoken.models.load import load, load_as_is
 from foretoken.models.quantised.weight import QuantisedLinear
 from helpers import quantised_folders as made
@@ -98,6 +99,7 @@ def test_a_layer_computes_with_its_columns_in_their_order(plain: Path, tmp_path:
     assert (layer(x) - expected).norm() / expected.norm() < 0.02  # activations of 8 bits
     in_order = QuantisedLinear(replace(layer.quantised, order_K=None))
     assert (in_order(x) - expected).norm() / expected.norm() > 0.5
+    assert (load(tmp_path / "q", device="cpu", dtype="float32").fused is None) == (build.library() is None)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])
@@ -202,6 +204,16 @@ def test_codes_without_their_scales(plain: Path, tmp_path: Path) -> None:
     made.write(plain, tmp_path / "q", *LAYOUTS["naive"])
     made.change(tmp_path / "q", **{f"{GATE}.weight_scale": None})
     assert f"its tensor '{GATE}.weight' is of int8, which is no weight that is not quantised" in refusal(tmp_path / "q")
+
+
+def test_codes_whose_config_no_longer_says_so(plain: Path, tmp_path: Path) -> None:
+    """The library would take them for weights, and pass over their scales."""
+    made.write(plain, tmp_path / "q", *LAYOUTS["int"])
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    (tmp_path / "q" / "config.json").write_text(json.dumps(others(config, "quantization_config")))
+    found = refusal(tmp_path / "q")
+    assert "'model.layers.0.mlp.down_proj.weight_scale' (21 such in all) belongs to a quantised layer" in found
+    assert "no quantization_config" in found
 
 
 def test_a_symmetric_layer_with_zero_points(plain: Path, tmp_path: Path) -> None:
@@ -315,6 +327,7 @@ def test_a_weight_that_is_missing(folder: Path) -> None:
 def test_a_file_that_is_cut_short(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert "its model.safetensors cannot be read (" in refusal(folder)
     assert "the checkpoint may be incomplete: fetch it again" in refusal(folder)
 
 
