@@ -26,7 +26,7 @@ from foretoken.engine.executors import gloo
 from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.recipe import Recipe, verifier_named
-from foretoken.engine.vllm_options import SPECULATION, UNASKED_SPECULATION
+from foretoken.engine.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
 from foretoken.models.dense import DensePlans
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
@@ -63,6 +63,8 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     method = settings.pop("method", None)
     if method is None:
         method = "draft_model" if "model" in settings else "none"
+    if isinstance(method, str):
+        method = METHODS.get(method, method)
     asked = settings.pop("verifier", None)
     executor = settings.pop("executor", "serial")
     if executor not in executors.NAMED:

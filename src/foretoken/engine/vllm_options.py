@@ -134,6 +134,9 @@ _ELSEWHERE = {"method": "it goes into speculative_config={'method': ...}"}
 DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's further names of dtypes, and what they are called here."""
 
+METHODS = {"eagle3": "eagle"}
+"""vLLM's further names of methods, where the same options mean the same."""
+
 _METHODS = {
     "beam_search": "draw several completions with SamplingParams(n=4, temperature=0.8) and compare cumulative_logprob",
     **dict.fromkeys(("score", "encode", "embed", "classify", "reward"), _NO_VECTORS),

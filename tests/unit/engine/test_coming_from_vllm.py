@@ -520,7 +520,8 @@ def test_what_vllm_has_by_default_is_taken():
 def test_vllm_s_example_of_a_head(tmp_path):
     config = {"method": "eagle", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 2}
     own = LLM.from_target(target(), speculative_config=config)
-    named = LLM.from_target(target(), speculative_config={**config, "model": str(zoo.path("base") / "eagle")})
+    head = {**config, "method": "eagle3", "model": str(zoo.path("base") / "eagle")}  # its name for heads of EAGLE-3
+    named = LLM.from_target(target(), speculative_config=head)
     params = SamplingParams(max_tokens=8)
     assert named.generate("Hello", params)[0].token_ids == own.generate("Hello", params)[0].token_ids
     with pytest.raises(ModelError, match="nowhere"):
