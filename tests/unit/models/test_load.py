@@ -295,6 +295,7 @@ def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
         {"hidden_size": 128},
         {"vocab_size": 7},
         {"num_hidden_layers": 5},
+        {"num_hidden_layers": 10**8},
         {"hidden_act": "magic"},
         {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}},
     ],
