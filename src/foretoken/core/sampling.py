@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -274,6 +275,10 @@ class SamplingParams:
                 remedy = _ELSEWHERE.get(key) or nearest(str(key), known)
                 raise ConfigError(f"unknown sampling parameter '{key}': {remedy}")
         return cls(**values)
+
+    def clone(self) -> SamplingParams:
+        """A copy that may be changed by itself."""
+        return copy.deepcopy(self)
 
     def _check_number(self, name: str, low: float, high: float, remedy: str, *, open_low: bool = False) -> None:
         value = getattr(self, name)
