@@ -96,8 +96,8 @@ class StructuredOutputs:
             "choice": isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_text, value)),
         }.get(kind, _is_text(value))
         if not fits or (kind == "choice" and not value):
-            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts"}.get(kind, "a text")
-            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted}")
+            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts, none of them empty"}
+            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted.get(kind, 'a text')}")
 
     @property
     def kind(self) -> str:

@@ -260,8 +260,9 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
     members = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
     missing = sorted(members - set(dir(thing)))
     if isinstance(thing, type) or missing:
+        lacks = ", ".join([*missing[:4], *(["…"] if missing[4:] else [])])
         raise ConfigError(
-            f"{key}={thing!r} is neither a name nor a {kind} ({', '.join(missing) or 'it is a class'}): give a name of "
+            f"{key}={thing!r:.60} is neither a name nor a {kind} ({lacks or 'it is a class'}): give a name of "
             f"the catalogue, or an instance of a class that inherits from core.protocols.{protocol.__name__}, which "
             "has defaults for most members"
         )
