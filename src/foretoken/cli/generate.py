@@ -186,9 +186,10 @@ def generate(
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
     # everything that can be wrong with the input is found before the model is loaded
     records = _gather_prompts(prompt, prompts)
-    asking = next((each for each in records if each.params.get("logprobs") is not None and not json), None)
-    if asking is not None:
-        raise InputError(f"{asking.place}: logprobs are shown in the JSON objects only: add --json")
+    for record in () if json else records:
+        for name in ("logprobs", "prompt_logprobs"):
+            if record.params.get(name) is not None:
+                raise InputError(f"{record.place}: {name} are shown in the JSON objects only: add --json")
     llm = load_model(
         model,
         config,

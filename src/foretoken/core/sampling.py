@@ -23,7 +23,7 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "output_kind": "use stream for pieces of an answer",
     "stream_interval": "use stream for pieces of an answer, a step each",
     "detokenize": "texts are always made; token_ids are there, too",
-    "max_new_tokens": "it is called max_tokens",
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "it is called max_tokens"),
     "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
     "spaces_between_special_tokens": "texts are the tokenizer's own",
     "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
@@ -275,6 +275,11 @@ class SamplingParams:
                 remedy = _ELSEWHERE.get(key) or nearest(str(key), known)
                 raise ConfigError(f"unknown sampling parameter '{key}': {remedy}")
         return cls(**values)
+
+    @staticmethod
+    def remedy(name: str) -> str | None:
+        """What takes the place of a parameter that people know from elsewhere; None: nothing is known of it."""
+        return _ELSEWHERE.get(name)
 
     def clone(self) -> SamplingParams:
         """A copy that may be changed by itself."""
