@@ -39,6 +39,10 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "half.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"\n')
     (tmp_path / "field.jsonl").write_text('{"prompt": "one"}\n{"prompt": 3}\n')
     (tmp_path / "keys.jsonl").write_text('{"prompt": "one", "max_tokns": 3}\n')
+    (tmp_path / "scores.jsonl").write_text('{"prompt": "a"}\n{"prompt": "one", "logprobs": 3}\n')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one", "prompt_logprobs": 0}\n')
+    (tmp_path / "elsewhere.jsonl").write_text('{"prompt": "one", "max_completion_tokens": 3}\n')
+    (tmp_path / "model.jsonl").write_text('{"prompt": "one", "model": "zoo:base"}\n')
     (tmp_path / "own.jsonl").write_text('{"prompt": "one", "max_tokens": 3}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
@@ -133,6 +137,13 @@ BAD = [
     ("generate x --n 1000000000", "n=1000000000"),
     ("generate x --model good.jsonl", "is a file"),
     ("generate x --max-model-len 1", "--max-model-len"),
+    ("generate --prompts scores.jsonl", "scores.jsonl:2: logprobs are shown in the JSON objects only: add --json"),
+    ("generate --prompts prompts.jsonl", "prompts.jsonl:1: prompt_logprobs are shown in the JSON objects only"),
+    ("generate --prompts elsewhere.jsonl", "unknown field 'max_completion_tokens': it is called max_tokens"),
+    ("generate --prompts model.jsonl", "unknown field 'model': it is one for all prompts: give --model"),
+    ("eval --list --limit 5 --json", "--list lists names, and does nothing else: leave --limit out"),
+    ("eval --task list --model x", "--task list lists names, and does nothing else: leave --model out"),
+    ("bench --list-suites --seed 3", "--list-suites lists names, and does nothing else: leave --seed out"),
     ("generate --prompts keys.jsonl", "keys.jsonl:1: unknown field 'max_tokns': did you mean 'max_tokens'"),
     ("bench --suite own.jsonl", "own.jsonl:1: field 'max_tokens' is for 'foretoken generate --prompts'"),
     ("generate x --logprobs 3", "add --json"),

@@ -31,7 +31,8 @@ def test_standard_input_to_text():
 def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
     suite = tmp_path / "p.jsonl"
     suite.write_text(
-        '{"prompt": "Maria has 24 apples. How many has she?"}\n{"turns": ["I need a bus to Fresno.", "More."]}\n'
+        '{"prompt": "Maria has 24 apples. How many has she?", "prompt_logprobs": 1}\n'
+        '{"turns": ["I need a bus to Fresno.", "More."]}\n'
     )
     rows = {}
     for method in ("none", "draft_model"):
@@ -46,6 +47,8 @@ def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
         assert drafted["num_tokens"] == len(drafted["token_ids"])
         assert drafted["distortion"] == 0.0
     assert rows["none"][1]["prompt"] == "I need a bus to Fresno."
+    assert {len(entry["top"]) for entry in rows["none"][0]["prompt_logprobs"]} == {1}
+    assert "prompt_logprobs" not in rows["none"][1]
     assert max(row["tokens_per_step"] for row in rows["draft_model"]) > 1.0
 
 

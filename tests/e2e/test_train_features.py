@@ -106,6 +106,8 @@ BAD = [
     ("", 2, "--data DIR, or set FORETOKEN_DATA"),
     ("--data nowhere", 2, "--data nowhere: there is no such folder"),
     ("--corpus my.jsonl --out my.jsonl", 2, "--corpus is this file, and would be lost"),
+    ("--corpus my.jsonl --depths 77", 2, "(--depths): depth 77 does not exist"),
+    ("--corpus my.jsonl --top-logits 99999", 2, "(--top-logits): the target has"),
     ("--corpus my.jsonl --target zoo:bse", 2, "did you mean 'base'"),
     ("--corpus my.jsonl --target ./nowhere", 1, "model './nowhere' does not exist"),
 ]
@@ -128,6 +130,11 @@ def test_a_mistake_is_one_line(
 def test_another_target_is_refused(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = "--corpus my.jsonl --out out --block 16 --tokens 32"
     assert features(f"--target {target} {rest}") == 0
+    assert features(f"--target {target} {rest} --seed 3 --state-dtype float32") == 1
+    assert (
+        'another run (dtype (--state-dtype): "bfloat16" there, "float32" now; data.seed (--seed): 0'
+        in capsys.readouterr().err
+    )
     other = save_model("llama", tmp_path / "other", seed=1)
     assert features(f"--target {other} {rest}") == 1
     assert "holds features of another run (target:" in capsys.readouterr().err

@@ -167,6 +167,9 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     return Prompt(str(identity), text, category or NO_CATEGORY, place, messages, asked)
 
 
+_FOR_ALL = {name: f"it is one for all prompts: give --{name}" for name in ("model", "method", "system", "dtype")}
+
+
 class _Twice(Exception):
     """A key that an object has twice."""
 
@@ -185,7 +188,8 @@ def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]
     known = (*_SAID, *_ABOUT, *_PARAMS)
     for key in record:
         if requests and key not in known:
-            remedy = f"{nearest(key, known)}; what is yours goes into 'metadata'"
+            instead = SamplingParams.remedy(key) or _FOR_ALL.get(key)
+            remedy = instead or f"{nearest(key, known)}; what is yours goes into 'metadata'"
             raise InputError(f"{place}: unknown field '{key}': {remedy}")
         if not requests and (key in _PARAMS or (key == "messages" and "turns" not in record)):
             raise InputError(

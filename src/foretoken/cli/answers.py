@@ -204,6 +204,8 @@ def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
         output: the engine's RequestOutput; one that is not finished counts as cancelled.
     """
     fields = {"id": record.id, "prompt": record.text, **completion_fields(output)}
+    if output.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [dataclasses.asdict(entry) for entry in output.prompt_logprobs]
     if len(output.outputs) > 1:
         fields["outputs"] = [completion_fields(completion) for completion in output.outputs]
     return fields

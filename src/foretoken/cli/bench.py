@@ -15,6 +15,7 @@ from foretoken.bench.harness import Method, Plan, Records, measure
 from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite, fingerprint, is_file, read_suite
 from foretoken.bench.workloads import Prompt, filled_up, limit_per_category
 from foretoken.cli.console import emit, emit_json, note, progress_bar, status_line
+from foretoken.cli.given import check_alone, typed
 from foretoken.cli.options import (
     Device,
     DraftModel,
@@ -187,26 +188,27 @@ def bench(
       foretoken bench --suite self_speculation --data DATA --threads 1
     """
     if context.invoked_subcommand is not None:
-        for name in sorted(_typed(context) - {"verbose"}):
+        for name in sorted(typed(context) - {"verbose"}):
             option = next(param.opts[0] for param in context.command.params if param.name == name)
             inner = f"foretoken bench {context.invoked_subcommand}"
             raise ConfigError(f"{option} stands before '{context.invoked_subcommand}': write {inner} {option} …")
         return None
     if list_suites:
+        check_alone(context, "--list-suites", but=("list_suites", "json"))
         _print_suites(as_json=json)
         return None
     named = None if suite is None or is_file(suite) else find_suite(suite)
     if named is None and data is not None:
         raise ConfigError(f"--data {data}: only named suites read the corpora; add --suite NAME, or leave it out")
+    said = typed(context)  # goes before a suite's defaults
     if named is not None:
-        typed = _typed(context)
-        chosen = {key: value for key, value in named.options.items() if key not in typed}
+        chosen = {key: value for key, value in named.options.items() if key not in said}
         max_tokens, repeats = chosen.get("max_tokens", max_tokens), chosen.get("repeats", repeats)
         temperature, dtype = chosen.get("temperature", temperature), chosen.get("dtype", dtype)
         ignore_eos = chosen.get("ignore_eos", ignore_eos)
-        model = model if "model" in typed else named.model
+        model = model if "model" in said else named.model
         methods = methods or ",".join(named.methods)
-    offered = draft_model if named is None or "model" in typed else draft_model or named.draft_model
+    offered = draft_model if named is None or "model" in said else draft_model or named.draft_model
     names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "ngram,suffix")
     rows = parse_methods(names, sets or [], target=model, draft_model=offered)
     check_draft_is_used(draft_model, rows)
@@ -371,15 +373,6 @@ def _answers(records: Records, rows: Sequence[Method], llm: Any) -> list[dict[st
     from foretoken.engine.text import text_of
 
     return side_by_side(records, rows, partial(text_of, llm.tokenizer))
-
-
-def _typed(context: typer.Context) -> set[str]:
-    """The options that stand on the command line: what they say goes before a suite's defaults."""
-    return {
-        name
-        for name in context.params
-        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
-    }
 
 
 def _print_suites(*, as_json: bool) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from foretoken.cli.console import emit, emit_json, finite, note, progress_bar
 from foretoken.cli.eval_text import read_text
+from foretoken.cli.given import check_alone
 from foretoken.cli.options import (
     Device,
     DraftModel,
@@ -156,6 +157,7 @@ def eval_command(
       foretoken eval --task arithmetic,json --text novel.txt --text meetings.jsonl
     """
     if show or task == "list":
+        check_alone(context, "--list" if show else "--task list", but=("show", "json") if show else ("task", "json"))
         _list_tasks(as_json=json)
         return 0
     if task is None and not text:

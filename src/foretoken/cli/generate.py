@@ -186,6 +186,10 @@ def generate(
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
     # everything that can be wrong with the input is found before the model is loaded
     records = _gather_prompts(prompt, prompts)
+    for record in () if json else records:
+        for name in ("logprobs", "prompt_logprobs"):
+            if record.params.get(name) is not None:
+                raise InputError(f"{record.place}: {name} are shown in the JSON objects only: add --json")
     llm = load_model(
         model,
         config,

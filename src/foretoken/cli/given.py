@@ -56,6 +56,29 @@ def check_given(command: Any, arguments: Sequence[str]) -> None:
             check_given(inner, rest[1:])
 
 
+def typed(context: typer.Context) -> set[str]:
+    """The parameters that stand on the command line, by their names in Python."""
+    return {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+
+
+def check_alone(context: typer.Context, listing: str, *, but: Iterable[str]) -> None:
+    """Refuse what stands beside an option that only lists something, and would be ignored.
+
+    Args:
+        listing: that option, as it was typed.
+        but: parameters that may be there, by their names in Python; ``verbose`` may, too.
+    Raises:
+        ConfigError: another one is there.
+    """
+    for name in sorted(typed(context) - {*but, "verbose"}):
+        option = next(param.opts[0] for param in context.command.params if param.name == name)
+        raise ConfigError(f"{listing} lists names, and does nothing else: leave {option} out")
+
+
 def _check_kept(given: Mapping[str, Iterable[str]]) -> None:
     read = {
         Path(each).resolve(): name

@@ -54,7 +54,8 @@ class NothingFits(RequestError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or all of them."""
+    """A hint for an unknown name: the nearest known one, capitals or not, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}."
+    folded = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    return f"did you mean '{folded[close[0]]}'?" if close else f"known: {', '.join(names)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,7 +23,7 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "output_kind": "use stream for pieces of an answer",
     "stream_interval": "use stream for pieces of an answer, a step each",
     "detokenize": "texts are always made; token_ids are there, too",
-    "max_new_tokens": "it is called max_tokens",
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "it is called max_tokens"),
     "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
     "spaces_between_special_tokens": "texts are the tokenizer's own",
     "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
@@ -95,8 +96,8 @@ class StructuredOutputs:
             "choice": isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_text, value)),
         }.get(kind, _is_text(value))
         if not fits or (kind == "choice" and not value):
-            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts"}.get(kind, "a text")
-            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted}")
+            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts, none of them empty"}
+            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted.get(kind, 'a text')}")
 
     @property
     def kind(self) -> str:
@@ -274,6 +275,15 @@ class SamplingParams:
                 remedy = _ELSEWHERE.get(key) or nearest(str(key), known)
                 raise ConfigError(f"unknown sampling parameter '{key}': {remedy}")
         return cls(**values)
+
+    @staticmethod
+    def remedy(name: str) -> str | None:
+        """What takes the place of a parameter that people know from elsewhere; None: nothing is known of it."""
+        return _ELSEWHERE.get(name)
+
+    def clone(self) -> SamplingParams:
+        """A copy that may be changed by itself."""
+        return copy.deepcopy(self)
 
     def _check_number(self, name: str, low: float, high: float, remedy: str, *, open_low: bool = False) -> None:
         value = getattr(self, name)

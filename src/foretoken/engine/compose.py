@@ -26,7 +26,7 @@ from foretoken.engine.executors import gloo
 from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote import RemoteDrafter
 from foretoken.engine.recipe import Recipe, verifier_named
-from foretoken.engine.vllm_options import SPECULATION, UNASKED_SPECULATION
+from foretoken.engine.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
 from foretoken.models.dense import DensePlans
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
@@ -63,6 +63,8 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     method = settings.pop("method", None)
     if method is None:
         method = "draft_model" if "model" in settings else "none"
+    if isinstance(method, str):
+        method = METHODS.get(method, method)
     asked = settings.pop("verifier", None)
     executor = settings.pop("executor", "serial")
     if executor not in executors.NAMED:
@@ -258,8 +260,9 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
     members = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
     missing = sorted(members - set(dir(thing)))
     if isinstance(thing, type) or missing:
+        lacks = ", ".join([*missing[:4], *(["…"] if missing[4:] else [])])
         raise ConfigError(
-            f"{key}={thing!r} is neither a name nor a {kind} ({', '.join(missing) or 'it is a class'}): give a name of "
+            f"{key}={thing!r:.60} is neither a name nor a {kind} ({lacks or 'it is a class'}): give a name of "
             f"the catalogue, or an instance of a class that inherits from core.protocols.{protocol.__name__}, which "
             "has defaults for most members"
         )

@@ -134,6 +134,9 @@ _ELSEWHERE = {"method": "it goes into speculative_config={'method': ...}"}
 DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's further names of dtypes, and what they are called here."""
 
+METHODS = {"eagle3": "eagle"}
+"""vLLM's further names of methods, where the same options mean the same."""
+
 _METHODS = {
     "beam_search": "draw several completions with SamplingParams(n=4, temperature=0.8) and compare cumulative_logprob",
     **dict.fromkeys(("score", "encode", "embed", "classify", "reward"), _NO_VECTORS),
@@ -142,6 +145,7 @@ _METHODS = {
     **dict.fromkeys(("sleep", "wake_up", "shutdown"), "llm.close() ends it"),
     **dict.fromkeys(("start_profile", "stop_profile"), "outputs say in metrics where the time went"),
     "set_tokenizer": "the tokenizer is the checkpoint's; prompts may be ids, {'prompt_token_ids': [...]}",
+    **dict.fromkeys(("enqueue", "wait_for_completion"), "llm.generate(prompts) takes all of them at once, and waits"),
     "llm_engine": "llm.engine is the engine, llm.model_config the checkpoint's config",
     "preprocess_chat": "llm.chat_prompt(messages) is the prompt of a conversation",
     "reset_prefix_cache": "a request has a cache_salt, and LLM(enable_prefix_caching=False) keeps nothing",
@@ -166,7 +170,8 @@ UNASKED_SPECULATION: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("disable_padded_drafter_batch", "disable_eagle_block_drop"), (None, False)),
     **dict.fromkeys(("use_local_argmax_reduction", "disable_mqa_scorer", "disable_logprobs"), (None, False)),
     **dict.fromkeys(("disable_by_batch_size", "max_model_len", "quantization", "revision", "code_revision"), (None,)),
-    **dict.fromkeys(("enforce_eager", "speculative_token_tree", "tensor_parallel_size", "draft_load_config"), (None,)),
+    "enforce_eager": (None, False, True),
+    **dict.fromkeys(("speculative_token_tree", "tensor_parallel_size", "draft_load_config"), (None,)),
     **dict.fromkeys(("moe_backend", "attention_backend", "kv_cache_dtype", "dspark_draft_topk", "model"), (None,)),
     **dict.fromkeys(("index_share_for_mtp_iteration", "num_speculative_tokens_per_batch_size"), (None,)),
     **dict.fromkeys(("synthetic_acceptance_rates", "synthetic_acceptance_length"), (None,)),

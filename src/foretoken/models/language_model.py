@@ -181,13 +181,13 @@ class LanguageModel:
         self.scored_rows = 0.0  # where some rows of the head were scored, their share
         self._whole = Span(0, self.num_layers)
         self.fused: decoder.FusedDecoder | None = None
-        self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
         self.kv_cache_dtype = kv_cache_dtype
-        if kv_cache_dtype == "int8":
-            self._check_codes("it has state-space layers" if self.mixers else misfit(model))
-        if packed:
-            # the trial forwards of a small model are many small operations, after each of which torch's threads spin
-            with one_thread() if self.num_parameters <= _SMALL else nullcontext():
+        # the trial forwards of a small model are many small operations, after each of which torch's threads spin
+        with one_thread() if self.num_parameters <= _SMALL else nullcontext():
+            self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
+            if kv_cache_dtype == "int8":
+                self._check_codes("it has state-space layers" if self.mixers else misfit(model))
+            if packed:
                 self._pack()
         if kv_cache_dtype == "int8" and self.fused is None:
             self._check_codes("it computes other logits there than its own modules")

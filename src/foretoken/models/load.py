@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = ("auto", "int8")
+_MOST_LAYERS = 2_000
 
 
 def use_threads(count: int | None) -> None:
@@ -275,6 +276,12 @@ def _original(name: str) -> tuple[Any, Any]:
 def _check_purpose(config: Any, name: str | Path) -> None:
     """Refuse what is no causal language model before any weight is read."""
     kind = config.model_type
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:  # making so many modules takes minutes, and gigabytes
+        raise ModelError(
+            f"model '{name}': its config says num_hidden_layers={layers}, and at most {_MOST_LAYERS} are served here: "
+            "the config is damaged, fetch or save the checkpoint again"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedArchitecture(
             f"model '{name}' ({kind}) is an encoder-decoder: only causal models are supported"

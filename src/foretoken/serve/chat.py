@@ -35,6 +35,10 @@ class Chat:
             raise ApiError(400, "stream_options go with stream=true only", param="stream_options")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs go with logprobs=true only", param="top_logprobs")
+        if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+            raise ApiError(
+                400, "max_tokens and max_completion_tokens are one limit, and differ: keep one", param="max_tokens"
+            )
         self.service = service
         self.body = body
         self.id, self.created = new_id("chatcmpl-"), int(time.time())

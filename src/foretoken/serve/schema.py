@@ -35,6 +35,7 @@ _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(descri
 LOGPROBS = "message.output_text.logprobs"  # what asks for them in /v1/responses
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
+_Name = Annotated[str, Field(min_length=1)]
 _TokenIds = list[_Index]
 
 
@@ -244,7 +245,7 @@ class Message(Fields):
 class Function(Fields):
     """A function that the model may call."""
 
-    name: str
+    name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -390,7 +391,7 @@ class ResponseTool(Fields):
     """A function, as ``/v1/responses`` writes it."""
 
     type: Literal["function"]
-    name: str
+    name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -164,7 +164,7 @@ class _Run:
             ) from None
         if pending is not None and not self._index.shards:
             raise ConfigError(
-                f"max_bytes={self._max_bytes}: not one sequence fits: {len(pending)} tokens take "
+                f"max_bytes={self._max_bytes} (--max-gb): not one sequence fits: {len(pending)} tokens take "
                 f"{self._bytes_with(len(pending), 1)} bytes"
             )
         return Summary(
@@ -273,6 +273,16 @@ def _claim(folder: Path, index: Index) -> Index:
     return found
 
 
+_OPTIONS = {  # of the command line, where an index says it otherwise
+    "layers": " (--depths)",
+    "top_logits": " (--top-logits)",
+    "dtype": " (--state-dtype)",
+    "data.block": " (--block)",
+    "data.seed": " (--seed)",
+    "data.sources": " (--corpus, --data)",
+}
+
+
 def _differences(found: Index, index: Index) -> list[str]:
     follow = ("depth", "width", "vocabulary")  # from the target
     pairs: dict[str, tuple[Any, Any]] = {
@@ -283,7 +293,9 @@ def _differences(found: Index, index: Index) -> list[str]:
     for key in sorted({*found.data, *index.data}):
         pairs[f"data.{key}"] = (found.data.get(key), index.data.get(key))
     return [
-        f"{name}: {_short(there)} there, {_short(here)} now" for name, (there, here) in pairs.items() if there != here
+        f"{name}{_OPTIONS.get(name, '')}: {_short(there)} there, {_short(here)} now"
+        for name, (there, here) in pairs.items()
+        if there != here
     ]
 
 

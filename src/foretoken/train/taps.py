@@ -52,9 +52,9 @@ class Wanted:
             raise ConfigError("nothing to extract: name layers, top_logits, or both")
         for depth in self.layers:
             if depth != FINAL and not isinstance(depth, int):
-                raise ConfigError(f"layers: '{depth}' is no depth: give whole numbers, or '{FINAL}'")
+                raise ConfigError(f"layers (--depths): '{depth}' is no depth: give whole numbers, or '{FINAL}'")
         if self.top_logits not in get_args(All) and not (isinstance(self.top_logits, int) and self.top_logits >= 0):
-            raise ConfigError(f"top_logits={self.top_logits}: must be 0 or more, or 'all'")
+            raise ConfigError(f"top_logits={self.top_logits} (--top-logits): must be 0 or more, or 'all'")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype '{self.dtype}': {nearest(self.dtype, DTYPES)}")
 
@@ -68,11 +68,13 @@ class Wanted:
         for each in numbers:
             if not -depth - 1 <= each <= depth:
                 raise ConfigError(
-                    f"layers: depth {each} does not exist: the target has {depth} layers, so depths are 0 (what the "
-                    f"first reads) to {depth} (what the last gives), or -1 to {-depth - 1} from the end"
+                    f"layers (--depths): depth {each} does not exist: the target has {depth} layers, so depths are 0 "
+                    f"(what the first reads) to {depth} (what the last gives), or -1 to {-depth - 1} from the end"
                 )
         if isinstance(self.top_logits, int) and self.top_logits > vocabulary:
-            raise ConfigError(f"top_logits={self.top_logits}: the target has {vocabulary} tokens; say 'all' for all")
+            raise ConfigError(
+                f"top_logits={self.top_logits} (--top-logits): the target has {vocabulary} tokens; say 'all' for all"
+            )
         final: tuple[Depth, ...] = (FINAL,) if FINAL in self.layers else ()
         return replace(self, layers=(*sorted({each % (depth + 1) for each in numbers}), *final))
 

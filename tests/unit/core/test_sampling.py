@@ -92,6 +92,7 @@ def test_what_is_out_of_range_is_refused_with_name_value_and_remedy(
         ({"structured_outputs": {"jsn": {}}}, "did you mean 'json'"),
         ({"structured_outputs": {"choice": []}}, "exactly one|a list of texts"),
         ({"structured_outputs": {"choice": "ab"}}, "must be a list of texts"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "none of them empty"),
         ({"structured_outputs": {"regex": 5}}, "regex=5 must be a text"),
         ({"structured_outputs": "a*"}, "must be StructuredOutputs"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos with structured_outputs"),

@@ -85,6 +85,10 @@ def test_default_params_are_taken_and_changed():
     (output,) = base().generate(PROMPTS[0], sampling_params)
     assert len(output.token_ids) == 5
     assert base().default_params.max_tokens == 128
+    copied = sampling_params.clone()
+    assert copied == sampling_params
+    copied.max_tokens = 6
+    assert sampling_params.max_tokens == 5
 
 
 def test_params_that_are_changed_while_a_request_runs_are_for_the_next():
@@ -478,6 +482,7 @@ def test_what_cannot_be_understood_is_said_in_words(call, error, message):
         ("llm_engine", "llm.engine"),
         ("shutdown", "llm.close"),
         ("start_profile", "metrics"),
+        ("enqueue", "llm.generate"),
         ("set_tokenizer", "prompt_token_ids"),
     ],
 )
@@ -518,9 +523,10 @@ def test_what_vllm_has_by_default_is_taken():
 
 
 def test_vllm_s_example_of_a_head(tmp_path):
-    config = {"method": "eagle", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 2}
+    config = {"method": "eagle", "enforce_eager": True, "draft_tensor_parallel_size": 1, "num_speculative_tokens": 2}
     own = LLM.from_target(target(), speculative_config=config)
-    named = LLM.from_target(target(), speculative_config={**config, "model": str(zoo.path("base") / "eagle")})
+    head = {**config, "method": "eagle3", "model": str(zoo.path("base") / "eagle")}  # its name for heads of EAGLE-3
+    named = LLM.from_target(target(), speculative_config=head)
     params = SamplingParams(max_tokens=8)
     assert named.generate("Hello", params)[0].token_ids == own.generate("Hello", params)[0].token_ids
     with pytest.raises(ModelError, match="nowhere"):

@@ -39,16 +39,24 @@ def test_a_small_model_is_tried_on_one_thread(
     saved: Path, monkeypatch: pytest.MonkeyPatch, small: int, threads: int
 ) -> None:
     monkeypatch.setattr(language_model, "_SMALL", small)
-    seen = []
-    adopt = language_model.fused_trial.adopt
-    monkeypatch.setattr(
-        language_model.fused_trial, "adopt", lambda *given: seen.append(torch.get_num_threads()) or adopt(*given)
-    )
+    seen = set()
+    for module, name in [
+        (language_model.probe, "check"),
+        (language_model.trial, "check_positions"),
+        (language_model.fused_trial, "adopt"),
+    ]:
+        tried = getattr(module, name)
+
+        def watched(*given: Any, tried: Callable[..., Any] = tried, name: str = name, **options: Any) -> Any:
+            seen.add((name, torch.get_num_threads()))
+            return tried(*given, **options)
+
+        monkeypatch.setattr(module, name, watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         load(saved)
-        assert seen == [threads]
+        assert seen == {(name, threads) for name in ("check", "check_positions", "adopt")}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -287,6 +295,7 @@ def test_a_damaged_checkpoint(folder: Path, damage: str) -> None:
         {"hidden_size": 128},
         {"vocab_size": 7},
         {"num_hidden_layers": 5},
+        {"num_hidden_layers": 10**8},
         {"hidden_act": "magic"},
         {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}},
     ],

@@ -256,7 +256,7 @@ def test_the_bound_holds_at_every_moment(llama: Any, tmp_path: Path, monkeypatch
 
 
 def test_a_bound_below_one_sequence_is_refused(llama: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_bytes=3000: not one sequence fits: 8 tokens take"):
+    with pytest.raises(ConfigError, match=r"max_bytes=3000 \(--max-gb\): not one sequence fits: 8 tokens take"):
         run(llama, tmp_path, text(1), max_bytes=3000)
 
 
@@ -301,11 +301,11 @@ def test_a_limit_of_the_system_is_met_like_a_full_disk(llama: Any, tmp_path: Pat
     ("change", "named"),
     [
         ({"target": "u"}, r'target: "t" there, "u" now'),
-        ({"wanted": Wanted((2,), 4, "float32")}, r'layers: \[1, "final"\] there, \[2\] now'),
-        ({"wanted": Wanted((1, "final"), 3, "float32")}, "top_logits: 4 there, 3 now"),
-        ({"wanted": Wanted((1, "final"), 4)}, 'dtype: "float32" there, "bfloat16" now'),
+        ({"wanted": Wanted((2,), 4, "float32")}, r'layers \(--depths\): \[1, "final"\] there, \[2\] now'),
+        ({"wanted": Wanted((1, "final"), 3, "float32")}, r"top_logits \(--top-logits\): 4 there, 3 now"),
+        ({"wanted": Wanted((1, "final"), 4)}, r'dtype \(--state-dtype\): "float32" there, "bfloat16" now'),
         ({"shard_tokens": 17}, "shard_tokens: 16 there, 17 now"),
-        ({"data": {"seed": 1, "block": 8}}, r"\(data.seed: 0 there, 1 now\)"),
+        ({"data": {"seed": 1, "block": 8}}, r"\(data.seed \(--seed\): 0 there, 1 now\)"),
         ({"blocks": text(4, seed=1)}, "shard-00000.safetensors was extracted from another text"),
         ({"blocks": text(1)}, "another text"),
     ],
@@ -365,7 +365,7 @@ def test_sequences_that_the_target_cannot_read_are_refused(
         ({"layers": ("last",)}, "'last' is no depth"),
         ({"layers": (4,)}, "depth 4 does not exist: the target has 3 layers"),
         ({"layers": (-5,)}, "depth -5 does not exist"),
-        ({"top_logits": -1}, "top_logits=-1"),
+        ({"top_logits": -1}, r"top_logits=-1 \(--top-logits\)"),
         ({"top_logits": VOCAB_SIZE + 1}, f"the target has {VOCAB_SIZE} tokens"),
         ({"dtype": "bf16"}, "did you mean 'bfloat16'"),
     ],

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from foretoken.train.command import DRAFT, Command, Common, Option, Session
 
-DEFAULT_TASKS = "profiles,code,arithmetic,json"
+DEFAULT_TASKS = "profiles,code,arithmetic,keys"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,6 +210,11 @@ class FusedDecoder:
             threads=threads,
         )
 
+    def forget_positions(self) -> None:
+        """Give the memory of rotary tables back; forwards make again what they read."""
+        for each in self._rotaries:
+            each.forget()
+
     def _angles(self, length: int) -> Angles:
         """Of so many positions at least, by each of the layout's rotaries."""
         tables = [each.up_to(length) for each in self._rotaries]

@@ -40,6 +40,10 @@ class RotaryTables:
             self._tables = tables  # whole, in one assignment: another thread may be reading the old ones
         return tables
 
+    def forget(self) -> None:
+        """Keep no more than a fresh one has; what somebody holds stays as it is."""
+        self._tables = Tables(*(each[:_PIECE].clone() for each in self._tables))
+
     def _made(self, begin: int, end: int) -> Tables:
         with torch.inference_mode():
             pieces = [self._at(torch.arange(start, start + _PIECE)) for start in range(begin, end, _PIECE)]

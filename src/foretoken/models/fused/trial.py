@@ -96,6 +96,7 @@ def adopt(
     worst = difference(found, expected, routed=routed)
     odd = next((layer for layer, window in announced.items() if twin.windows[layer] != (window or 0)), None)
     if worst <= allowed and odd is None:
+        twin.forget_positions()  # the trial went to the last one: of a million, tables take gigabytes
         return twin
     adoption.undo()
     if odd is not None:
