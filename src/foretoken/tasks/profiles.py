@@ -110,9 +110,10 @@ def retellings(seed: int, most: int = 2) -> Iterator[list[tuple[str, str]]]:
     rng = Random(f"profiles told again {seed}")
     while True:
         kind = rng.choice(KINDS)
-        about = []
-        for _ in range(rng.choice((2, 2, 3))):
-            about.append((_draw_thing(rng, kind), _draw_facts(rng, kind, rng.choice(kind.facts), rng.randint(2, 4))))
+        about = [
+            (_draw_thing(rng, kind), _draw_facts(rng, kind, rng.choice(kind.facts), rng.randint(2, 4)))
+            for _ in range(rng.choice((2, 2, 3)))
+        ]
         things = [thing for thing, _ in about]
         if len({thing.name for thing in things}) < len(things):
             continue
