@@ -58,7 +58,7 @@ def main() -> None:
         ratios = [ours["rate"] / theirs["rate"] for ours, theirs in zip(found[arm], found[arms[-1]], strict=True)]
         told[arm] = {
             "tokens_per_second": [round(each["rate"]) for each in found[arm]],
-            "last_loss": [round(each["loss"], 4) for each in found[arm]],
+            "last_loss": [None if math.isnan(each["loss"]) else round(each["loss"], 4) for each in found[arm]],
             "ratio": [round(ratio, 3) for ratio in sorted(ratios)],
         }
         print(f"{arm}: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of {arms[-1]}")
