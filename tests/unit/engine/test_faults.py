@@ -234,8 +234,11 @@ def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, ba
     assert_idle(llm)
 
 
-def test_drafts_that_resume_at_different_depths_end_nobody():
-    """One forward goes on from one depth: who was asked for another is decoded plainly. (Its own states are zeros.)"""
+def test_drafts_that_resume_at_different_depths_end_nobody_else():
+    """One forward goes on from one depth: who was asked for another is decoded plainly.
+
+    Its own states are zeros, and no layer has stored its keys: the culprit reads what the memory held, numbers or not.
+    """
 
     class Apart(stubs.Oracle):
         def draft(self, context, budget):
@@ -245,8 +248,9 @@ def test_drafts_that_resume_at_different_depths_end_nobody():
 
     llm = with_drafter(Apart(truth()), num_nodes=4)
     for index, (output, prompt) in enumerate(zip(llm.generate(PROMPTS, plan()), PROMPTS, strict=True)):
-        assert output.error is None
-        assert index == CULPRIT or output.token_ids == greedy(prompt, LENGTH)
+        if index != CULPRIT:
+            assert output.error is None
+            assert output.token_ids == greedy(prompt, LENGTH)
     assert_idle(llm)
 
 

@@ -120,7 +120,10 @@ def test_auto_and_none_answer_with_text(client: openai.OpenAI) -> None:
     free, bound = (
         client.chat.completions.create(**asked(tools=[each])).choices[0].message for each in (WEATHER, strict)
     )
-    assert free.content == bound.content != plain  # the prompt tells of the tool
+    for answer in (free, bound):
+        assert answer.tool_calls is None
+        assert answer.content
+    assert free.content != plain  # the prompt tells of the tool
 
 
 def test_a_format_holds_for_answers_and_a_schema_for_calls(client: openai.OpenAI) -> None:

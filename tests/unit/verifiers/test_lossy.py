@@ -654,7 +654,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_generate_reports_the_meter(small: None, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["generate", PROMPTS[0], "--raw", "--method", "draft_model", "--set", "verifier=typical"]
+    prompt = PROMPTS[1]  # of the first the draft knows every token
+    typed = ["generate", prompt, "--raw", "--method", "draft_model", "--set", "verifier=typical"]
     typed += ["--set", "epsilon=0.02", "--set", "num_speculative_tokens=4", "--max-tokens", "32", "--ignore-eos"]
     assert main([*typed, "--temperature", "1", "--seed", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

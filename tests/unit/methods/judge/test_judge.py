@@ -37,7 +37,8 @@ from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, target, with_con
 
 NEVER, ALWAYS = -1e4, 1e4  # biases
 LENGTH = 32
-DISPUTED = (*PROMPTS[:4], "Write a story about a dragon who")  # target and draft disagree about the best token of each
+DISPUTED = (*PROMPTS[1:4], "Write a story about a dragon who")  # target and draft disagree about the best token of each
+RUNS = ("In the morning the captain", "The king of the island wrote a letter to", "Dear Sir,")  # of several in a row
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 5}
 
 
@@ -80,14 +81,14 @@ def noted(llm: LLM) -> list[tuple[Draft, Verdict]]:
 def test_a_judge_that_approves_of_everything_lets_every_draft_stand_but_guarded_tokens(temperature: float) -> None:
     llm = judged(ALWAYS)
     found = noted(llm)
-    outputs = llm.generate(PROMPTS[:3], plan(temperature))
+    outputs = llm.generate(RUNS, plan(temperature))
     for draft, verdict in found:
         tokens = draft.tree.tokens
         assert len(verdict.path) == len(draft) or tokens[len(verdict.path)] in target().special_ids
     whole = sum(len(verdict.path) == len(draft) > 0 for draft, verdict in found)
     assert whole > 10
     assert min(output.metrics.distortion for output in outputs) > 0.05
-    bound = judged(ALWAYS, max_run=1).generate(PROMPTS[:3], plan(temperature))
+    bound = judged(ALWAYS, max_run=1).generate(RUNS, plan(temperature))
     steps = [sum(output.metrics.num_steps for output in each) for each in (outputs, bound)]
     assert steps[0] < steps[1]
 

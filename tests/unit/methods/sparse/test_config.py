@@ -102,7 +102,7 @@ def test_a_part_may_be_off_in_so_many_words():
 
 def test_confirmed_sparse_mlps_are_lossless():
     """Drafts of a target that shuts most of its channels, verified by the whole one."""
-    llm = with_config({"method": "ngram", "verification.ffn": 1.0, "verification.confirm": 4})
+    llm = with_config({"method": "ngram", "verification.ffn": 4.0, "verification.confirm": 4})
     (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=24, ignore_eos=True))
     assert output.promise == "same text"
     assert output.token_ids == greedy(PROMPTS[0], 24)
@@ -208,7 +208,7 @@ def test_a_threshold_that_shuts_nothing_changes_nothing(config):
 
 
 def test_a_threshold_that_shuts_much_changes_the_text_and_the_target_stays_what_it_was():
-    llm = with_config({"method": "ngram", "verification.ffn": 2.0})
+    llm = with_config({"method": "ngram", "verification.ffn": 4.0})
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     (output,) = llm.generate(PROMPTS[0], params)
     assert output.token_ids != greedy(PROMPTS[0], 24)
