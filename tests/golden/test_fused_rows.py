@@ -9,11 +9,13 @@ import pytest
 import torch
 from tests.helpers import fused_models
 from tests.helpers.fused_models import error, make, plain, text
-from tests.helpers.golden import PARENTS, Session, paths, reference_rows
+from tests.helpers.golden import BRANCH, PARENTS, Session, paths, reference_rows
 
 from foretoken.core.tree import TokenTree
 from foretoken.models.batch import PackedBatch
+from foretoken.models.dense import DensePlan
 from foretoken.models.fused import build
+from foretoken.models.span import Span
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 
@@ -89,6 +91,51 @@ def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: tor
             for node in range(-1, len(clean)):
                 hit = node >= 0 and spoilt_node in clean.path_to(node)
                 assert damaged[node + 1].isnan().all() if hit else torch.equal(damaged[node + 1], healthy[node + 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma2", "stablelm, parallel, heads normed", "mixtral", "llama, no groups"]
+)
+def test_rows_that_nobody_reads_in_the_end_change_nothing(family: str, dtype: torch.dtype | str) -> None:
+    """What is left out behind the last layer's attention is missed by nobody: not by other rows, taps or the cache."""
+    model, _ = make(family, dtype)
+    layers = model.num_layers
+    prompt, tree = text(70), TokenTree(text(len(PARENTS), 2), PARENTS)
+    few = [0, 13, 14, 69, 72, 75]  # of a prompt's rows, and of a tree's behind it
+
+    def read(wanted: list[int], taps: tuple[int, ...], tap_rows: list[int]) -> list[Any]:
+        session = Session(model)
+        first, second = session.cache.acquire(), session.cache.acquire()
+        session.chunk(second, prompt[:5], wanted=0)
+        batch = PackedBatch()
+        batch.add_chunk(first, 0, prompt, wanted=0)
+        batch.add_tree(second, 5, prompt[5], tree)
+        batch.wanted[:] = wanted
+        for segment in batch.segments:
+            session.cache.reserve(segment.slot, segment.tail + segment.num_rows)
+        plan = DensePlan(session.cache, batch)
+        output = model.forward(batch, plan, span=Span(0, layers, taps=taps, tap_rows=tap_rows))
+        session.cache.commit(first, range(70))
+        session.cache.commit(second, [0, *(node + 1 for node in BRANCH)])
+        kept = [
+            part for layer in range(layers) for slot in (first, second) for part in session.cache.committed(layer, slot)
+        ]
+        return [output.logits_MV.clone(), {depth: each.clone() for depth, each in output.hidden.items()}, kept]
+
+    everything = list(range(71 + len(tree)))
+    logits, hidden, kept = read(everything, (1, layers), everything)
+    for wanted, taps, tap_rows in (
+        (few, (), []),
+        ([], (), []),
+        ([70], (1,), everything),
+        (few, (1, layers), [14, 15, 72]),
+        ([], (layers,), [2, 69]),
+    ):
+        some = read(wanted, taps, tap_rows)
+        assert torch.equal(some[0], logits[wanted])
+        assert all(torch.equal(some[1][depth], hidden[depth][tap_rows]) for depth in taps)
+        assert all(map(torch.equal, some[2], kept))
 
 
 TILE = 256  # columns that attention takes at a time (models/fused/types.h)

@@ -144,7 +144,8 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                       choices ? T * m->width * entered : 0,
                                       choices * sizeof(int32_t),
                                       choices * sizeof(float),
-                                      choices ? T * sizeof(float) : 0};
+                                      choices ? T * sizeof(float) : 0,
+                                      0};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -220,6 +221,35 @@ static int room_for_forward(Team *team, Job *job, long threads) {
     return 1;
 }
 
+/* Rows that neither the head nor a tap reads behind the last layer are there for its keys and values alone: nearly all rows
+ * of a prompt. What follows its attention is computed without them. Returns 0 if there was no memory. */
+static int leave_unread_out(Team *team, Job *job, Call *rest) {
+    const Call *call = job->call;
+    const Layer *last = job->model->layers + call->last - 1;
+    const long T = call->num_rows, M = call->num_wanted;
+    const int tapped = call->num_taps && call->taps[call->num_taps - 1] == call->last;
+    const long N = tapped ? call->num_tap_rows : 0;
+    if (call->last <= call->first || M >= T || N >= T) return 1;
+    if (!last->qkv.tiles || last->mixer || last->beside || call->thresholds) return 1;
+    if (!room(team->rows + 10, (T + M + N) * sizeof(int32_t))) return 0;
+    int32_t *places = team->rows[10].data, *wanted = places + T, *tap_rows = wanted + M, count = 0;
+    memset(places, 0, T * sizeof(int32_t));
+    for (long i = 0; i < M; i++) places[call->wanted[i]] = 1;
+    for (long i = 0; i < N; i++) places[call->tap_rows[i]] = 1;
+    for (long r = 0; r < T; r++) places[r] = places[r] ? count++ : -1;
+    for (long i = 0; i < M; i++) wanted[i] = places[call->wanted[i]];
+    for (long i = 0; i < N; i++) tap_rows[i] = places[call->tap_rows[i]];
+    if (count == T) return 1;
+    *rest = *call;
+    rest->num_rows = count;
+    rest->wanted = wanted;
+    rest->tap_rows = tap_rows;
+    if (!tapped) rest->num_taps = 0;
+    job->rest = rest;
+    job->places = places;
+    return 1;
+}
+
 static void run(const Job *job, int thread) {
     const Model *m = job->model;
     if (m && m->bf16)
@@ -237,8 +267,10 @@ static void run(const Job *job, int thread) {
 int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     const long threads = call->threads < 1 ? 1 : call->threads > MAX_THREADS ? MAX_THREADS : call->threads;
     Job job = {.model = m, .call = call};
+    Call rest;
     pthread_mutex_lock(&team->callers);
-    const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 3) && room_for_forward(team, &job, threads);
+    const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 3) &&
+                      room_for_forward(team, &job, threads) && leave_unread_out(team, &job, &rest);
     if (ready) together(team, &job, (int)threads);
     pthread_mutex_unlock(&team->callers);
     return !ready;

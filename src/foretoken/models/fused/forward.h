@@ -31,9 +31,9 @@ static void NAME(tap)(const Job *job, long depth, Stage *stage) {
 static inline int NAME(adds)(const Model *m, const float *end_norm) { return !end_norm && m->residual_scale == 1; }
 
 /* Add what lies beside the residual stream, normed and scaled. */
-static void NAME(end_branch)(const Job *job, const float *end_norm, Stage *stage) {
+static void NAME(end_branch)(const Job *job, long rows, const float *end_norm, Stage *stage) {
     const Model *m = job->model;
-    const long W = m->width, rows = job->call->num_rows;
+    const long W = m->width;
     const float scale = (float)m->residual_scale;
     for (long r; (r = claim(stage, rows)) < rows; finish(stage)) {
         float *from = job->branch + r * W, *to = job->residual + r * W;
@@ -63,6 +63,36 @@ static void NAME(add_beside)(const Job *job, long first, long last) {
             *(vf_unaligned *)(job->qkv_out + i) += *(const vf_unaligned *)(job->call->beside + i);
 }
 
+/* Whether rows that nobody reads are left out behind this layer's attention. */
+static inline int NAME(leaves_out)(const Job *job, const Layer *layer) {
+    return job->rest && layer == job->model->layers + job->call->last - 1;
+}
+
+/* A piece without the rows before its first and behind its last one that is read. What selects blocks looks at all of them. */
+static Piece NAME(of_read_rows)(const Job *job, Piece piece) {
+    const int32_t *places = job->places + piece.segment->start;
+    if (job->call->blocks && piece.segment->keep) return piece;
+    while (piece.from < piece.to && places[piece.from] < 0) piece.from++;
+    while (piece.from < piece.to && places[piece.to - 1] < 0) piece.to--;
+    return piece;
+}
+
+/* The rows that are read become neighbours, ascending, so that none is written before it has been read. */
+static void NAME(close_up)(const Job *job, long attended, Stage *stage) {
+    const long W = job->model->width;
+    NAME(input) *inputs = job->attended;
+    if (claim(stage, 1) == 0) {
+        for (long r = 0; r < job->call->num_rows; r++) {
+            const long to = job->places[r];
+            if (to < 0 || to == r) continue;
+            memcpy(job->residual + to * W, job->residual + r * W, W * sizeof(float));
+            memcpy(inputs + INPUTS(to * attended), inputs + INPUTS(r * attended), INPUTS(attended) * sizeof(NAME(input)));
+        }
+        finish(stage);
+    }
+    wait_for(stage, 1);
+}
+
 /* The stages between the in and the out product of a layer that attends; returns the next stage. */
 static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage, Scratch *scratch) {
     const Model *m = job->model;
@@ -79,8 +109,9 @@ static Stage *NAME(attend_rows)(const Job *job, const Layer *layer, Stage *stage
         wait_for(stage++, groups);
     }
     for (long i; (i = claim(stage, items)) < items; finish(stage)) {
-        const Piece piece = piece_of(job, i);
-        NAME(attend)(job, layer, piece.segment, piece.group, piece.from, piece.to, scratch);
+        Piece piece = piece_of(job, i);
+        if (NAME(leaves_out)(job, layer)) piece = NAME(of_read_rows)(job, piece);
+        if (piece.from < piece.to) NAME(attend)(job, layer, piece.segment, piece.group, piece.from, piece.to, scratch);
     }
     wait_for(stage++, items);
     return stage;
@@ -145,7 +176,8 @@ static Stage *NAME(feed_forward)(const Job *job, const Layer *layer, Stage *stag
 static Stage *NAME(look_back)(const Job *job, const Layer *whole, Stage *stage, Scratch *scratch) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long T = call->num_rows, W = m->width, width_tiles = W / 16;
+    const long W = m->width, width_tiles = W / 16;
+    long T = call->num_rows;
     const int alone = !whole->parallel && !whole->beside && !whole->out_scale && NAME(adds)(m, whole->attention_end_norm);
     NAME(input) *normed = scratch->part[3].data;
     char *coded = scratch->part[8].data;
@@ -173,6 +205,10 @@ static Stage *NAME(look_back)(const Job *job, const Layer *whole, Stage *stage, 
         else
             stage = NAME(attend_rows)(job, layer, stage, scratch);
         if (seconds) *seconds += now() - began;
+        if (NAME(leaves_out)(job, layer)) {
+            if (!(T = job->rest->num_rows)) return stage;
+            NAME(close_up)(job, attended, stage++);
+        }
 
         const int add = alone || layer != whole; /* of two, the second is added to the first */
         float *to = alone ? job->residual : job->branch;
@@ -184,7 +220,7 @@ static Stage *NAME(look_back)(const Job *job, const Layer *whole, Stage *stage, 
         }
         wait_for(stage++, shares(job, width_tiles));
     }
-    if (!alone && !whole->parallel) NAME(end_branch)(job, whole->attention_end_norm, stage++);
+    if (!alone && !whole->parallel) NAME(end_branch)(job, T, whole->attention_end_norm, stage++);
     return stage;
 }
 
@@ -197,6 +233,9 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     char *coded = scratch->part[8].data;
     float *line = scratch->part[9].data;
     Stage *stage = job->stages;
+    Job rest = *job; /* the same with those rows alone that are read in the end */
+    rest.call = job->rest;
+    rest.rest = 0;
     long lo, hi;
 
     for (long r; (r = claim(stage, T)) < T; finish(stage)) {
@@ -209,6 +248,10 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
     for (long l = call->first; l < call->last; l++) {
         const Layer *layer = m->layers + l;
         if (layer->qkv.tiles) stage = NAME(look_back)(job, layer, stage, scratch); /* else an MLP alone */
+        if (NAME(leaves_out)(job, layer)) {
+            job = &rest, call = rest.call;
+            if (!call->num_rows) return;
+        }
         if (!layer->gate_up.tiles && !layer->experts) { /* attention alone, as in an adapter */
             NAME(tap)(job, l + 1, stage++);
             continue;
@@ -218,7 +261,7 @@ static void NAME(forward)(const Job *job, Scratch *scratch) {
         float *to = add ? job->residual : job->branch;
         if (layer->gate_up.tiles) stage = NAME(feed_forward)(job, layer, stage, scratch, to, add);
         if (layer->experts) stage = NAME(mix_experts)(job, layer, stage, scratch, to, add || shared);
-        if (!add || layer->parallel) NAME(end_branch)(job, layer->mlp_end_norm, stage++);
+        if (!add || layer->parallel) NAME(end_branch)(job, call->num_rows, layer->mlp_end_norm, stage++);
         NAME(tap)(job, l + 1, stage++);
     }
     const long M = call->num_wanted, head_tiles = m->logits_stride / 16;

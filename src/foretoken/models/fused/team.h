@@ -12,7 +12,7 @@
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
 #define PARTS_OF_SCRATCH 14
-#define ROW_BUFFERS 10
+#define ROW_BUFFERS 11
 #define STAGES_OF_LAYER 18 /* at most */
 
 typedef struct {
@@ -35,6 +35,8 @@ typedef struct {
 typedef struct {
     const Model *model; /* a forward ... */
     const Call *call;
+    const Call *rest;      /* the call of those rows alone that are read behind the last layer; NULL: of all */
+    const int32_t *places; /* [num_rows]: where among them a row lies, or -1 */
     const Linear *linear; /* ... or one product, of these inputs */
     const void *inputs;
     const char *coded; /* the same, for quantised weights */
