@@ -24,7 +24,7 @@ from foretoken.train.recipes.base import mixture as base_mixture
 from foretoken.train.recipes.base import special_ids
 from foretoken.train.trainer import Bounds, Schedule
 
-_QUESTIONS = {"gsm8k": 0.30, "math": 0.10, "sgd_dialogues": 0.16, "topical_chat": 0.10}
+_QUESTIONS = {"gsm8k": 0.24, "math": 0.08, "sgd_dialogues": 0.30, "topical_chat": 0.20}
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
