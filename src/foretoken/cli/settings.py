@@ -14,7 +14,7 @@ from foretoken.core.files import check_length
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
-DEFAULT_DRAFT = "zoo:draft"
+DEFAULT_DRAFT = zoo.DRAFT
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 

@@ -543,7 +543,6 @@ def test_vllm_s_example_of_a_head(tmp_path):
         ({"method": "ngram", "speculative_token_tree": "[(0,)]"}, "tree="),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, "max_match"),
         ({"method": "ngram", "model": "x"}, "drafts without a second model"),
-        ({"method": "draft_model"}, "'model' is missing; it needs a checkpoint"),
         ({"method": "qwen3_next_mtp"}, "called 'mtp'"),
         ({"method": "custom_class"}, "instance of your own"),
         ({"method": "dflash"}, "'diffuspec' comes nearest"),
