@@ -16,7 +16,7 @@ from typing import Any
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.files import check_length
+from foretoken.core.files import check_name
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
@@ -53,7 +53,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         if not isinstance(key, str):
             raise ConfigError(f"speculative_config has the key {key!r:.60}: keys are names of options")
         if isinstance(settings[key], str):
-            check_length(settings[key], f"{key:.60}=")
+            check_name(settings[key], f"{key:.60}=")
     for key in ("executor", "lane", "plan"):
         if not isinstance(settings.get(key, ""), str):
             raise ConfigError(f"{key}={settings[key]!r:.60} must be a name")

@@ -243,6 +243,7 @@ def test_arrays_are_prompts():
         ({"revision": "main"}, "revision='main' goes with a hub id"),
         ({"trust_remote_code": "yes"}, "trust_remote_code='yes' must be True or False"),
         ({"model": None}, "model=None is no name"),
+        ({"model": "zoo:b\0"}, r"model='zoo:b\\x00' has the character '\\x00'"),
     ],
 )
 def test_options_that_cannot_be_had_are_refused_by_name(options, message):
