@@ -153,7 +153,7 @@ def generate(
 
       foretoken generate "I need a hotel in London." --method draft_model
 
-      foretoken generate "Tell me a joke." --set num_speculative_tokens=4
+      foretoken generate "Anna has 15 apples and eats 4. How many are left?" --set num_speculative_tokens=4
 
       echo "def add(a, b):" | foretoken generate --raw --temperature 0.8 --seed 1
 
