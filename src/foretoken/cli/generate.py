@@ -149,7 +149,7 @@ def generate(
 
     [bold]Examples[/bold]
 
-      foretoken generate "Maria has 24 apples and buys 12. How many has she?"
+      foretoken generate "Tom has 12 marbles. He buys 30 more. How many has he now?"
 
       foretoken generate "I need a hotel in London." --method draft_model
 

@@ -84,7 +84,9 @@ def _show_version(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog='Example: foretoken generate "Maria has 24 apples and buys 12 more." --method draft_model')
+@app.callback(
+    epilog='Example: foretoken generate "Tom has 12 marbles. He buys 30 more. How many now?" --method draft_model'
+)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")

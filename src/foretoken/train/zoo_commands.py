@@ -168,7 +168,7 @@ BASE = Command(
     folder of public corpora (--data), or from files of yours (--corpus): JSON Lines with messages, prompt +
     response, or text; or plain text. After a stop the same command goes on from the last checkpoint.
     """,
-    example="foretoken train base --recipe base --data DATA --out my-base --minutes 10",
+    example="foretoken train base --recipe base --corpus generated --out my-base --minutes 10",
     config=BaseConfig,
     run=train_base,
     say=say_base,
@@ -181,7 +181,7 @@ DRAFT = Command(
     At the end the engine measures tokens per step and acceptance by position on held-out prompts, greedy and at
     temperature 1; with --from also before the training.
     """,
-    example="foretoken train draft --target zoo:base --from zoo:draft --data DATA --out my-draft",
+    example="foretoken train draft --target zoo:base --from zoo:draft --corpus generated --minutes 30 --out my-draft",
     config=DraftConfig,
     run=train_draft,
     say=say_draft,

@@ -75,7 +75,7 @@ COMMAND = Command(
     target's answers to held-out prompts, and the tokens per step that are printed are those of serving; at the end the
     engine drafts for these prompts. A trigram model of the same text is stored beside the network.
     """,
-    example="foretoken train diffuspec --target zoo:base --data DATA --out my-head",
+    example="foretoken train diffuspec --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -62,7 +62,7 @@ COMMAND = Command(
     prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these
     prompts, and measures them once more.
     """,
-    example="foretoken train dovetail --target zoo:base --data DATA --out my-head",
+    example="foretoken train dovetail --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -68,7 +68,7 @@ COMMAND = Command(
     prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these
     prompts, and measures them once more.
     """,
-    example="foretoken train eagle --target zoo:base --data DATA --out my-head",
+    example="foretoken train eagle --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -86,7 +86,8 @@ COMMAND = Command(
     would be accepted at temperature 1, and how often the target's most probable token is among the adapter's first
     three. At the end the engine drafts for held-out prompts, six tokens a step, and measures how many are accepted.
     """,
-    example="foretoken train kangaroo --target zoo:base --exit-layer 2 --data DATA --out my-adapter",
+    example="foretoken train kangaroo --target zoo:base --exit-layer 2 --corpus generated --minutes 30 "
+    "--out my-adapter",
     config=Config,
     run=run,
     say=say,

@@ -88,7 +88,7 @@ COMMAND = Command(
     the share of draft tokens that would be accepted at temperature 1, and how often the target's most probable token is
     the head's. At the end the engine drafts for held-out prompts.
     """,
-    example="foretoken train longspec --target zoo:long --data DATA --out my-head",
+    example="foretoken train longspec --target zoo:long --corpus generated --minutes 60 --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -53,7 +53,7 @@ COMMAND = Command(
     tokens per step that are printed are those of serving. At the end the engine drafts for these prompts with the new
     checkpoint.
     """,
-    example="foretoken train mtp --target zoo:base --data DATA --out base-mtp",
+    example="foretoken train mtp --target zoo:base --corpus generated --minutes 30 --out base-mtp",
     config=Config,
     run=run,
     say=say,

@@ -66,7 +66,7 @@ COMMAND = Command(
     the head is tried on the target's answers to held-out prompts, and the tokens per step of chains that are printed
     are those of serving. At the end the engine drafts for these prompts, and measures them once more.
     """,
-    example="foretoken train scylla --target zoo:base --data DATA --out my-head",
+    example="foretoken train scylla --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

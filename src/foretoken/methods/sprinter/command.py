@@ -109,7 +109,7 @@ COMMAND = Command(
     whether the target would certainly accept each of them. Measured on held-out documents: ROC AUC and accuracy. At the
     end the engine drafts for held-out prompts, and measures what the head saves and what it costs.
     """,
-    example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --data DATA --out my-head",
+    example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --corpus generated --out my-head",
     config=Config,
     run=run,
     say=say,
