@@ -250,7 +250,10 @@ def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> l
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
         said = record.messages or ({"role": "user", "content": record.text},)
-        ids = llm.chat_prompt([*first, *said])["prompt_token_ids"]
+        try:
+            ids = llm.chat_prompt([*first, *said])["prompt_token_ids"]
+        except InputError as error:
+            raise InputError(f"{record.place}: {error}") from None
     else:
         ids = list(llm.tokenizer(record.text)["input_ids"])
     room = llm.target.max_length

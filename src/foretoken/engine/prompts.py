@@ -22,11 +22,8 @@ OWN_VARIABLES = (  # what the conversation and this program give to a template
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_KEYS = (  # of a message; templates may read others
-    *("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"),
-    # what clients add to earlier answers, and to what they want kept
-    *("refusal", "audio", "annotations", "cache_control", "provider_specific_fields"),
-)
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")  # of a message
+_ADDED = ("refusal", "audio", "annotations", "cache_control", "provider_specific_fields")  # by clients
 _FIELDS = ("prompt", "prompt_token_ids")
 _ELSEWHERE = {  # keys that prompts have in other programs
     "input_ids": "write {'prompt_token_ids': IDS}",
@@ -219,8 +216,11 @@ def _message(message: Any, place: str, template: str) -> dict[str, Any]:
     if role == "developer" and not _names(template, role):  # OpenAI's later name of it
         role = "system"
     for key, value in message.items():
-        if key not in _KEYS and value is not None and not (isinstance(key, str) and _names(template, key)):
-            raise InputError(f"{place} has the key {key!r:.60}: {nearest(str(key), _KEYS)}")
+        known = key in _KEYS or key in _ADDED or value is None
+        if not known and not (isinstance(key, str) and _names(template, key)):
+            raise InputError(
+                f"{place} has the key {key!r:.60}, which the chat template does not read: {nearest(str(key), _KEYS)}"
+            )
     if message.get("tool_calls") and "tool" not in template:
         raise InputError(f"{place} has tool_calls, and the chat template knows no tools: write them as text")
     content = message.get("content")
