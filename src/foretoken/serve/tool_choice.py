@@ -43,7 +43,7 @@ class ToolChoice:
         for name in names:
             if names.count(name) > 1:
                 raise ApiError(
-                    400, f"two tools are called '{name}', so that a call is of either: rename one", param="tools"
+                    400, f"two tools are called '{name}', and a call would not say which: rename one", param="tools"
                 )
         self._forced = choice == "required" or function is not None
         if not offered and self._forced:
