@@ -108,7 +108,7 @@ def test_lengths_and_defaults(settings, method, num_nodes, adaptive):
     assert (recipe.method, recipe.num_nodes, recipe.adaptive) == (method, num_nodes, adaptive)
 
 
-@pytest.mark.parametrize("method", ["draft_model", "suffix_first"])
+@pytest.mark.parametrize("method", ["draft_model", "suffix_first", "rasd"])
 def test_the_bundled_draft_is_found_for_the_bundled_target_and_for_no_other(method, monkeypatch):
     found = build(method=method).drafter
     assert getattr(found, "_inner", found).config.model == "zoo:draft"
