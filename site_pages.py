@@ -12,6 +12,7 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parent
 _DOCS, _RESULTS = "docs/", "benchmarks/results/"
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -27,7 +28,10 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links of the repository as links of the site."""
+    """Links of the repository as links of the site.
+
+    A block without a language is a command on a page of results, and a drawing, which must not be broken, elsewhere.
+    """
     here = page.file.src_uri
     place = posixpath.dirname(here if here.startswith(_RESULTS) else _DOCS + here)
 
@@ -39,4 +43,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         inside = posixpath.relpath(aim.removeprefix(_DOCS), posixpath.dirname(here) or ".")
         return f"[{words}]({inside}{anchor or ''})"
 
+    if here.startswith(_RESULTS):
+        markdown = _BLOCK.sub(lambda block: f"```{block[1] or 'bash'}\n{block[2]}```", markdown)
     return _LINK.sub(moved, markdown)

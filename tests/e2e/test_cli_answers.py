@@ -10,6 +10,7 @@ import pytest
 
 import foretoken
 from foretoken.cli.main import main
+from foretoken.core.errors import InputError
 from foretoken.core.metrics import Metrics
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 
@@ -215,3 +216,16 @@ def test_an_internal_error_is_one_line_unless_verbose(run, monkeypatch):
     assert (code, out) == (1, "")
     assert "internal: KeyError" in err
     assert "--verbose" in err
+
+
+def test_a_conversation_that_does_not_fit_is_refused_under_the_name_of_its_place(tmp_path, monkeypatch, capsys):
+    class Chatting(ScriptedLLM):
+        is_chat_model = True
+
+        def chat_prompt(self, messages):
+            raise InputError(f"message 0 has the role '{messages[0]['role']}'")
+
+    monkeypatch.setattr(foretoken, "LLM", Chatting)
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "usr", "content": "Hi"}]}\n')
+    assert main(["generate", "--prompts", str(tmp_path / "p.jsonl")]) == 2
+    assert "p.jsonl:1: message 0 has the role 'usr'" in capsys.readouterr().err

@@ -44,6 +44,9 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "elsewhere.jsonl").write_text('{"prompt": "one", "max_completion_tokens": 3}\n')
     (tmp_path / "model.jsonl").write_text('{"prompt": "one", "model": "zoo:base"}\n')
     (tmp_path / "own.jsonl").write_text('{"prompt": "one", "max_tokens": 3}\n')
+    (tmp_path / "ids.jsonl").write_text(
+        '{"prompt": "one", "id": "a"}\n{"prompt": "two"}\n{"prompt": "six", "id": "a"}\n'
+    )
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
     return tmp_path
@@ -53,6 +56,8 @@ LONG = "a" * 300
 BAD = [
     ("generate x --method ngrm", "did you mean 'ngram'"),
     ("generate x --method match", "is a verifier"),
+    ("--version extra", "--version prints the version, and does nothing else: leave 'extra' out"),
+    ("generate --prompts ids.jsonl", "ids.jsonl:3: has the id 'a' of ids.jsonl:1"),
     ("generate x --methd none", "--method"),
     ("bench --model zoo:draft verify", "--model stands before 'verify': write foretoken bench verify --model"),
     ("bench --limit 1 serve --url http://localhost:1", "--limit stands before 'serve'"),

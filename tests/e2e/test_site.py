@@ -44,6 +44,17 @@ def test_links_lead_to_headings_that_are_there():
                 assert anchor in anchors(target), f"{page.name} links to {link}#{anchor}"
 
 
+def test_commands_of_results_are_broken_where_the_page_ends_and_drawings_are_not():
+    hook = runpy.run_path(str(DOCS.parent / "site_pages.py"))["on_page_markdown"]
+    text = "```\nforetoken methods\n```\n\n```json\n{}\n```\n\n```\nforetoken zoo list\n```\n"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="benchmarks/results/x/bench.md"))
+    assert re.findall(r"^```(\w*)$", hook(text, page=page), re.M) == ["bash", "", "json", "", "bash", ""]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="rag.md"))
+    assert hook(text, page=page) == text
+    wrapped = re.findall(r"\.language-(\w+) pre > code", (DOCS / "assets/site.css").read_text("utf-8"))
+    assert wrapped == ["console", "bash"]
+
+
 def test_every_link_of_the_site_leads_to_a_page_of_it():
     """Results are in it, beside the pages of docs/; words that led to a source stay as words."""
     hook = runpy.run_path(str(DOCS.parent / "site_pages.py"))["on_page_markdown"]

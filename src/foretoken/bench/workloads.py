@@ -81,10 +81,12 @@ def read_prompts(path: str | Path, *, requests: bool = False) -> list[Prompt]:
     Args:
         requests: records may be conversations, and have sampling params of their own.
     Raises:
-        InputError: missing or unreadable file, invalid UTF-8 or JSON, a record without a usable prompt, no records.
+        InputError: missing or unreadable file, invalid UTF-8 or JSON, a record without a usable prompt, an id that is
+            there twice, no records.
     """
     path = Path(path)
     prompts: list[Prompt] = []
+    places: dict[str, str] = {}  # id -> where it stands
     for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
         place = f"{path}:{number}"
         try:
@@ -93,6 +95,9 @@ def read_prompts(path: str | Path, *, requests: bool = False) -> list[Prompt]:
             raise InputError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line)") from None
         if text:
             prompts.append(_parse_record(text, place, len(prompts), requests))
+            first = places.setdefault(prompts[-1].id, place)
+            if first != place:
+                raise InputError(f"{place}: has the id '{prompts[-1].id}' of {first}: ids tell answers apart")
     if not prompts:
         raise InputError(f"{path}: no prompts in this file: write one JSON object a line, with 'prompt' or 'turns'")
     return prompts

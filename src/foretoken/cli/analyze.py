@@ -106,7 +106,7 @@ def acceptance(
     threads: Threads = None,
     json: Annotated[
         bool,
-        json_option("Settings and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
+        json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
     pictures: Annotated[

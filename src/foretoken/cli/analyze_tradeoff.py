@@ -143,7 +143,7 @@ def tradeoff(
     threads: Threads = None,
     json: Annotated[
         bool,
-        json_option("Settings and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
+        json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
     picture: Annotated[

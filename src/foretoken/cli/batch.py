@@ -67,8 +67,9 @@ def batch(
     max_num_seqs: MaxNumSeqs = 16,
     verbose: Verbose = False,
 ) -> int:
-    """Answer a file of requests: one answer a line, as soon as it is done. Killed at any moment, the same command goes
-    on with what has no answer yet.
+    """Answer a file of requests, one answer a line, each written as soon as it is done.
+
+    If the command is stopped or killed, the same command goes on with the requests that have no answer yet.
 
     [bold]Examples[/bold]
 

@@ -174,8 +174,8 @@ def vocabulary(
             "--context-rows", min=0, max=4096, help="Other tokens of its own text that a request may draft, at most."
         ),
     ] = 256,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="By which the model writes.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of openings and words.")] = 0,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy decoding.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seeds the choice of texts, and the sampling.")] = 0,
     dtype: Dtype = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,

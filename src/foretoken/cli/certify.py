@@ -45,9 +45,10 @@ def certify(
 ) -> int:
     """Prove what a recipe promises about its output. The exit code is 1 if any part fails.
 
-    The law in closed form on a tiny vocabulary, a sequential test on a real
-    model, deliberately biased verifiers that must fail, and equality of text
-    or stream where that is promised. docs/certify.md says how much that is.
+    It computes the law of the output in closed form on a tiny vocabulary,
+    runs a sequential test on a real model, makes sure that deliberately
+    biased verifiers fail, and compares texts or streams where these are
+    promised to be equal. docs/certify.md says how much that proves.
 
     [bold]Examples[/bold]
 

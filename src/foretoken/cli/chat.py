@@ -63,9 +63,9 @@ def chat(
 ) -> int:
     """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
 
-    Answers go to stdout, everything else to stderr, also what a model thinks
-    between <think> and </think>: what is piped in is one message a line, and
-    the exit code is 1 if one of them got no answer.
+    Answers go to stdout. Everything else goes to stderr, reasoning between
+    <think> and </think> included. Piped input is one message a line; the exit
+    code is 1 if one of them got no answer.
 
     [bold]Examples[/bold]
 

@@ -66,7 +66,7 @@ def eval_command(
         typer.Option(
             "--task",
             metavar="A,B,…",
-            help="Names with commas; 'list' shows them.",
+            help="Names with commas; --list shows them.",
             show_default=False,
             rich_help_panel=_TASK,
         ),
@@ -134,13 +134,12 @@ def eval_command(
 ) -> int:
     """Measure what a model can do with a method: accuracy on a task, and what the method changes.
 
-    With --text also what the model alone loses or keeps of language: nats a
-    token of texts that it did not write.
+    Every run asks the same questions. A lossless method answers like plain
+    decoding; an approximate one may lose accuracy. nll is how improbable the
+    outputs are under the plain model, in nats a token.
 
-    The questions are always the same ones. A lossless method answers like
-    plain decoding; what one that approximates has lost is the difference in
-    accuracy. nll is how improbable the outputs are under the plain model,
-    in nats a token.
+    --text measures the model alone, on texts that it did not write, in nats a
+    token.
 
     [bold]Examples[/bold]
 

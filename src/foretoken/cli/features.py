@@ -79,8 +79,8 @@ def features(
     """Run a target over text and keep its hidden states and logits.
 
     Text comes from the zoo's training mixture, or from files of yours: JSON Lines with messages, prompt + response, or
-    text; or plain text. Killed at any moment, the same command goes on after the last whole shard; with more --tokens
-    or --max-gb it goes on from there. The folder's layout is in docs/features.md.
+    text; or plain text. After a stop the same command goes on behind the last complete shard; more --tokens or --max-gb
+    extend what is there. docs/features.md describes the folder.
     """
     depths = _depths(layers)
     kept = _top_logits(top_logits)

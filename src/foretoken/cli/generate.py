@@ -149,11 +149,11 @@ def generate(
 
     [bold]Examples[/bold]
 
-      foretoken generate "Maria has 24 apples and buys 12. How many has she?"
+      foretoken generate "Tom has 12 marbles. He buys 30 more. How many has he now?"
 
       foretoken generate "I need a hotel in London." --method draft_model
 
-      foretoken generate "Tell me a joke." --set num_speculative_tokens=4
+      foretoken generate "Anna has 15 apples and eats 4. How many are left?" --set num_speculative_tokens=4
 
       echo "def add(a, b):" | foretoken generate --raw --temperature 0.8 --seed 1
 
@@ -250,7 +250,10 @@ def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> l
     if chat:
         first = [] if system is None else [{"role": "system", "content": system}]
         said = record.messages or ({"role": "user", "content": record.text},)
-        ids = llm.chat_prompt([*first, *said])["prompt_token_ids"]
+        try:
+            ids = llm.chat_prompt([*first, *said])["prompt_token_ids"]
+        except InputError as error:
+            raise InputError(f"{record.place}: {error}") from None
     else:
         ids = list(llm.tokenizer(record.text)["input_ids"])
     room = llm.target.max_length

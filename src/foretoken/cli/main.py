@@ -42,7 +42,7 @@ from foretoken.cli.eval import eval_command
 from foretoken.cli.given import check_given
 from foretoken.cli.options import HELP_NAMES, name_values
 from foretoken.cli.outputs import json_in_a_file
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ConfigError, ForetokenError
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -73,15 +73,20 @@ app.command("batch")(batch.batch)
 app.add_typer(zoo.app, name="zoo")
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
+        for each in context.obj:  # what was typed; the parser would ignore the rest
+            if each != "--version":
+                raise ConfigError(f"--version prints the version, and does nothing else: leave '{each}' out")
         from foretoken import __version__
 
         emit(f"foretoken {__version__}")
         raise typer.Exit
 
 
-@app.callback(epilog='Example: foretoken generate "Maria has 24 apples and buys 12 more." --method draft_model')
+@app.callback(
+    epilog='Example: foretoken generate "Tom has 12 marbles. He buys 30 more. How many now?" --method draft_model'
+)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")

@@ -123,10 +123,10 @@ def rag(
 ) -> int:
     """Answer questions with passages that are retrieved again every few tokens.
 
-    sequential searches, writes four tokens under the best passage, and
-    searches again. ralmspec guesses what a search would find from what the
-    question's searches have found before, writes on, and verifies many guesses
-    by one search beside the writing: the same text, token for token.
+    --method sequential searches, writes four tokens with the best passage in
+    front, and searches again. --method ralmspec guesses the passage from what
+    earlier searches of the question have found, writes on, and verifies many
+    guesses with one search meanwhile: the same text, token for token.
 
     [bold]Examples[/bold]
 

@@ -81,7 +81,7 @@ def serve(
             "--drain-seconds",
             min=0,
             metavar="S",
-            help="That running requests get after SIGTERM.",
+            help="Time that running requests get to finish after SIGTERM.",
             rich_help_panel=_SERVER,
         ),
     ] = 60.0,

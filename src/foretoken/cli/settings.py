@@ -10,11 +10,11 @@ from typing import Any
 from foretoken import catalog, zoo
 from foretoken.bench.harness import BASELINE, Method
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.files import check_length
+from foretoken.core.files import check_name
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
-DEFAULT_DRAFT = "zoo:draft"
+DEFAULT_DRAFT = zoo.DRAFT
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
@@ -80,7 +80,7 @@ def speculative_config(
         config["model"] = DEFAULT_DRAFT
     for key, value in config.items():
         if isinstance(value, str):
-            check_length(value, f"{key:.60}=")
+            check_name(value, f"{key:.60}=")
     return config
 
 

@@ -13,15 +13,19 @@ from foretoken.core.errors import ConfigError, ForetokenError, InputError
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096  # bytes, on the usual file systems
 
 
-def check_length(name: str, option: str) -> None:
-    """Refuse a name that no file can have: to look for it is an error of the system's, not an answer.
+def check_name(name: str, option: str) -> None:
+    """Refuse a name that no file or model has: to look for it is an error of the system's, not an answer.
 
     Args:
         option: that it is given for, with its ``=``.
 
     Raises:
-        ConfigError: the name, or a part of the path, is too long.
+        ConfigError: the name, or a part of the path, is too long, or has control characters, which a terminal would
+            obey when a message prints them.
     """
+    for each in name:
+        if each < " " or each == "\x7f":
+            raise ConfigError(f"{option}{name[:60]!r} has the character {each!r}: no file or model has such a name")
     parts = [len(part.encode("utf-8", "surrogatepass")) for part in name.split("/")]
     if max(parts) > _LONGEST_NAME or sum(parts) + len(parts) > _LONGEST_PATH:
         raise ConfigError(f"{option}{name[:60]!r}… is {len(name):,} characters long: no file or model has such a name")

@@ -31,12 +31,39 @@ def without_idle(given: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) 
     }
 
 
+def fitted(function: Made) -> Made:
+    """Refuse arguments that a function does not take, or lacks, in words, in place of a ``TypeError``.
+
+    Raises:
+        ConfigError: by the decorated function.
+    """
+    signature = inspect.signature(function)
+    owner = _owner(function)
+    needed = [name for name, each in signature.parameters.items() if each.default is each.empty and name != "self"]
+    needed = [name for name in needed if signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        try:
+            signature.bind(*args, **keywords)
+        except TypeError as error:
+            form = ", ".join([*needed, "NAME=VALUE", "…"])
+            raise ConfigError(f"{owner}: {error}; write {owner}({form})") from None
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
+
+
 def misspelt(
     function: Made,
     elsewhere: Mapping[str, str] | None = None,
     idle: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Made:
-    """Refuse keywords that a function does not have with the nearest that it has, in place of a ``TypeError``.
+    """Refuse keywords that a function does not have with the nearest that it has, and all else as :func:`fitted` does.
 
     Args:
         function: all of whose arguments have names.
@@ -46,7 +73,8 @@ def misspelt(
         ConfigError: by the decorated function.
     """
     known = [name for name in inspect.signature(function).parameters if name != "self"]
-    owner = function.__qualname__.removesuffix(".__init__")
+    owner = _owner(function)
+    call = fitted(function)
 
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
@@ -54,6 +82,6 @@ def misspelt(
         for key in keywords:
             if key not in known:
                 raise ConfigError(f"{owner} has no '{key}': {(elsewhere or {}).get(key) or nearest(key, known)}")
-        return function(*args, **keywords)
+        return call(*args, **keywords)
 
     return checked  # type: ignore[return-value]

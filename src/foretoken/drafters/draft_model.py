@@ -83,6 +83,7 @@ class ModelDrafter(DraftRunner):
 
         Attributes:
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
+                For zoo:base it need not be named: zoo:draft.
             tree: shape and law of the draft: 'chain'; 'coupled', a chain drawn with the noise of the 'match' verifier,
                 which then accepts more and keeps a seed's tokens; 'topk', a tree of the most probable continuations;
                 'reranked', of all that such a tree of any depth records, the best nodes;

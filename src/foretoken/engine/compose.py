@@ -14,9 +14,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken import catalog
+from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.files import check_length
+from foretoken.core.files import check_name
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
@@ -53,7 +53,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         if not isinstance(key, str):
             raise ConfigError(f"speculative_config has the key {key!r:.60}: keys are names of options")
         if isinstance(settings[key], str):
-            check_length(settings[key], f"{key:.60}=")
+            check_name(settings[key], f"{key:.60}=")
     for key in ("executor", "lane", "plan"):
         if not isinstance(settings.get(key, ""), str):
             raise ConfigError(f"{key}={settings[key]!r:.60} must be a name")
@@ -231,6 +231,8 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
             names = [*known, *OWN_KEYS, *plans, *(_options(verifier) if verifier is not None else ())]
             remedy = SPECULATION.get(key) or nearest(key, names)
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {remedy}")
+    if drafter_class.declared.draft_model and settings.get("model") is None and zoo.drafts_for(zoo.DRAFT, target.name):
+        settings["model"] = zoo.DRAFT  # found for its target, as a head beside the target's weights is
     for field in dataclasses.fields(drafter_class.Config):
         if field.name not in settings and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"method '{method}': '{field.name}' is missing; it needs {entry.needs}")

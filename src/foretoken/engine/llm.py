@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.importing import collector_at_rest
-from foretoken.core.plain import misspelt, plain
+from foretoken.core.plain import fitted, misspelt, plain
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import limits
 from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
@@ -71,6 +71,7 @@ class LLM:
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
     """
 
+    @fitted
     def __init__(
         self,
         model: str | Path,
@@ -350,7 +351,8 @@ class LLM:
 
         Args:
             messages: mappings with ``role`` and ``content`` (a text, or a list of ``{"type": "text", "text": ...}``,
-                which are joined by line ends), and what else the template reads.
+                which are joined by line ends), and what else the template reads. Roles are system, developer (system
+                to a template that does not name it), user, assistant and tool, and those that the template names.
             tools: functions that the model may call, as JSON schemas; how it says that it calls one is the template's.
             chat_template: in Jinja; None: the tokenizer's own.
             add_generation_prompt: what opens an answer stands at the end.

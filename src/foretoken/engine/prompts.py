@@ -21,6 +21,9 @@ OWN_VARIABLES = (  # what the conversation and this program give to a template
     *("continue_final_message", "return_dict", "return_tensors"),
 )
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")  # of a message
+_ADDED = ("refusal", "audio", "annotations", "cache_control", "provider_specific_fields")  # by clients
 _FIELDS = ("prompt", "prompt_token_ids")
 _ELSEWHERE = {  # keys that prompts have in other programs
     "input_ids": "write {'prompt_token_ids': IDS}",
@@ -121,7 +124,7 @@ class PromptReader:
             _check_variable(key, value, str(template))
         if continue_final_message and add_generation_prompt:
             raise ConfigError("continue_final_message goes with add_generation_prompt=False only")
-        said = [_message(message, f"message {index}") for index, message in enumerate(messages)]
+        said = [_message(message, f"message {index}", str(template)) for index, message in enumerate(messages)]
         try:
             ids = self._tokenizer.apply_chat_template(
                 said,
@@ -145,8 +148,13 @@ def _check_variable(name: Any, value: Any, template: str) -> None:
         raise InputError(f"chat_template_kwargs has '{name}', which is no variable of a template: leave it out")
     if value is None or value is False:
         return
-    if not isinstance(name, str) or not re.search(rf"\b{re.escape(name)}\b", template):
+    if not isinstance(name, str) or not _names(template, name):
         raise InputError(f"chat_template_kwargs has {name!r:.60}: the chat template has no such variable: leave it out")
+
+
+def _names(template: str, name: str) -> bool:
+    """Whether a word stands in a template: a variable, a key or a role."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def as_list(prompts: Any) -> list[Any]:
@@ -196,21 +204,34 @@ def _only_field(prompt: Mapping[str, Any], where: str) -> Any:
     return value
 
 
-def _message(message: Any, place: str) -> dict[str, Any]:
-    """A message as chat templates read it: its content in one text."""
+def _message(message: Any, place: str, template: str) -> dict[str, Any]:
+    """A message as the chat template reads it: its content in one text, and nothing that it would drop in silence."""
     if not isinstance(message, Mapping):
         raise InputError(f"{place} must be a mapping with 'role' and 'content', not {type(message).__name__}")
-    if not isinstance(message.get("role"), str):
+    role = message.get("role")
+    if not isinstance(role, str):
         raise InputError(f"{place} needs a string 'role': {message!r:.80}")
+    if role not in _ROLES and not _names(template, role):
+        raise InputError(f"{place} has the role {role!r:.60}: {nearest(role, _ROLES)}")
+    if role == "developer" and not _names(template, role):  # OpenAI's later name of it
+        role = "system"
+    for key, value in message.items():
+        known = key in _KEYS or key in _ADDED or value is None
+        if not known and not (isinstance(key, str) and _names(template, key)):
+            raise InputError(
+                f"{place} has the key {key!r:.60}, which the chat template does not read: {nearest(str(key), _KEYS)}"
+            )
+    if message.get("tool_calls") and "tool" not in template:
+        raise InputError(f"{place} has tool_calls, and the chat template knows no tools: write them as text")
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = ""
-    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)) and content:
         content = "\n".join(_part(part, f"{place}, part {index}") for index, part in enumerate(content))
     if not isinstance(content, str):
         raise InputError(f"{place} needs a string 'content', or a list of text parts: {message!r:.80}")
     _check_unicode(content, place)
-    return {**message, "content": content}
+    return {**message, "role": role, "content": content}
 
 
 def _part(part: Any, place: str) -> str:

@@ -22,7 +22,7 @@ from transformers import (
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
-from foretoken.core.files import check_length
+from foretoken.core.files import check_name
 from foretoken.models import attention, grown, lora, shapes
 from foretoken.models.checkpoint_files import CheckpointFiles, reported
 from foretoken.models.fingerprint import fingerprint, folder_of
@@ -238,7 +238,7 @@ def source_of(name: str | Path) -> str:
     text = str(name)
     if not isinstance(name, (str, Path)) or not text.strip():
         raise ConfigError(f"model={name!r:.60} is no name: give a folder, a hub id or zoo:base")
-    check_length(text, "model=")
+    check_name(text, "model=")
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
     if text.startswith(grown.PREFIX):

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.plain import Made, misspelt
+from foretoken.core.plain import Made, fitted, misspelt
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import limits
 from foretoken.engine.llm import LLM, Messages, Prompt
@@ -51,6 +51,7 @@ class AsyncLLM:
         ForetokenError: see :class:`LLM`.
     """
 
+    @fitted
     def __init__(self, model: str | Path | LLM, *, max_queue: int = 256, **options: Any) -> None:
         limits.check_queue(max_queue)
         if isinstance(model, LLM) and options:

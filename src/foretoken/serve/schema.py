@@ -57,14 +57,14 @@ class Fields(BaseModel):
 class Ignored(Fields):
     """Fields that change nothing of the answer: whose it is, where it is kept, what it costs."""
 
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prediction: Any = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
 
     @property
     def ignored(self) -> list[str]:
@@ -222,7 +222,7 @@ class Message(Fields):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -333,7 +333,7 @@ class InputMessage(Fields):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputPart]
+    content: str | Annotated[list[InputPart], Field(min_length=1)]
     id: str | None = None
     status: str | None = None
     phase: Annotated[str | None, Field(description="Taken: what an earlier message was for.")] = None

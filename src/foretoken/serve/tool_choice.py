@@ -29,7 +29,7 @@ class ToolChoice:
         function: the one that is to be called, instead of a choice.
         parallel: whether an answer may have several calls.
     Raises:
-        ApiError: 400: the choice is of a tool that is not offered.
+        ApiError: 400: two tools have one name, or the choice is of one that is not offered.
     Attributes:
         tools: those that the prompt is told of; empty: none.
         stop: a string that ends the answer, beside the request's own; None: there is none.
@@ -40,6 +40,11 @@ class ToolChoice:
     ) -> None:
         offered = list(tools or ())
         names = [tool.function.name for tool in offered]
+        for name in names:
+            if names.count(name) > 1:
+                raise ApiError(
+                    400, f"two tools are called '{name}', and a call would not say which: rename one", param="tools"
+                )
         self._forced = choice == "required" or function is not None
         if not offered and self._forced:
             raise ApiError(400, "tool_choice is given, and no tools: give both or neither", param="tools")

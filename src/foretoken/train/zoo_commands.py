@@ -164,11 +164,11 @@ BASE = Command(
     help="""\
     Make one model of the zoo: tokenizer, data, training, and an ordinary Hugging Face folder.
 
-    The recipe decides everything; its file is the documentation. Killed at any moment, the same command goes on
-    from the last checkpoint. The data is the folder of public corpora, or files of your own: JSON Lines with
-    messages, prompt + response, or text; or plain text.
+    A recipe is a file of src/foretoken/train/recipes, which says what is trained and how. The text comes from the
+    folder of public corpora (--data), or from files of yours (--corpus): JSON Lines with messages, prompt +
+    response, or text; or plain text. After a stop the same command goes on from the last checkpoint.
     """,
-    example="foretoken train base --recipe base --data DATA --out my-base --minutes 10",
+    example="foretoken train base --recipe base --corpus generated --out my-base --minutes 10",
     config=BaseConfig,
     run=train_base,
     say=say_base,
@@ -176,12 +176,12 @@ BASE = Command(
 DRAFT = Command(
     name="draft",
     help="""\
-    Distil a small draft model from a target, on the target's own words, and say what the engine accepts of it.
+    Distil a small draft model from a target, on text that the target writes.
 
-    The number that matters is measured by the real engine on held-out prompts: tokens per step and acceptance by
-    position, greedy and at temperature 1, after the training and (with --from) before it.
+    At the end the engine measures tokens per step and acceptance by position on held-out prompts, greedy and at
+    temperature 1; with --from also before the training.
     """,
-    example="foretoken train draft --target zoo:base --from zoo:draft --data DATA --out my-draft",
+    example="foretoken train draft --target zoo:base --from zoo:draft --corpus generated --minutes 30 --out my-draft",
     config=DraftConfig,
     run=train_draft,
     say=say_draft,

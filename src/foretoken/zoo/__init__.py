@@ -34,7 +34,8 @@ MODELS = {
 _FOLDERS = {"moe": "moe-tasks", "hybrid": "hybrid-tasks", "long": "long-tasks"}
 
 # what drafts where no draft is named, and for which: zoo:draft has base's words, zoo:diffusion the tokens of all
-_DRAFTS = {"zoo:draft": frozenset({"base"}), "zoo:diffusion": frozenset(MODELS)}
+DRAFT = "zoo:draft"
+_DRAFTS = {DRAFT: frozenset({"base"}), "zoo:diffusion": frozenset(MODELS)}
 _TARGET = re.compile(r"zoo:([^:]+)|grown:(?:zoo:)?([^:]+):.*")  # a grown model has its original's texts
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from foretoken import AsyncLLM, zoo
 from foretoken import testing as stubs
-from foretoken import zoo
 from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.sampling import SamplingParams
@@ -299,11 +299,51 @@ def test_chat_is_generate_after_the_template():
         ([[]], "the conversation is empty"),
         ([{"role": "user"}], "message 0 needs a string 'content'"),
         ([{"role": "user", "content": "x"}, {"content": "y"}], "message 1 needs a string 'role'"),
+        ([{"role": "user", "content": []}], "message 0 needs a string 'content', or a list"),
+        ([{"role": "usr", "content": "x"}], "message 0 has the role 'usr': did you mean 'user'"),
+        (
+            [{"role": "user", "content": "x", "names": "Ann"}],
+            "message 0 has the key 'names', which .* not read: did you mean 'name'",
+        ),
+        ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "knows no tools: write them as text"),
     ],
 )
 def test_a_conversation_that_cannot_be_used_is_refused(messages, message):
     with pytest.raises(InputError, match=message):
         base().chat(messages)
+
+
+def test_roles_and_keys_are_those_of_openai_and_of_the_template():
+    said = {"role": "user", "content": "Hi"}
+    wanted = base().chat_prompt([{"role": "system", "content": "Be brief."}, said])
+    assert base().chat_prompt([{"role": "developer", "content": "Be brief."}, said]) == wanted
+    assert base().chat_prompt([{**said, "name": "Ann", "cache_control": {}, "nothing": None}]) == base().chat_prompt(
+        [said]
+    )
+    template = "{% for m in messages %}{{ m.role }}{% if m.role == 'ipython' %}{{ m.weight }}{% endif %},{% endfor %}"
+    roles = ["developer", "user", "assistant", "tool", "ipython"]
+    odd = [{"role": role, "content": "", **({"weight": 7} if role == "ipython" else {})} for role in roles]
+    ids = base().chat_prompt(odd, chat_template=template)["prompt_token_ids"]
+    assert base().get_tokenizer().decode(ids) == "system,user,assistant,tool,ipython7,"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LLM(), r"^LLM: missing a required argument: 'model'; write LLM\(model, NAME=VALUE, …\)"),
+        (lambda: LLM("zoo:base", "float32"), r"^LLM: too many positional arguments; write LLM\(model, NAME=VALUE, …\)"),
+        (lambda: AsyncLLM(), r"^AsyncLLM: missing .*'model'"),
+        (
+            lambda: base().generate(),
+            r"^LLM.generate: missing .*'prompts'; write LLM.generate\(prompts, NAME=VALUE, …\)",
+        ),
+        (lambda: LLM.from_target(), r"^LLM.from_target: missing .*'target'"),
+        (lambda: SamplingParams(0.7), r"^SamplingParams: too many .*; write SamplingParams\(NAME=VALUE, …\)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_words(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("config", [None, {"method": "suffix"}, DRAFT], ids=["none", "suffix", "draft"])

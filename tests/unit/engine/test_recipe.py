@@ -59,7 +59,6 @@ def build(**settings):
         ({"method": "none", "prompt_lookup_max": 3}, "unknown option 'prompt_lookup_max'"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "lower one or raise the other"),
         ({"method": "suffix", "min_match": 9, "max_match": 3}, "lower one or raise the other"),
-        ({"method": "draft_model"}, "method 'draft_model': .*'model'"),
         ({"method": "draft_model", "model": ""}, "must name the draft checkpoint"),
         ({**DRAFT, "tree": "binary"}, "tree='binary' must be one of chain, coupled, topk"),
         ({**DRAFT, "num_drafts": 0}, "num_drafts=0"),
@@ -107,6 +106,15 @@ def test_a_config_that_is_no_mapping_is_refused(settings):
 def test_lengths_and_defaults(settings, method, num_nodes, adaptive):
     recipe = build(**settings)
     assert (recipe.method, recipe.num_nodes, recipe.adaptive) == (method, num_nodes, adaptive)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "suffix_first", "rasd"])
+def test_the_bundled_draft_is_found_for_the_bundled_target_and_for_no_other(method, monkeypatch):
+    found = build(method=method).drafter
+    assert getattr(found, "_inner", found).config.model == "zoo:draft"
+    monkeypatch.setattr(target(), "name", "zoo:moe")
+    with pytest.raises(ConfigError, match=r"needs a (draft )?checkpoint"):
+        build(method=method)
 
 
 def test_every_drafter_of_the_catalogue_can_be_an_instance():

@@ -71,11 +71,11 @@ COMMAND = Command(
     help="""\
     Train DiffuSpec's block network: a few layers that fill a block of masks from a target's hidden states.
 
-    The target stays as it is, and by default writes the text. While the network trains, it walks over what the target
-    answers to held-out prompts, which tells the tokens per step that serving will reach; then the real engine drafts
-    for these prompts. A trigram model of the same text is stored beside the network.
+    The target stays as it is, and by default writes the text. While the network trains, it is tried on the
+    target's answers to held-out prompts, and the tokens per step that are printed are those of serving; at the end the
+    engine drafts for these prompts. A trigram model of the same text is stored beside the network.
     """,
-    example="foretoken train diffuspec --target zoo:base --data DATA --out my-head",
+    example="foretoken train diffuspec --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

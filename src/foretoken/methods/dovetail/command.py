@@ -58,11 +58,11 @@ COMMAND = Command(
     help="""\
     Train Dovetail's head: decoder blocks behind a gate, over a target's last state.
 
-    The target stays as it is. While it trains, the head walks over what the target answers to held-out prompts, which
-    tells the tokens per step of chains that serving will reach. Then the real engine drafts for these prompts, and
-    tells the same number as it was.
+    The target stays as it is. While it trains, the head is tried on the target's answers to held-out
+    prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these
+    prompts, and measures them once more.
     """,
-    example="foretoken train dovetail --target zoo:base --data DATA --out my-head",
+    example="foretoken train dovetail --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

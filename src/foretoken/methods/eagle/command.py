@@ -64,11 +64,11 @@ COMMAND = Command(
     help="""\
     Train EAGLE's head: one decoder layer that drafts from a target's hidden states.
 
-    The target stays as it is. While it trains, the head walks over what the target answers to held-out prompts, which
-    tells the tokens per step that serving will reach. Then the real engine drafts for these prompts, and tells the
-    same number as it was.
+    The target stays as it is. While it trains, the head is tried on the target's answers to held-out
+    prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these
+    prompts, and measures them once more.
     """,
-    example="foretoken train eagle --target zoo:base --data DATA --out my-head",
+    example="foretoken train eagle --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -71,6 +71,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
 
         Attributes:
             model: the small checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
+                For zoo:base it need not be named: zoo:draft.
             threshold: bits; the small model writes where the mean entropy is below it. 0 is the target alone, infinity
                 ("inf", too) the small model.
             window: entropies that the mean is of.

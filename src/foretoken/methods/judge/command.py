@@ -106,10 +106,10 @@ COMMAND = Command(
     help="""\
     Train a judge: it reads the target's last hidden state of a draft's token and says whether the token is fine.
 
-    Target and draft stay as they are. The labels are mined from tasks that can be checked: the draft's token is put
-    into the target's answer, the target goes on by itself, and the token is fine if the answer is still right. Or
-    they come from annotations. Reported for questions held out of the training: ROC AUC, and what the threshold lets
-    pass of the fine and of the bad tokens.
+    Target and draft stay as they are. Labels are mined from tasks whose answers can be checked: a draft token is put
+    into the target's answer, the target continues, and the token is fine if the answer is still right. Or they come
+    from annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of bad tokens that
+    pass the threshold.
     """,
     example="foretoken train judge --target zoo:base --draft-model zoo:draft --out my-judge",
     config=Config,

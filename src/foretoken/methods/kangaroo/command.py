@@ -82,11 +82,12 @@ COMMAND = Command(
     help="""\
     Train Kangaroo's adapter: one attention layer that turns an early layer of a target into a draft of it.
 
-    The target stays as it is. Reported on text held out of the training, before and after it: the share of drafts that
-    would be accepted at temperature 1, and how often the target's favourite is among the adapter's first three. Then
-    the real engine drafts for the held-out prompts, six tokens a step, and tells how many stand.
+    The target stays as it is. Measured on held-out text, before and after the training: the share of draft tokens that
+    would be accepted at temperature 1, and how often the target's most probable token is among the adapter's first
+    three. At the end the engine drafts for held-out prompts, six tokens a step, and measures how many are accepted.
     """,
-    example="foretoken train kangaroo --target zoo:base --exit-layer 2 --data DATA --out my-adapter",
+    example="foretoken train kangaroo --target zoo:base --exit-layer 2 --corpus generated --minutes 30 "
+    "--out my-adapter",
     config=Config,
     run=run,
     say=say,

@@ -83,12 +83,12 @@ COMMAND = Command(
     help="""\
     Train LongSpec's head: one block that drafts from a window of its own and the target's keys of everything before.
 
-    The target stays as it is. Short blocks at far positions come first, then long ones where they are. Reported on text
-    held out of the training, before and after it: the share of drafts that would be accepted at temperature 1, and how
-    often the target's favourite is the head's, for every number of keys that a draft has to do without. Then the real
-    engine drafts for the held-out prompts.
+    The target stays as it is. The run reads short blocks of text at far positions first, then long ones at their own.
+    Measured on held-out text, before and after the training, for every number of keys that a draft has to do without:
+    the share of draft tokens that would be accepted at temperature 1, and how often the target's most probable token is
+    the head's. At the end the engine drafts for held-out prompts.
     """,
-    example="foretoken train longspec --target zoo:long --data DATA --out my-head",
+    example="foretoken train longspec --target zoo:long --corpus generated --minutes 60 --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -49,11 +49,11 @@ COMMAND = Command(
     Train a next-token-prediction layer, and write the target's checkpoint with it, as such checkpoints are published.
 
     The target stays as it is; one of a family without such layers (Llama, Qwen2, Qwen3) is laid out as a GLM-4-MoE,
-    which computes the same. While it trains, the layer walks over what the target answers to held-out prompts, which
-    tells the tokens per step that serving will reach. Then the real engine drafts for these prompts with the new
+    which computes the same. While it trains, the layer is tried on the target's answers to held-out prompts, and the
+    tokens per step that are printed are those of serving. At the end the engine drafts for these prompts with the new
     checkpoint.
     """,
-    example="foretoken train mtp --target zoo:base --data DATA --out base-mtp",
+    example="foretoken train mtp --target zoo:base --corpus generated --minutes 30 --out base-mtp",
     config=Config,
     run=run,
     say=say,

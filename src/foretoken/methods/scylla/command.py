@@ -63,10 +63,10 @@ COMMAND = Command(
     Train Scylla's head: decoder layers that draft from a target's last hidden state, in two stages.
 
     The first stage reads text of all kinds, the second replies, half of them the target's own words. While it trains,
-    the head walks over what the target answers to held-out prompts, which tells the tokens per step of chains that
-    serving will reach. Then the real engine drafts for these prompts, and tells the same number as it was.
+    the head is tried on the target's answers to held-out prompts, and the tokens per step of chains that are printed
+    are those of serving. At the end the engine drafts for these prompts, and measures them once more.
     """,
-    example="foretoken train scylla --target zoo:base --data DATA --out my-head",
+    example="foretoken train scylla --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
     run=run,
     say=say,

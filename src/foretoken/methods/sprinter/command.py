@@ -105,11 +105,11 @@ COMMAND = Command(
     help="""\
     Train SPRINTER's head: it reads the draft's last hidden state and says whether the target would accept a token.
 
-    Draft and target stay as they are. Behind the first 30 % of each document tokens are drafted; whether the target
-    would certainly accept each of them is what the head learns. Reported on documents held out of the training: ROC AUC
-    and accuracy. Then the real engine drafts for the held-out prompts, and tells what that saves and what it costs.
+    Draft and target stay as they are. Tokens are drafted behind the first 30 % of each document, and the head learns
+    whether the target would certainly accept each of them. Measured on held-out documents: ROC AUC and accuracy. At the
+    end the engine drafts for held-out prompts, and measures what the head saves and what it costs.
     """,
-    example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --data DATA --out my-head",
+    example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --corpus generated --out my-head",
     config=Config,
     run=run,
     say=say,

@@ -66,6 +66,7 @@ class SprinterDrafter(DraftRunner):
 
         Attributes:
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
+                For zoo:base it need not be named: zoo:draft.
             head: a folder written by `foretoken train sprinter`; None: what lies beside the draft's weights in
                 ``sprinter``. It says what it reads (pre, drawn or post).
             stop: "head": v is the head's estimate that the token would be accepted; "confidence": v is the draft's own

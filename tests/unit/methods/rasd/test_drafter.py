@@ -326,7 +326,6 @@ def test_bad_options_are_refused(options, says):
         ({"drafter": "sprinter"}, "draws from a law of its own"),
         ({"drafter": "kangaroo"}, "begins inside the target|draws from a law of its own"),
         ({"drafter": "ngram", "head": "x"}, "drafter 'ngram' has no such option"),
-        ({"drafter": "draft_model", "model": None}, "needs a draft checkpoint"),
     ],
 )
 def test_drafters_that_do_not_fit_are_refused(options, says):

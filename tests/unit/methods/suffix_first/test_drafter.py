@@ -247,7 +247,6 @@ def test_bad_options_are_refused(options, says):
         ({"drafter": "draft_modl"}, "did you mean 'draft_model'"),
         ({"drafter": "kangaroo"}, "begins inside the target|draws from a law of its own"),
         ({"drafter": "ngram", "head": "x"}, "drafter 'ngram' has no such option"),
-        ({"model": None}, "needs a draft checkpoint"),
     ],
 )
 def test_drafters_that_do_not_fit_are_refused(options, says):
