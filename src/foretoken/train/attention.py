@@ -45,12 +45,12 @@ class CausalAttention(torch.autograd.Function):
         shared, length = query_NLD.shape[1] // key_NTD.shape[1], key_NTD.shape[1]
         scaled_NLD = query_NLD * scaling
         out_NLD = torch.empty_like(query_NLD)
+        later_LT = _later(length, shared, scaled_NLD.dtype, scaled_NLD.device)
         kept = []
         for first in range(0, length, BLOCK):
             last = min(first + BLOCK, length)
             rows = slice(first * shared, last * shared)
-            scores = scaled_NLD[:, rows] @ key_NTD[:, :last].transpose(1, 2)
-            scores[:, :, first:] += _later(last - first, shared, scores.dtype, scores.device)
+            scores = torch.baddbmm(later_LT[rows, :last], scaled_NLD[:, rows], key_NTD[:, :last].transpose(1, 2))
             p = torch.threshold_(torch.softmax(scores, dim=-1), TINIEST, 0.0)
             out_NLD[:, rows] = p @ value_NTD[:, :last]
             kept.append(p)
@@ -78,7 +78,7 @@ class CausalAttention(torch.autograd.Function):
 
 
 def _later(count: int, shared: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Minus infinity where a key is later than the query, [count * shared, count]."""
+    """Minus infinity where a key is later than the query, zero elsewhere, [count * shared, count]."""
     later = torch.full((count, count), float("-inf"), dtype=dtype, device=device).triu_(1)
     return later.repeat_interleave(shared, dim=0)
 
