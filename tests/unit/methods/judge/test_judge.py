@@ -37,8 +37,15 @@ from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, target, with_con
 
 NEVER, ALWAYS = -1e4, 1e4  # biases
 LENGTH = 32
-DISPUTED = (*PROMPTS[1:4], "Write a story about a dragon who")  # target and draft disagree about the best token of each
-RUNS = ("In the morning the captain", "The king of the island wrote a letter to", "Dear Sir,")  # of several in a row
+DISPUTED = (  # target and draft disagree about the best token of each
+    *("The king of the island wrote a letter to", "The history of the river begins"),
+    *("Of all the ships that sailed", "Whether the earth moves"),
+)
+RUNS = (
+    "import os\nimport json\n",
+    "The professor explained",
+    "When we consider the laws of nature",
+)  # of several in a row
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 5}
 
 
