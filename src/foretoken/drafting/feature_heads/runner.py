@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError
+from foretoken.core.threads import threads_for
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.drafter import HeadPass
@@ -284,7 +285,15 @@ class _Native:
     def _product(self, weight_OK: Tensor) -> Product:
         packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()
         linear = TiledLinear(packed, len(weight_OK), None, self._library)
-        return lambda x_TK: linear(x_TK.to(packed.dtype)).float()
+
+        def product(x_TK: Tensor) -> Tensor:
+            with threads_for(x_TK.numel()):
+                x_TK = x_TK.to(packed.dtype)
+            y_TO: Tensor = linear(x_TK)  # on threads of its own
+            with threads_for(y_TO.numel()):
+                return y_TO.float()
+
+        return product
 
 
 class _Entered:

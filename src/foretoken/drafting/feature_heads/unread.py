@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.protocols import Context, Features, Outcome
+from foretoken.core.threads import threads_for
 from foretoken.models import anatomy
 from foretoken.models.language_model import LanguageModel
 
@@ -59,7 +60,10 @@ class Unread:
 
     def take(self, count: int) -> Tensor:
         """The first ``count`` states that wait, which wait no longer."""
-        states_TF = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
+        if len(self.waiting) > 1:
+            with threads_for(sum(map(Tensor.numel, self.waiting))):
+                self.waiting = [torch.cat(self.waiting)]
+        (states_TF,) = self.waiting
         self.num_waiting -= count
         self.waiting = [states_TF[count:]] if self.num_waiting else []
         return states_TF[:count]
@@ -144,9 +148,10 @@ class UnreadStates:
 
     def _read_off(self, features: Features) -> Tensor:
         """[T, F]: the states that are fused, side by side."""
-        hidden = features.hidden
-        if self._final_norm is not None:
-            with torch.inference_mode():
-                found: Tensor = self._final_norm(hidden[self._depths[0]].to(self._dtype))
-                return found
-        return torch.cat([hidden[depth] for depth in self._depths], dim=-1)
+        states = [features.hidden[depth] for depth in self._depths]
+        with threads_for(sum(map(Tensor.numel, states))):
+            if self._final_norm is not None:
+                with torch.inference_mode():
+                    found: Tensor = self._final_norm(states[0].to(self._dtype))
+                    return found
+            return torch.cat(states, dim=-1)

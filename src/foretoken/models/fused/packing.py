@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from foretoken.core.threads import threads_for
 from foretoken.models.fused import team
 from foretoken.models.fused.pages import in_large_pages
 from foretoken.models.fused.quantised import CodedTiles, coded_tiles, joined
@@ -161,8 +162,9 @@ class TiledLinear(nn.Module):
         handle = own.handle(self._library)
         if self._library.foretoken_linear(handle.address, ctypes.addressof(call)):
             raise MemoryError("there is no memory for a product over packed weights")
-        out = out[:, : self.out_features] if self._places_O is None else out[:, self._places_O]
-        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        with threads_for(out.numel()):
+            out = out[:, : self.out_features] if self._places_O is None else out[:, self._places_O]
+            return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
 class TiledPair(nn.Module):
