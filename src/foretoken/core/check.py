@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import HubPair, Law, Sampled, Tabulated, TopThenSampled
+from foretoken.core.threads import threads_for
 from foretoken.core.tree import TokenTree
 
 _TOLERANCE = 1e-3  # of a row's sum: float32 over a large vocabulary is within 1e-5
@@ -48,7 +49,8 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
         raise ValueError(f"row_of has {len(rows)} entries for {len(tree)} nodes")
     if min(rows) < 0 or max(rows) >= q_KV.shape[0]:
         raise ValueError(f"row_of goes from {min(rows)} to {max(rows)}, but q has {q_KV.shape[0]} rows")
-    _check_rows(q_KV)
+    with threads_for(q_KV.numel()):
+        _check_rows(q_KV)
     columns_N = tree.tokens_N.to(q_KV.device) if columns is None else columns.of_tokens(tree.tokens_N)
     if columns is not None and int(columns_N.min()) < 0:
         node = columns_N.tolist().index(-1)

@@ -17,6 +17,7 @@ from foretoken.core.draft import NO_DRAFT, Coupled, Draft, GreedyLaws, Law, Poin
 from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.siblings import draw_siblings
+from foretoken.core.threads import threads_for
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.models.language_model import Output
 
@@ -243,7 +244,9 @@ class DraftBuilder:
             evidence = GreedyLaws(torch.stack(self.greedy_rows)) if self.greedy_rows else None
             return Draft(tree, law, confidence, resume, evidence)
         tabulated = cast(type[Tabulated], kind)
-        return Draft(tree, tabulated(torch.stack(self.q_rows), tuple(self.row_of), self.columns), confidence, resume)
+        with threads_for(len(self.q_rows) * self.q_rows[0].numel()):
+            q_KV = torch.stack(self.q_rows)
+        return Draft(tree, tabulated(q_KV, tuple(self.row_of), self.columns), confidence, resume)
 
 
 def check_numbers(logits_MV: Tensor, name: str) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from foretoken.core.columns import Columns
 from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Context, Features, Outcome
+from foretoken.core.threads import threads_for
 from foretoken.drafting.feature_heads.block import rotate
 from foretoken.drafting.feature_heads.runner import OwnHead, described, fits
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
@@ -111,7 +112,8 @@ class BlockLattices(LatticeNetwork):
             for state, root, count in zip(states, roots, counts, strict=True)
         ]
         waiting = [state.take(state.num_waiting) for state in states if state.num_waiting]
-        states_TF = torch.cat(waiting).float() if waiting else torch.empty(0, self._net.context.in_features)
+        with threads_for(sum(map(Tensor.numel, waiting))):
+            states_TF = torch.cat(waiting).float() if waiting else torch.empty(0, self._net.context.in_features)
         ranked, lasts = self._decoder.fill(self._cache, states_TF, blocks, top=self._top)
         for state, last_1F in zip(states, lasts, strict=True):
             state.last = last_1F

@@ -20,6 +20,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
 from foretoken.core.siblings import draw_siblings
+from foretoken.core.threads import threads_for
 from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
 from foretoken.drafting.learned_part import find
@@ -263,7 +264,8 @@ class DiffuSpecDrafter(Drafter):
         elif greedy or self._searches:
             self._find(draft, lattice, slots, tree=False)
         else:
-            self._draw(draft, lattice, slots)
+            with threads_for(slots * lattice.logits_kC.shape[-1]):
+                self._draw(draft, lattice, slots)
         finished = draft.finish(Sampled)
         if draft.budget.evidence is SlotLaws and not greedy and len(finished):
             return replace(finished, evidence=_laws_of(draft, lattice))
