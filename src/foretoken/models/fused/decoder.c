@@ -145,7 +145,7 @@ static int room_for_forward(Team *team, Job *job, long threads) {
                                       choices * sizeof(int32_t),
                                       choices * sizeof(float),
                                       choices ? T * sizeof(float) : 0,
-                                      0};
+                                      (T + call->num_wanted + call->num_tap_rows) * sizeof(int32_t)};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!room(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -222,16 +222,15 @@ static int room_for_forward(Team *team, Job *job, long threads) {
 }
 
 /* Rows that neither the head nor a tap reads behind the last layer are there for its keys and values alone: nearly all rows
- * of a prompt. What follows its attention is computed without them. Returns 0 if there was no memory. */
-static int leave_unread_out(Team *team, Job *job, Call *rest) {
+ * of a prompt. What follows its attention is computed without them. */
+static void leave_unread_out(Team *team, Job *job, Call *rest) {
     const Call *call = job->call;
     const Layer *last = job->model->layers + call->last - 1;
     const long T = call->num_rows, M = call->num_wanted;
     const int tapped = call->num_taps && call->taps[call->num_taps - 1] == call->last;
     const long N = tapped ? call->num_tap_rows : 0;
-    if (call->last <= call->first || M >= T || N >= T) return 1;
-    if (!last->qkv.tiles || last->mixer || last->beside || call->thresholds) return 1;
-    if (!room(team->rows + 10, (T + M + N) * sizeof(int32_t))) return 0;
+    if (call->last <= call->first || M >= T || N >= T) return;
+    if (!last->qkv.tiles || last->mixer || last->beside || call->thresholds) return;
     int32_t *places = team->rows[10].data, *wanted = places + T, *tap_rows = wanted + M, count = 0;
     memset(places, 0, T * sizeof(int32_t));
     for (long i = 0; i < M; i++) places[call->wanted[i]] = 1;
@@ -239,7 +238,7 @@ static int leave_unread_out(Team *team, Job *job, Call *rest) {
     for (long r = 0; r < T; r++) places[r] = places[r] ? count++ : -1;
     for (long i = 0; i < M; i++) wanted[i] = places[call->wanted[i]];
     for (long i = 0; i < N; i++) tap_rows[i] = places[call->tap_rows[i]];
-    if (count == T) return 1;
+    if (count == T) return;
     *rest = *call;
     rest->num_rows = count;
     rest->wanted = wanted;
@@ -247,7 +246,6 @@ static int leave_unread_out(Team *team, Job *job, Call *rest) {
     if (!tapped) rest->num_taps = 0;
     job->rest = rest;
     job->places = places;
-    return 1;
 }
 
 static void run(const Job *job, int thread) {
@@ -270,7 +268,8 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     Call rest;
     pthread_mutex_lock(&team->callers);
     const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 3) &&
-                      room_for_forward(team, &job, threads) && leave_unread_out(team, &job, &rest);
+                      room_for_forward(team, &job, threads);
+    if (ready) leave_unread_out(team, &job, &rest);
     if (ready) together(team, &job, (int)threads);
     pthread_mutex_unlock(&team->callers);
     return !ready;
