@@ -19,10 +19,10 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-FUSED = Path("src", "foretoken", "models", "fused")
+NATIVE = Path("src", "foretoken", "native")
 
 # by its path: the package itself needs torch to be imported
-found = importlib.util.spec_from_file_location("variants", FUSED / "variants.py")
+found = importlib.util.spec_from_file_location("variants", NATIVE / "variants.py")
 variants = sys.modules["variants"] = importlib.util.module_from_spec(found)
 found.loader.exec_module(variants)
 
@@ -44,7 +44,7 @@ class BuildWithLibraries(build_py):
         super().run()
         if self.editable_mode:  # sources change: they are compiled when they are used
             return
-        folder = Path(self.build_lib, *FUSED.parts[1:], "prebuilt")
+        folder = Path(self.build_lib, *NATIVE.parts[1:], "prebuilt")
         for left in folder.glob("*.so"):  # of a build of other sources
             left.unlink()
         compiler = variants.compiler_command()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent
-_DOCS, _RESULTS = "docs/", "benchmarks/results/"
+_DOCS, _RESULTS = "docs/", "lab/results/"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
 

@@ -420,7 +420,7 @@ _TABLE = (
     Entry(
         name="hybrid",
         kind="plan",
-        target="foretoken.models.hybrid:HybridPlans",
+        target="foretoken.forward.prefix_tree_attention:HybridPlans",
         summary="a draft is verified with no mask over the prefix: two attentions, merged by log-sum-exp",
         paper="arXiv:2502.17421",
         promise="lossless",

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from foretoken import catalog
-from foretoken.analysis.tradeoff.points import knobs_of_rules
 from foretoken.cli.main import main
+from foretoken_lab.studies.tradeoff.points import knobs_of_rules
 from helpers.judges import shelved_judge
 from helpers.zoo_llms import PROMPTS, greedy, with_config
 

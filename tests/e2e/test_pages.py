@@ -26,9 +26,9 @@ import pytest
 import typer
 
 from foretoken import zoo
-from foretoken.bench.workloads import BUNDLED_SUITE, read_prompts
 from foretoken.catalog import entries
 from foretoken.cli.main import app, main
+from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 
 from foretoken import zoo
-from foretoken.bench.gguf import export
 from foretoken.cli.main import main
+from foretoken_lab.peers.gguf import export
 from helpers import gguf_files, quantised_folders
 
 PROMPT = "Tom has 12 marbles. He buys 30 more."

@@ -47,7 +47,7 @@ def test_links_lead_to_headings_that_are_there():
 def test_commands_of_results_are_broken_where_the_page_ends_and_drawings_are_not():
     hook = runpy.run_path(str(DOCS.parent / "site_pages.py"))["on_page_markdown"]
     text = "```\nforetoken methods\n```\n\n```json\n{}\n```\n\n```\nforetoken zoo list\n```\n"
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="benchmarks/results/x/bench.md"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="lab/results/x/bench.md"))
     assert re.findall(r"^```(\w*)$", hook(text, page=page), re.M) == ["bash", "", "json", "", "bash", ""]
     page = SimpleNamespace(file=SimpleNamespace(src_uri="rag.md"))
     assert hook(text, page=page) == text
@@ -69,5 +69,5 @@ def test_every_link_of_the_site_leads_to_a_page_of_it():
             followed += 1
     assert followed > 300
     card = SimpleNamespace(file=SimpleNamespace(src_uri="methods/a.md"))
-    words = "[m](../../benchmarks/results/mutants.md), [s](../../src/foretoken/catalog.py), [c](../choose.md#x)"
-    assert hook(words, card) == "[m](../benchmarks/results/mutants.md), s, [c](../choose.md#x)"
+    words = "[m](../../lab/results/mutants.md), [s](../../src/foretoken/catalog.py), [c](../choose.md#x)"
+    assert hook(words, card) == "[m](../lab/results/mutants.md), s, [c](../choose.md#x)"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from foretoken.cli.main import main
 from foretoken.train import acceptance, mixture, outputs
-from foretoken.train.recipes import diffusion, draft
+from foretoken_lab.recipes import diffusion, draft
 from helpers.disk import disk_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -29,7 +29,7 @@ import sys
 from dataclasses import replace
 from foretoken.cli.main import main
 if __name__ == "__main__":
-    from foretoken.train.recipes import diffusion as module
+    from foretoken_lab.recipes import diffusion as module
     recipe = module.RECIPE
     module.RECIPE = replace(recipe, block={BLOCK}, schedule=replace(recipe.schedule, **{SMALL}))
     sys.exit(main(sys.argv[1:]))

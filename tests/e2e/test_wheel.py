@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models.fused import variants
+from foretoken.native import variants
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / "tests" / "helpers" / "installed_decoder.py"

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from foretoken.core.tree import TokenTree
-from foretoken.models.batch import PackedBatch, Segment
-from foretoken.models.fused import build as build_fused
-from foretoken.models.fused import families
+from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.models.adoption import families
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.native import build as build_fused
 from helpers import golden
 from helpers.golden import LayerPlan, Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

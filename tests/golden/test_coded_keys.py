@@ -14,12 +14,12 @@ from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
 from foretoken.core.errors import ConfigError
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.native import build
 from helpers.tiny_models import save_model
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: nobody writes codes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.kernels import loading
+from foretoken.forward.kernels import loading
 from helpers.interpreted_kernel import CASES
 
 pytest.importorskip("triton", reason="needs the package triton")

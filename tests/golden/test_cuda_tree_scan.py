@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.models.kernels import loading
+from foretoken.forward.kernels import loading
 
 pytest.importorskip("triton", reason="needs the package triton")
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,12 @@ from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.tree import TokenTree
-from foretoken.models import attention
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build, fit
+from foretoken.forward import attention
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.models.adoption import fit
 from foretoken.models.language_model import LanguageModel
+from foretoken.native import build
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 

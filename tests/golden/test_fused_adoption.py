@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from foretoken.models import attention
-from foretoken.models.fused import build, fit, trial
+from foretoken.forward import attention
+from foretoken.forward.quantised_weight import QuantisedLinear, rounded
+from foretoken.models.adoption import fit, native_trial
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
-from foretoken.models.quantised.weight import QuantisedLinear, rounded
+from foretoken.native import build
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 
@@ -96,7 +97,7 @@ def test_a_module_that_is_not_its_weight_makes_the_model_unfit(
     change(model)
     assert reason in (fit.misfit(model) or "")
     with caplog.at_level(logging.WARNING):
-        assert trial.adopt(model, 256, lambda batch, plan: pytest.fail("it must not be tried")) is None
+        assert native_trial.adopt(model, 256, lambda batch, plan: pytest.fail("it must not be tried")) is None
     assert reason in caplog.text
 
 
@@ -264,13 +265,13 @@ def test_a_model_of_few_positions_is_tried_too(positions: int) -> None:
 
 def test_a_context_that_nobody_fills_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotary tables of a billion positions, which a damaged config may promise, would take 128 GB here."""
-    reaches, read = [], trial.read
+    reaches, read = [], native_trial.read
 
     def seen(forward: Any, cache: Any, reach: int, vocab: int) -> Tensor:
         reaches.append(reach)
         return read(forward, cache, min(reach, 256), vocab)
 
-    monkeypatch.setattr(trial, "read", seen)
+    monkeypatch.setattr(native_trial, "read", seen)
     assert LanguageModel(llama(max_position_embeddings=10**9), None, name="long").fused is not None
     assert set(reaches) == {2**18}
 

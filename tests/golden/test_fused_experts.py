@@ -18,13 +18,14 @@ from torch import nn
 from foretoken import LLM, SamplingParams
 from foretoken import testing as stubs
 from foretoken.core.tree import TokenTree
-from foretoken.models.feed_forward import routed_experts
-from foretoken.models.fused import build, fit
-from foretoken.models.fused.layout import Block, Experts, Layout
-from foretoken.models.fused.tiled_experts import TiledExperts
+from foretoken.forward.feed_forward import routed_experts
+from foretoken.forward.quantised_experts import QuantisedExperts
+from foretoken.models.adoption import fit
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.models.quantised.experts import QuantisedExperts
+from foretoken.native import build
+from foretoken.native.layout import Block, Experts, Layout
+from foretoken.native.tiled_experts import TiledExperts
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model

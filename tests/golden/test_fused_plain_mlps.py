@@ -20,11 +20,12 @@ from tests.helpers.golden import LayerPlan, Session
 
 from foretoken import LLM, SamplingParams
 from foretoken import testing as stubs
-from foretoken.models.fused import build, fit
-from foretoken.models.fused.layout import Layout
+from foretoken.models.adoption import fit
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.native import build
+from foretoken.native.layout import Layout
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model

@@ -12,10 +12,10 @@ from tests.helpers.fused_models import error, make, plain, text
 from tests.helpers.golden import BRANCH, PARENTS, Session, paths, reference_rows
 
 from foretoken.core.tree import TokenTree
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build
-from foretoken.models.span import Span
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
+from foretoken.native import build
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 
@@ -138,7 +138,7 @@ def test_rows_that_nobody_reads_in_the_end_change_nothing(family: str, dtype: to
         assert all(map(torch.equal, some[2], kept))
 
 
-TILE = 256  # columns that attention takes at a time (models/fused/types.h)
+TILE = 256  # columns that attention takes at a time (native/types.h)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

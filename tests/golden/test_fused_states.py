@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from foretoken.core.tree import TokenTree
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused.states import depth_first
-from foretoken.models.fused.team import Team
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
+from foretoken.forward.ssm.state import HybridCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.models.span import Span
-from foretoken.models.ssm.state import HybridCache
+from foretoken.native.states import depth_first
+from foretoken.native.team import Team
 from helpers.adapters import shelf
 from helpers.golden import PARENTS, Session, tokens_of
 from helpers.tiny_models import STATE_SPACE, VOCAB_SIZE, save_model

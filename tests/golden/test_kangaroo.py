@@ -14,8 +14,8 @@ import pytest
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.models.fused import decoder
 from foretoken.models.load import load
+from foretoken.native import decoder
 from helpers.adapters import teach
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -19,10 +19,10 @@ pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python (extra 'bench')")
 
 from foretoken import zoo  # noqa: E402
-from foretoken.bench.gguf import export  # noqa: E402
-from foretoken.models.fused import build  # noqa: E402
 from foretoken.models.gguf.architecture import Architecture  # noqa: E402
 from foretoken.models.load import load, load_as_is  # noqa: E402
+from foretoken.native import build  # noqa: E402
+from foretoken_lab.peers.gguf import export  # noqa: E402
 
 TEXT = (
     "The old man walked down to the river in the morning and looked at the water. He had lived in the village for many "

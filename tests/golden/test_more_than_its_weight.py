@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from foretoken.forward.plain import why_not_plain
 from foretoken.models import prepack
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.models.plain import why_not_plain
 from helpers import golden
 from helpers.golden import LayerPlan, Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.forward.ssm import layout
+from foretoken.forward.ssm.layout import REMEDY
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.models.ssm import layout
-from foretoken.models.ssm.layout import REMEDY
 from helpers import golden
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.drafting.early_exit import check_spans
-from foretoken.models import anatomy, probe
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build as build_fused
+from foretoken.forward import anatomy
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
+from foretoken.models.adoption import probe
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load
-from foretoken.models.span import Span
+from foretoken.native import build as build_fused
 from helpers import golden
 from helpers.golden import LayerPlan
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -16,15 +16,15 @@ from foretoken.core.protocols import Plan
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.span import Span
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
 from foretoken.methods.sparse.blocks import SCORES, BlockRule
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.native import NativePlan
-from foretoken.models.span import Span
+from foretoken.native import build
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 

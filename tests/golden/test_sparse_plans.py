@@ -13,13 +13,13 @@ from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.feed_forward import routed_experts, swapped
 from foretoken.methods.sparse.calibration import Calibration, Thresholds
 from foretoken.methods.sparse.config import VerificationConfig
 from foretoken.methods.sparse.feed_forward import ratios
 from foretoken.methods.sparse.plan import SparseVerification
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
-from foretoken.models.feed_forward import routed_experts, swapped
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load

@@ -23,11 +23,11 @@ from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.forward.ssm.state import LONG
 from foretoken.methods.stree.plan import TreeScan, TreeScanPlans
-from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.models.ssm.state import LONG
+from foretoken.native import build
 from helpers import golden
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from foretoken import LLM, SamplingParams
-from foretoken.models.fused import build
 from foretoken.models.load import load
+from foretoken.native import build
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, WINDOW, randomise, save_tokenizer

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from foretoken.engine.llm import LLM
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.span import Span
 
 Spoil = Callable[[int], bool]  # position of a row -> whether its guess is to be wrong
 

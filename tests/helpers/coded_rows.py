@@ -1,4 +1,4 @@
-"""What keys and values in codes of 8 bits are, written out: models/fused/coded.h must agree."""
+"""What keys and values in codes of 8 bits are, written out: native/coded.h must agree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.models.fused.trial import PlainAttention
+from foretoken.models.adoption.native_trial import PlainAttention
 
 _LEAST = 2.0**-100  # a row whose largest magnitude is below counts as zeros
 

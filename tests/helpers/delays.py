@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from foretoken.drafting.process import HelperProcess
 from foretoken.engine.executors.lane import Lane
-from foretoken.engine.executors.process import HelperProcess
 
 LONGEST = 0.004  # seconds
 

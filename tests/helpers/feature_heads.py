@@ -21,9 +21,9 @@ from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.feature_heads.unroll import every_column, unrolled
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.hidden_states import FINAL
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.hidden_states import FINAL
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load, load_as_is
 from foretoken.train.frozen_target import FrozenTarget

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from foretoken.models import attention
-from foretoken.models.fused import fit
+from foretoken.forward import attention
+from foretoken.models.adoption import fit
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from foretoken.core.protocols import Plan
 from foretoken.core.tree import TokenTree
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 
 Rows = tuple[Tensor, list[list[int]]]

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from foretoken.core.tree import TokenTree
-from foretoken.models import hybrid
-from foretoken.models.batch import PackedBatch, Segment
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.kernels import loading
+from foretoken.forward import prefix_tree_attention
+from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.kernels import loading
 
 SCALING = 0.3
 
@@ -88,16 +88,18 @@ def reference(
 
 def main() -> None:
     kernel = loading.kernel("cpu")
-    every = hybrid._every_block
+    every = prefix_tree_attention._every_block
     found = []
     for prefix, seed, planted in ((0, 1, False), (1, 2, False), (63, 3, False), (64, 4, False), (65, 5, False),
                                   (300, 6, False), (300, 6, True)):  # fmt: skip
         batch, cache, (q, k, v), scoring = step(prefix, some_tree(seed), groups=2 if seed % 2 else 6, seed=seed)
         with (
             mock.patch.object(kernel, "attend", wraps=kernel.attend) as launched,
-            mock.patch.object(hybrid, "_every_block", lambda k, p, *rest, less=64 * planted: every(k, p - less, *rest)),
+            mock.patch.object(
+                prefix_tree_attention, "_every_block", lambda k, p, *rest, less=64 * planted: every(k, p - less, *rest)
+            ),
         ):
-            out = hybrid.HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
+            out = prefix_tree_attention.HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
         worst = float((out - reference(batch.segments[0], cache, q, **scoring)).abs().max())
         found.append({"prefix": prefix, "planted": planted, "launches": launched.call_count, "error": worst})
     json.dump(found, sys.stdout)

@@ -11,7 +11,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # nothing was compiled before
 os.environ.pop("CC", None)
 
 from foretoken import LLM, SamplingParams
-from foretoken.models.fused import build
+from foretoken.native import build
 
 print(origin := build.origin())
 llm = LLM("zoo:base", dtype="int8", speculative_config={"method": "ngram"})

@@ -16,12 +16,12 @@ from unittest import mock
 import torch
 
 from foretoken.core.tree import TokenTree
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.kernels import block_attention, loading
 from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import SETS, BlockRule
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.kernels import block_attention, loading
 from helpers import sparse
 from helpers.golden import random_tree
 from helpers.interpreted import planted

@@ -15,9 +15,9 @@ from unittest import mock
 
 import torch
 
-from foretoken.models.kernels import loading
-from foretoken.models.kernels import tree_scan as sound
-from foretoken.models.ssm import scan
+from foretoken.forward.kernels import loading
+from foretoken.forward.kernels import tree_scan as sound
+from foretoken.forward.ssm import scan
 from helpers.interpreted import planted
 
 

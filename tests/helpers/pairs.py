@@ -9,11 +9,11 @@ import torch
 
 from foretoken.core.stop_rule import Outlook, StopRule
 from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.scylla.network import Scylla
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from helpers.golden import tokens_of
 
 HEADS: dict[str, tuple[Any, dict[str, Any]]] = {

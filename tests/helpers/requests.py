@@ -10,7 +10,7 @@ from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.request import Request
-from foretoken.engine.text import TextStream
+from foretoken.engine.text.detokenise import TextStream
 
 _ids = count()
 

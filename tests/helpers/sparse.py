@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from foretoken.forward.batch import Segment
 from foretoken.methods.sparse.blocks import BlockRule
-from foretoken.models.batch import Segment
 
 
 def kept_columns(q_HD: Tensor, k_GLD: Tensor, prefix: int, rule: BlockRule, scaling: float) -> list[set[int]]:

@@ -12,7 +12,7 @@ from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import Manifest
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load_tokenizer
-from foretoken.tasks import arithmetic, forms
+from foretoken_lab.tasks import arithmetic, forms
 from helpers.adapters import shelf
 
 COUNT = 200  # of each task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from foretoken.analysis.exactness.on_models import Generate
+from foretoken.certify.on_models import Generate
 from foretoken.core.sampling import SamplingParams
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from foretoken.engine.llm import LLM
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.span import Span
 
 
 class Watch:

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from foretoken.analysis.exactness.enumeration import ReplayedStreams
-from foretoken.analysis.exactness.recipe_law import TextLaw, text_law
+from foretoken.certify.enumeration import ReplayedStreams
+from foretoken.certify.recipe_law import TextLaw, text_law
 from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams

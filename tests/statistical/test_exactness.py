@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import (
+from foretoken.certify.enumeration import (
     CHAINS,
     KINDS,
     LAW_OF,
@@ -29,9 +29,9 @@ from foretoken.analysis.exactness.enumeration import (
     target_law,
     worst_error,
 )
-from foretoken.analysis.exactness.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
-from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
-from foretoken.analysis.exactness.teeth import CAUGHT, CONTROLS, TEETH, Tooth
+from foretoken.certify.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
+from foretoken.certify.statistics import ChiSquare, goodness_of_fit
+from foretoken.certify.teeth import CAUGHT, CONTROLS, TEETH, Tooth
 from foretoken.core.draft import Draft, Law, PointMass, Tabulated
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

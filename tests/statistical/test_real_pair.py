@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.analysis.exactness import sampled_law as part
-from foretoken.analysis.exactness.on_models import Generate, tokens_of
-from foretoken.analysis.exactness.sampled_law import QUICK_LOOKS, sampled_law
-from foretoken.analysis.exactness.teeth import TEETH
+from foretoken.certify import sampled_law as part
+from foretoken.certify.on_models import Generate, tokens_of
+from foretoken.certify.sampled_law import QUICK_LOOKS, sampled_law
+from foretoken.certify.teeth import TEETH
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
 from foretoken.verifiers.ratio import RatioVerifier

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.exactness.on_models import draft_law
-from foretoken.analysis.exactness.recipe_law import Choosy, TextLaw, text_law
+from foretoken.certify.on_models import draft_law
+from foretoken.certify.recipe_law import Choosy, TextLaw, text_law
 from foretoken.core.draft import Tabulated
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.core.siblings import draw_siblings

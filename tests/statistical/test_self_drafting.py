@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.analysis.exactness.statistics import ChiSquare, goodness_of_fit
+from foretoken.certify.statistics import ChiSquare, goodness_of_fit
 from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

@@ -15,7 +15,7 @@ from foretoken import catalog
 # not of the plain installation
 EXTRAS = ("gguf", "hypothesis", "llama_cpp", "matplotlib", "ot", "pytest", "rouge_score", "scipy", "triton")
 # need triton; who uses them imports them only where there is any
-KERNELS = ("foretoken.models.kernels.block_attention", "foretoken.models.kernels.tree_scan")
+KERNELS = ("foretoken.forward.kernels.block_attention", "foretoken.forward.kernels.tree_scan")
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(foretoken.__path__, "foretoken.")

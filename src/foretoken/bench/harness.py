@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from foretoken.bench.workloads import Prompt
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
+from foretoken.data.prompts import Prompt
 
 BASELINE = "none"
 _WARM_UP_PROMPTS = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from foretoken.bench.workloads import Prompt
 from foretoken.core.errors import InputError
+from foretoken.data.prompts import Prompt
 
 
 def of_length(prompts: Sequence[Prompt], num_tokens: int, count: Callable[[str], int]) -> list[Prompt]:

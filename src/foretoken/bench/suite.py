@@ -1,6 +1,7 @@
 """A suite: recipes that are compared on prompts, as data, and what is looked at beside the common table.
 
-The suites lie in ``bench/suites/``, one file each, and are listed here. ``foretoken bench --suite NAME`` runs one:
+The suites lie in ``foretoken_lab/suites/``, one file each, and are listed here. ``foretoken bench --suite NAME``
+runs one:
 plain decoding first, every method on the same prompts in interleaved order, decoding apart from reading the prompt.
 """
 
@@ -15,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from foretoken.bench.harness import Method
-from foretoken.bench.workloads import BUNDLED_SUITE, Prompt, read_prompts
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.sampling import SamplingParams
+from foretoken.data.prompts import BUNDLED_SUITE, Prompt, read_prompts
 
 SUITES = (
     "entropy_adaptive",
@@ -140,7 +141,7 @@ def find_suite(name: str) -> Suite:
             f"unknown suite '{name}': {nearest(name, SUITES).rstrip('.')}; "
             f"or name a file of prompts, for example ./{name}.jsonl"
         )
-    suite: Suite = importlib.import_module(f"foretoken.bench.suites.{name}").SUITE
+    suite: Suite = importlib.import_module(f"foretoken_lab.suites.{name}").SUITE
     return suite
 
 

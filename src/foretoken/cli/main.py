@@ -17,32 +17,18 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli import (
-    analyze,
-    analyze_scaling,
-    analyze_tradeoff,
-    batch,
-    bench,
-    bench_serve,
-    bench_verify,
-    calibrate,
-    certify,
-    chat,
-    datastore,
-    generate,
-    methods,
-    rag,
-    renamed,
-    serve,
-    train,
-    zoo,
-)
-from foretoken.cli.console import OutputClosed, emit, note, prepare_output, silence_libraries
-from foretoken.cli.eval import eval_command
-from foretoken.cli.given import check_given
-from foretoken.cli.options import HELP_NAMES, name_values
-from foretoken.cli.outputs import json_in_a_file
+from foretoken.cli import methods, zoo
+from foretoken.cli.learn import calibrate, datastore, train
+from foretoken.cli.prove import bench, certify
+from foretoken.cli.run import batch, chat, generate, rag, serve
+from foretoken.cli.shared import renamed
+from foretoken.cli.shared.console import OutputClosed, emit, note, prepare_output, silence_libraries
+from foretoken.cli.shared.given import check_given
+from foretoken.cli.shared.options import HELP_NAMES, name_values
+from foretoken.cli.shared.outputs import json_in_a_file
 from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken_lab.cli import analyze, analyze_scaling, analyze_tradeoff, bench_serve, bench_verify
+from foretoken_lab.cli.eval import eval_command
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from foretoken import catalog
-from foretoken.cli.console import emit, emit_json
-from foretoken.cli.options import Verbose
+from foretoken.cli.shared.console import emit, emit_json
+from foretoken.cli.shared.options import Verbose
 from foretoken.core.errors import ConfigError
 
 _HEADINGS = {

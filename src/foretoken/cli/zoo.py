@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from foretoken import zoo as models
-from foretoken.cli.console import emit, emit_json
+from foretoken.cli.shared.console import emit, emit_json
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -301,7 +301,7 @@ class Verifier(Protocol):
 
 
 class Plan(Protocol):
-    """How the target computes the rows of one step; called by every attention layer. See models/dense.py.
+    """How the target computes the rows of one step; called by every attention layer. See forward/dense.py.
 
     Attributes:
         native: the plan described (models.native.NativePlan), so that a fused decoder may do the same arithmetic in one

@@ -29,7 +29,7 @@ NO_LIMIT = Outlook((1.0,) * 10, -1.0, -1.0)  # every node pays
 
 
 class StopRule(Protocol):
-    """Decides while a draft grows whether one more node is worth its time. See engine/controller.py."""
+    """Decides while a draft grows whether one more node is worth its time. See engine/draft_length/controller.py."""
 
     def outlook(self) -> Outlook | None:
         """How it is going to decide; None: that cannot be said."""

@@ -1,6 +1,6 @@
 """Small work of torch on one thread: others would take longer to wake than to help.
 
-Where a forward runs on threads of its own (models/fused/team.py), torch's threads do harm besides: they go on spinning
+Where a forward runs on threads of its own (native/team.py), torch's threads do harm besides: they go on spinning
 for a while after every operation that they have shared, on the cores that the next forward needs.
 """
 

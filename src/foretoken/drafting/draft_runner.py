@@ -32,12 +32,12 @@ from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.reranked_tree import RerankedBuilder
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.models.prefill import CHUNK_ROWS, prefill
-from foretoken.models.span import Span
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 

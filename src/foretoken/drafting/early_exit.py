@@ -23,14 +23,14 @@ from foretoken.core.draft import ResumePoint
 from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
-from foretoken.models import anatomy
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward import anatomy
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
+from foretoken.models.adoption.probe import same
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.probe import same
-from foretoken.models.span import Span
 
 
 @dataclass(slots=True)

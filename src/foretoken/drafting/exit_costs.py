@@ -15,12 +15,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.span import Span
 
 _LENGTHS = (1, 4, 12)
 _REPEATS = 5

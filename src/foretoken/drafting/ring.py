@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 
 _SLOTS = 1024  # requests at once, at most; memory grows with use
 

@@ -20,14 +20,13 @@ from foretoken.core.files import check_name
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
-from foretoken.drafting import learned_part
+from foretoken.drafting import gloo, learned_part
 from foretoken.engine import executors
-from foretoken.engine.executors import gloo
 from foretoken.engine.executors.lane import split
-from foretoken.engine.executors.remote import RemoteDrafter
+from foretoken.engine.executors.remote.target import RemoteDrafter
+from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
 from foretoken.engine.recipe import Recipe, verifier_named
-from foretoken.engine.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
-from foretoken.models.dense import DensePlans
+from foretoken.forward.dense import DensePlans
 
 OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
 LANES = ("thread", "process", "gloo")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from foretoken.engine.output import Chunk, Completion, RequestOutput
 from foretoken.engine.request import Request
 from foretoken.engine.step import Engine
-from foretoken.engine.text import TextStream, text_of
+from foretoken.engine.text.detokenise import TextStream, text_of
 from foretoken.engine.totals import Totals
 
 

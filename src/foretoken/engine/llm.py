@@ -13,11 +13,11 @@ from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.core.importing import collector_at_rest
 from foretoken.core.plain import fitted, misspelt, plain
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine import limits
-from foretoken.engine.checkpoint_defaults import CHOICES, CheckpointDefaults
-from foretoken.engine.progress import shown
-from foretoken.engine.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
-from foretoken.engine.vllm_options import DTYPES, absent, arguments, check_options
+from foretoken.engine.intake import limits
+from foretoken.engine.intake.checkpoint_defaults import CHOICES, CheckpointDefaults
+from foretoken.engine.intake.progress import shown
+from foretoken.engine.intake.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
+from foretoken.engine.intake.vllm_options import DTYPES, absent, arguments, check_options
 
 # What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
 # are checked before.
@@ -65,7 +65,7 @@ class LLM:
             off, as None does. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
         prefix_cache_bytes: the cache of keys and values is not made larger than this for that purpose.
         others: options of vLLM's ``LLM`` that ask for what is so here (``tensor_parallel_size=1``); one line of the log
-            names them, and every other is refused (engine/vllm_options.py).
+            names them, and every other is refused (engine/intake/vllm_options.py).
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -189,8 +189,8 @@ class LLM:
         prefix_bytes: int | None,
     ) -> None:
         from foretoken.engine import compose
-        from foretoken.engine.admission import Admission
         from foretoken.engine.drive import Driver
+        from foretoken.engine.intake.admission import Admission
         from foretoken.engine.step import Engine
         from foretoken.engine.totals import Totals
 

@@ -19,9 +19,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from foretoken.core.protocols import Drafter
+from foretoken.engine.features.feature_replay import ShownRows
 from foretoken.engine.request import Request
-from foretoken.engine.shown import ShownRows
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 
 _LEAST = 16  # tokens that are worth a look-up
 

@@ -11,13 +11,13 @@ from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import ROOT, TokenTree
-from foretoken.engine.controller import Controller
-from foretoken.engine.executors.ahead import Ahead, AheadRule, Shadow
+from foretoken.engine.draft_length.controller import Controller
+from foretoken.engine.draft_length.history_only import ROW_COST, OwnPastRule
+from foretoken.engine.executors.overlap import Ahead, AheadRule, Shadow
 from foretoken.engine.faults import Faults
-from foretoken.engine.own_past import ROW_COST, OwnPastRule
+from foretoken.engine.features.feature_backlog import Unseen
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
-from foretoken.engine.unseen import Unseen
 
 
 class Anatomy(Protocol):

@@ -13,9 +13,9 @@ from foretoken.core.laws import LawMaker
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine.own_past import OwnPastRule
-from foretoken.engine.text import TextStream
-from foretoken.engine.worth import Standing
+from foretoken.engine.draft_length.draft_ledger import Standing
+from foretoken.engine.draft_length.history_only import OwnPastRule
+from foretoken.engine.text.detokenise import TextStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
 from foretoken.core.verdict import Verdict
 from foretoken.engine.request import Request
-from foretoken.models.batch import PackedBatch
+from foretoken.forward.batch import PackedBatch
 from foretoken.models.language_model import Output
 
 
@@ -64,7 +64,7 @@ class Round:
         ahead: whether the drafter was asked while the forward ran; then the step's time says nothing of drafting.
         touched: requests that got tokens or ended, once it is committed.
         num_nodes, num_accepted: draft nodes that were put to the test, and drafted tokens that were emitted.
-        gained: what the latter are worth, each by its request's weight (engine/worth.py).
+        gained: what the latter are worth, each by its request's weight (engine/draft_length/draft_ledger.py).
     """
 
     batch: PackedBatch

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.request import Request
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 
 
 @dataclass(slots=True)

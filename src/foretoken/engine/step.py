@@ -25,24 +25,24 @@ from foretoken.core.needs import HiddenLayers
 from foretoken.core.protocols import Features, Outcome, Plan
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import executors
-from foretoken.engine.controller import Controller
 from foretoken.engine.decide import Decider
-from foretoken.engine.executors.ahead import Ahead, Shadow
+from foretoken.engine.draft_length.controller import Controller
+from foretoken.engine.draft_length.history_only import ROW_COST
 from foretoken.engine.executors.executor import Executor
+from foretoken.engine.executors.overlap import Ahead, Shadow
 from foretoken.engine.faults import Faults
-from foretoken.engine.own_past import ROW_COST
+from foretoken.engine.features.feature_backlog import Unseen
+from foretoken.engine.features.resumed_forward import resumed_forward
 from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request, TokenLogprob
-from foretoken.engine.resumed_forward import resumed_forward
 from foretoken.engine.round import Job, Round
 from foretoken.engine.scheduler import Scheduler, Work
-from foretoken.engine.unseen import Unseen
-from foretoken.models.batch import PackedBatch
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
-from foretoken.models.span import Span
 
 _ENOUGH = 128  # rows of prompts in a step: a CPU reads no row faster for more of them
 _NOTHING = HiddenLayers((), 0)  # drafts have resume points, but their drafter wants to see nothing

@@ -32,7 +32,8 @@ from transformers import (
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
-from foretoken.models import attention, lora
+from foretoken.forward import attention
+from foretoken.models import lora
 from foretoken.models.gguf.checkpoint import GGUFCheckpoint
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.quantised import folder as quantised_folder

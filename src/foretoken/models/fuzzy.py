@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.models.anatomy import Anatomy, find
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.anatomy import Anatomy, find
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import passed_by
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.span import passed_by
 
 Groups = tuple[range, ...]
 """Consecutive runs of layers that cover each layer once; those of one layer are exact."""

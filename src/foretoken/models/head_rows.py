@@ -21,12 +21,13 @@ from torch.nn import functional as F
 
 from foretoken.core.columns import Columns
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.models import anatomy, trial
-from foretoken.models.fused.layout import Head
-from foretoken.models.fused.packing import Tiles, parts_of
-from foretoken.models.fused.quantised import CodedTiles
+from foretoken.forward import anatomy
+from foretoken.forward.plain import own_ways
+from foretoken.models.adoption import trial
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.plain import own_ways
+from foretoken.native.layout import Head
+from foretoken.native.packing import Tiles, parts_of
+from foretoken.native.quantised import CodedTiles
 
 _TRIAL_ROWS = 4
 _SPARE = 256  # rows by which the tail's memory grows

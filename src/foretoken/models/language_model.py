@@ -1,6 +1,6 @@
 """A Hugging Face causal language model that computes packed batches over our own cache.
 
-The library's model definition stays as it is; its attention calls our plan (models/attention.py) and, on CPU, its
+The library's model definition stays as it is; its attention calls our plan (forward/attention.py) and, on CPU, its
 linear layers are packed (models/prepack.py).
 """
 
@@ -20,25 +20,26 @@ from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan
 from foretoken.core.threads import one_thread
-from foretoken.models import anatomy, attention, probe, trial
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.feed_forward import swapped
-from foretoken.models.fused import decoder
-from foretoken.models.fused import trial as fused_trial
-from foretoken.models.fused.call import Ranked
-from foretoken.models.fused.fit import fits_by_name, misfit
-from foretoken.models.fused.layout import Head
-from foretoken.models.native import NativePlan
-from foretoken.models.plain import why_not_its_weights
+from foretoken.forward import anatomy, attention
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.feed_forward import swapped
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.plain import why_not_its_weights
+from foretoken.forward.span import Span, passed_by, within
+from foretoken.forward.ssm import adopt
+from foretoken.forward.ssm.layout import REMEDY
+from foretoken.forward.ssm.state import cache_for
+from foretoken.models.adoption import native_trial as fused_trial
+from foretoken.models.adoption import probe, trial
+from foretoken.models.adoption.fit import fits_by_name, misfit
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.processor import bfloat16_speed
 from foretoken.models.quantised.rounding import precision_of
-from foretoken.models.span import Span, passed_by, within
-from foretoken.models.ssm import adopt
-from foretoken.models.ssm.layout import REMEDY
-from foretoken.models.ssm.state import cache_for
 from foretoken.models.work import num_parameters, sizes, weight_bytes
+from foretoken.native import decoder
+from foretoken.native.call import Ranked
+from foretoken.native.layout import Head
 
 _SMALL = 1 << 26  # parameters: a trial forward on one thread takes hundredths of a second
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil

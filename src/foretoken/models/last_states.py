@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
-from foretoken.models import anatomy
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward import anatomy
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
+from foretoken.models.adoption.probe import same
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.probe import same
-from foretoken.models.span import Span
 
 
 class LastStates:

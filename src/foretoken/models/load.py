@@ -23,7 +23,8 @@ from transformers import (
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
 from foretoken.core.files import check_name
-from foretoken.models import attention, grown, lora, shapes
+from foretoken.forward import attention
+from foretoken.models import grown, lora, shapes
 from foretoken.models.checkpoint_files import CheckpointFiles, reported
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.gguf.magic import is_gguf

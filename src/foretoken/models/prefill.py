@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 
 CHUNK_ROWS = 512  # rows of one forward

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foretoken.models.plain import why_not_plain
+from foretoken.forward.plain import why_not_plain
 
 _PACK_FOR_ROWS = 8  # the layout is chosen for a verification of a few rows; other row counts stay correct
 
@@ -53,7 +53,7 @@ def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
 def prepack(model: nn.Module) -> int:
     """Replace every plain ``nn.Linear`` below ``model`` by its packed twin; returns how many.
 
-    A layer that is more than its weight (models/plain.py) stays.
+    A layer that is more than its weight (forward/plain.py) stays.
     """
     count = 0
     with torch.no_grad():

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from foretoken.models import attention
-from foretoken.models.trial import TrialPlan, trial_batch
+from foretoken.forward import attention
+from foretoken.models.adoption.trial import TrialPlan, trial_batch
 
 _REACH = 64  # positions of the comparison
 

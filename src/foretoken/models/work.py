@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from foretoken.models.quantised.experts import QuantisedExperts
-from foretoken.models.quantised.weight import QuantisedLinear
+from foretoken.forward.quantised_experts import QuantisedExperts
+from foretoken.forward.quantised_weight import QuantisedLinear
 
 _EXPERTS = ".experts."
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

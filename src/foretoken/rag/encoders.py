@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates

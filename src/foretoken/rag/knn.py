@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.core.errors import InputError, RequestError
-from foretoken.models.dense import DensePlan
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.last_states import LastStates
 from foretoken.models.prefill import chunks

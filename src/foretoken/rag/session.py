@@ -17,11 +17,11 @@ from typing import Any
 
 from foretoken.core.errors import InputError, RequestError
 from foretoken.data.documents import plain
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.prefill import chunks
-from foretoken.models.span import Span
 from foretoken.rag.config import RagConfig
 from foretoken.rag.counts import Counts
 

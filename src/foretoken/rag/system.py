@@ -18,7 +18,7 @@ import torch
 from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.metrics import Metrics
 from foretoken.engine.output import Completion
-from foretoken.engine.text import text_of
+from foretoken.engine.text.detokenise import text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 from foretoken.rag import ralmspec, sequential

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from foretoken.core.errors import ConfigError
 from foretoken.core.plain import Made, fitted, misspelt
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine import limits
+from foretoken.engine.intake import limits
+from foretoken.engine.intake.vllm_options import absent
 from foretoken.engine.llm import LLM, Messages, Prompt
 from foretoken.engine.output import RequestOutput
-from foretoken.engine.vllm_options import absent
 from foretoken.serve.loop import Delta, EngineLoop
 
 _ELSEWHERE = {  # what vLLM's has

@@ -14,9 +14,9 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.sampling import SamplingParams, StructuredOutputs
-from foretoken.engine.prompts import OWN_VARIABLES
-from foretoken.engine.reasoning import Thinking
+from foretoken.engine.intake.prompts import OWN_VARIABLES
 from foretoken.engine.request import Request
+from foretoken.engine.text.reasoning import Thinking
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import Delta
 from foretoken.serve.schema import Message

@@ -25,7 +25,7 @@ from time import monotonic
 from foretoken.core.errors import ForetokenError
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request, TokenLogprob
-from foretoken.engine.text import TextStream
+from foretoken.engine.text.detokenise import TextStream
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.metrics import Metrics
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM, Prompt
-from foretoken.engine.reasoning import knows_reasoning
 from foretoken.engine.request import Request, TokenLogprob
+from foretoken.engine.text.reasoning import knows_reasoning
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import Delta, EngineLoop, Ticket
 from foretoken.serve.metrics import Timings

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.engine.structured import LAYOUT
+from foretoken.engine.text.grammars import LAYOUT
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import Tool
 from foretoken.serve.tools import CLOSE, OPEN

@@ -1,4 +1,4 @@
-"""What a ``foretoken train NAME`` command is, as data; the command line (cli/train.py) makes it from this.
+"""What a ``foretoken train NAME`` command is, as data; the command line (cli/learn/train.py) makes it from this.
 
     Command ── Config    a frozen dataclass: a field is an option, with its type, its default, and its description
             ── run       (config, session) -> the record of the run

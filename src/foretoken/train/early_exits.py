@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.models import anatomy
-from foretoken.models.hidden_states import watching
-from foretoken.models.span import passed_by
+from foretoken.forward import anatomy
+from foretoken.forward.hidden_states import watching
+from foretoken.forward.span import passed_by
 from foretoken.train.objectives import distance
 
 

@@ -38,8 +38,8 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError
 from foretoken.core.files import write_whole
+from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.hidden_states import FINAL, Depth
 from foretoken.train.mixture import sha256
 from foretoken.train.taps import All
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.models import anatomy
-from foretoken.models.hidden_states import FINAL, Depth, state_of, watching
-from foretoken.models.span import Span, within
+from foretoken.forward import anatomy
+from foretoken.forward.hidden_states import FINAL, Depth, state_of, watching
+from foretoken.forward.span import Span, within
 from foretoken.train.processor import product_dtype, products
 
 HEAD_ROWS = 512  # positions of one sequence that the head is given

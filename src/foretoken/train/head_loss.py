@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 
 ROWS = 512
 WIDER_ROWS = 1024  # where no more than FLOATS of them are in float32 at a time, which lie in a cache

@@ -25,7 +25,7 @@ from torch import nn
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 from foretoken.models.checkpoint_files import auto_class
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import load_network, load_tokenizer, source_of

@@ -14,10 +14,10 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
 from foretoken.data.corpora import corpus_files
 from foretoken.data.readers import read_records
-from foretoken.tasks import arithmetic, forms, keys, profiles
-from foretoken.tasks.example import Example, prompt_hash
-from foretoken.tasks.profiles import passage_prompt
 from foretoken.train.mixture import Source, is_held_out
+from foretoken_lab.tasks import arithmetic, forms, keys, profiles
+from foretoken_lab.tasks.example import Example, prompt_hash
+from foretoken_lab.tasks.profiles import passage_prompt
 
 PASSAGE_CHARACTERS = 900  # of a passage that is kept around what is asked for
 UNSEEN_COUNTRIES = 4  # one country in so many is left out of every mixture

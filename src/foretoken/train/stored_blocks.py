@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import InputError
-from foretoken.models.hidden_states import FINAL
+from foretoken.forward.hidden_states import FINAL
 from foretoken.train.feature_store import Features, FeatureStore
 
 HELD_OUT = 20  # one sequence in so many, the last ones of the store, is kept for the held-out measures

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchitecture, nearest
-from foretoken.models import anatomy
-from foretoken.models.hidden_states import FINAL, Depth, reads, state_of, watching
+from foretoken.forward import anatomy
+from foretoken.forward.hidden_states import FINAL, Depth, reads, state_of, watching
 from foretoken.models.load import DTYPES
 
 All = Literal["all"]

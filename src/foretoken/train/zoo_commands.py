@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from foretoken import zoo
 from foretoken.core.errors import ConfigError
 from foretoken.train.command import Command, Judged, Loop, Option, Session
-from foretoken.train.recipes import NAMES
+from foretoken_lab.recipes import NAMES
 
 
 class When(str, Enum):
@@ -84,7 +84,7 @@ class DraftConfig(Compiling, Judged):
 def train_base(config: BaseConfig, session: Session) -> dict[str, Any]:
     """Follow a recipe of the zoo."""
     from foretoken.train.recipe import copy_all, run
-    from foretoken.train.recipes import find
+    from foretoken_lab.recipes import find
 
     chosen = find(config.recipe)
     if config.start is not None:
@@ -116,7 +116,7 @@ def train_draft(config: DraftConfig, session: Session) -> dict[str, Any]:
     """Distil a draft, and measure what the engine accepts of it."""
     from foretoken.train import acceptance
     from foretoken.train.recipe import add_to_record, run
-    from foretoken.train.recipes import draft as recipes
+    from foretoken_lab.recipes import draft as recipes
 
     prompts = session.prompts(config.suite)
     recipe = recipes.distil(config.target, config.start, config.loss, config.own_words, config.on_policy)

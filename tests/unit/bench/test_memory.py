@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from foretoken.bench.memory import peak_resident_bytes, tensor_bytes
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 from helpers.zoo_llms import with_config
 
 

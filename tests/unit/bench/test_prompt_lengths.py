@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from foretoken.bench.prompt_lengths import of_length
-from foretoken.bench.workloads import Prompt
 from foretoken.core.errors import InputError
+from foretoken.data.prompts import Prompt
 
 
 def count(text):

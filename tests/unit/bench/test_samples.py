@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from foretoken.bench.harness import Method, Records, Sample
 from foretoken.bench.samples import pieces, side_by_side
-from foretoken.bench.workloads import Prompt
 from foretoken.core.metrics import Emitted, Metrics
+from foretoken.data.prompts import Prompt
 
 WORDS = {1: "a ", 2: "b ", 3: "\ufffd", 4: "é "}
 

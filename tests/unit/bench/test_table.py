@@ -16,8 +16,8 @@ from foretoken.bench.sheets import sheets
 from foretoken.bench.spreadsheet import csv_lines
 from foretoken.bench.summary import summarise
 from foretoken.bench.table import tables
-from foretoken.bench.workloads import Prompt
 from foretoken.core.metrics import Emitted, Metrics
+from foretoken.data.prompts import Prompt
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from foretoken.cli.main import app, main
-from foretoken.cli.options import name_values
-from foretoken.cli.outputs import json_in_a_file
-from foretoken.cli.renamed import remedy
+from foretoken.cli.shared.options import name_values
+from foretoken.cli.shared.outputs import json_in_a_file
+from foretoken.cli.shared.renamed import remedy
 from foretoken.core.errors import ModelError
 
 _OF_ITS_OWN = {"--help", "--install-completion", "--show-completion"}  # typer's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.cli import console
+from foretoken.cli.shared import console
 
 
 def test_a_line_now_and_then(monkeypatch, capsys):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foretoken.core.protocols import Cache
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 
 SLOTS, LENGTH = 4, 40
 LAYERS, HEADS, WIDTH, VALUE_WIDTH = 2, 2, 3, 4

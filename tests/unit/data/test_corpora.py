@@ -15,10 +15,10 @@ import pytest
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import readers
 from foretoken.data.corpora import CORPORA, ENVIRONMENT, corpus_files, data_root
-from foretoken.tasks.example import prompt_hash
-from foretoken.train import recipes
 from foretoken.train import sources as train_sources
 from foretoken.train.mixture import Source
+from foretoken_lab import recipes
+from foretoken_lab.tasks.example import prompt_hash
 
 FORBIDDEN = ("rag_wiki/squad_passages*", "eval/*")  # what is asked in evaluations is not trained on
 

@@ -15,9 +15,9 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.runner import OwnHead
-from foretoken.models.fused import build
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.load import load
+from foretoken.native import build
 from helpers.adapters import shelf
 from helpers.tiny_models import save_model
 

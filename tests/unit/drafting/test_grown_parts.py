@@ -14,9 +14,9 @@ from foretoken.engine import compose
 from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.sprinter.head import SprinterHead
-from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.native import build
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -12,8 +12,8 @@ from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
-from foretoken.models.fused.quantised import CodedTiles
 from foretoken.models.load import load
+from foretoken.native.quantised import CodedTiles
 
 PROMPTS = ["Tom has 12 marbles. He buys 30 more. How many has he now?", "def total(values):", "User: Hello!"]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)

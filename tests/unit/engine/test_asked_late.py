@@ -10,7 +10,6 @@ from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Features
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_runner
-from foretoken.engine import unseen
 from foretoken.methods.kangaroo import drafter as kangaroo
 from foretoken.testing import Stub
 from helpers.asking import Always, asked_when
@@ -189,7 +188,7 @@ def seen_by(asks) -> tuple[Watching, list[list[int]]]:
 
 
 def test_what_was_kept_is_shown_in_order_and_is_what_was_computed(monkeypatch):
-    monkeypatch.setattr(unseen, "_MOST", 7)
+    monkeypatch.setattr(feature_backlog, "_MOST", 7)
     late, texts = seen_by(lambda done: done == 17)
     always, same = seen_by(lambda done: True)
     assert texts == same

@@ -16,8 +16,8 @@ import pytest
 import foretoken
 from foretoken import LLM, AsyncLLM, SamplingParams, zoo
 from foretoken.core.errors import ConfigError, InputError, ModelError
+from foretoken.engine.intake.vllm_options import check_options
 from foretoken.engine.totals import Counter, Gauge, Vector
-from foretoken.engine.vllm_options import check_options
 from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, target, with_config
 
 QUESTION = [

@@ -21,9 +21,9 @@ from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 from foretoken.engine.round import Job, Round
 from foretoken.engine.scheduler import Scheduler
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlans
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlans
 from foretoken.models.language_model import Output
 from foretoken.verifiers.match import MatchVerifier
 from helpers.requests import make_request

@@ -17,7 +17,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.engine.faults import Faults
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Scheduler
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 from foretoken.verifiers.naive import NaiveVerifier
 from helpers.asking import asked_when
 from helpers.requests import make_request

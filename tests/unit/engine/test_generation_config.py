@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError
-from foretoken.engine.checkpoint_defaults import CheckpointDefaults
+from foretoken.engine.intake.checkpoint_defaults import CheckpointDefaults
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

@@ -13,8 +13,8 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.executors.serial import SerialExecutor
-from foretoken.models.fused import build
 from foretoken.models.load import load
+from foretoken.native import build
 from foretoken.verifiers.match import MatchVerifier
 from helpers.golden import Session, random_tree, tokens_of
 from helpers.tiny_models import VOCAB_SIZE, save_model

@@ -14,15 +14,15 @@ from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, PointMass, ResumeP
 from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
-from foretoken.engine.controller import Controller
-from foretoken.engine.executors.ahead import AheadRule, Shadow
+from foretoken.engine.draft_length.controller import Controller
+from foretoken.engine.draft_length.history_only import OwnPastRule
+from foretoken.engine.executors.overlap import AheadRule, Shadow
 from foretoken.engine.faults import Faults
-from foretoken.engine.own_past import OwnPastRule
+from foretoken.engine.features.feature_backlog import Unseen
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
-from foretoken.engine.unseen import Unseen
-from foretoken.models.dense import DensePlans
+from foretoken.forward.dense import DensePlans
 from foretoken.testing import Stub
 from foretoken.verifiers.ratio import RatioVerifier
 from helpers.requests import make_request

@@ -20,7 +20,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import compose
 from foretoken.engine.recipe import Recipe
-from foretoken.models.dense import DensePlans
+from foretoken.forward.dense import DensePlans
 from foretoken.verifiers.match import MatchVerifier
 from helpers.variants import cases
 from helpers.zoo_llms import target, with_config

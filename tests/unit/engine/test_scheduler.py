@@ -6,7 +6,7 @@ import random
 
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Scheduler, Work
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 from helpers.requests import make_request
 
 

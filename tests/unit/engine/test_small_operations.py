@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken import LLM, SamplingParams
-from foretoken.models.fused import build
+from foretoken.native import build
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 

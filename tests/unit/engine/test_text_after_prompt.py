@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.text import TextStream, text_of
+from foretoken.engine.text.detokenise import TextStream, text_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
 

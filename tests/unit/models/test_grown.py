@@ -16,8 +16,8 @@ from foretoken.core.errors import ConfigError, MismatchError, ModelError, Unsupp
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.models import grown
-from foretoken.models.fused import build
 from foretoken.models.load import load, load_as_is, source_of
+from foretoken.native import build
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, STATE_SPACE, Family, save_model
 

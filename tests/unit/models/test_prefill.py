@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.models.load import load
 from foretoken.models.prefill import chunks, prefill
 from helpers.golden import tokens_of

@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from foretoken.core.sampling import SamplingParams
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.models.load import load
 from foretoken.models.work import sizes
-from foretoken.tasks.catalog import Setting, find
-from foretoken.tasks.evaluate import evaluate
 from foretoken.testing import Oracle
+from foretoken_lab.tasks.catalog import Setting, find
+from foretoken_lab.tasks.evaluate import evaluate
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import base, with_config, with_drafter
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from foretoken.cli import chat as cli_chat
+from foretoken.cli.run import chat as cli_chat
 from foretoken.core.sampling import SamplingParams
 from foretoken.serve.conversation import Conversation
 from helpers.serving import NAME, Served, served

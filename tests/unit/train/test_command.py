@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import pytest
 
 from foretoken import catalog
+from foretoken.cli.learn.train import commands
 from foretoken.cli.main import main
-from foretoken.cli.train import commands
 from foretoken.core.errors import ConfigError
 from foretoken.train.command import Command, Common, Loop, Option, check_positive, options
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from foretoken.models.hidden_states import FINAL
+from foretoken.forward.hidden_states import FINAL
 from foretoken.train import attention, head_loss, processor
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.muon import Muon, orthogonalised

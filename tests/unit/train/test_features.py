@@ -24,7 +24,7 @@ from foretoken.core.errors import (
     ModelError,
     UnsupportedArchitecture,
 )
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 from foretoken.models import fingerprint as fingerprints
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train import feature_store

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError
 from foretoken.data import documents as doc
 from foretoken.models.load import load_network, load_tokenizer
-from foretoken.train import checkpoint, mixture, outputs, recipes, trainer
+from foretoken.train import checkpoint, mixture, outputs, trainer
 from foretoken.train.mixture import Source
 from foretoken.train.objectives import Distil
 from foretoken.train.recipe import Recipe, build, copy_all, run
-from foretoken.train.recipes import draft
-from foretoken.train.recipes.base import special_ids
 from foretoken.train.trainer import Bounds, Schedule
+from foretoken_lab import recipes
+from foretoken_lab.recipes import draft
+from foretoken_lab.recipes.base import special_ids
 from helpers.disk import disk_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -14,8 +14,8 @@ from foretoken.data.reflection import BACK, INSTRUCTION, PREFIX
 from foretoken.models.load import load_tokenizer
 from foretoken.train import reflections as module
 from foretoken.train.objectives import AnswersFirst
-from foretoken.train.recipes import find
 from foretoken.train.reflections import LONGEST, Counted, Reflections, reflections
+from foretoken_lab.recipes import find
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 TASKS = ("arithmetic", "profiles", "json", "code")

@@ -11,8 +11,8 @@ import pytest
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data.documents import parts
-from foretoken.tasks.example import split_of
 from foretoken.train import sources
+from foretoken_lab.tasks.example import split_of
 
 PARAGRAPH = (
     "In the year 1807 the painter Anna Holm moved to Riga with two of her brothers and opened a school there. "

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import (
+from foretoken.certify.enumeration import (
     TablePair,
     drafts,
     step_law,
@@ -691,7 +691,7 @@ def test_methods_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_approximate_recipe_gets_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.analysis.exactness import certify
+    from foretoken.certify import certify
     from foretoken.engine import llm
 
     plain = SimpleNamespace(with_method=with_config)

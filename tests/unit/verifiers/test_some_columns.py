@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import CHAINS, KINDS, LAW_OF, TREES, TablePair, step_law, target_law
+from foretoken.certify.enumeration import CHAINS, KINDS, LAW_OF, TREES, TablePair, step_law, target_law
 from foretoken.core.columns import Columns
 from foretoken.core.draft import Draft, Tabulated
 from foretoken.core.laws import Laws

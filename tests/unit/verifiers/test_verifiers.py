@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import (
+from foretoken.certify.enumeration import (
     CHAINS,
     KINDS,
     LAW_OF,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import LAW_OF, random_shapes
+from foretoken.certify.enumeration import LAW_OF, random_shapes
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, HubPair, Law, PointMass, Sampled, Tabulated
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

@@ -31,13 +31,13 @@ from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.fused.chains import Ahead
-from foretoken.models.fused.pairs import Extent, GrownTree
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.quantised.rounding import SCHEMES
+from foretoken.native.chains import Ahead
+from foretoken.native.pairs import Extent, GrownTree
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _UNREAD_ROWS = 512  # states of a prompt that wait for the head, at most
@@ -96,7 +96,7 @@ class AheadRunner(Protocol):
         """As :meth:`HeadRunner.forward`, and of each draft as many further passes as are foreseen.
 
         Args:
-            ahead: for each segment, whose last row is the only one that is wanted; see models/fused/pairs.py.
+            ahead: for each segment, whose last row is the only one that is wanted; see native/pairs.py.
         """
         ...
 
@@ -114,7 +114,7 @@ class AheadRunner(Protocol):
         """As :meth:`HeadRunner.forward`, and behind it all levels of the trees that grow there.
 
         Args:
-            extents: for each segment, whose last row is the only one that is wanted; see models/fused/pairs.py.
+            extents: for each segment, whose last row is the only one that is wanted; see native/pairs.py.
             width: nodes of a level that are expanded.
             top: children that a node gets.
         """

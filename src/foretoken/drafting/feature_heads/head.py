@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.state_head import StateHead
-from foretoken.models import anatomy
-from foretoken.models.fused.layout import Projection
-from foretoken.models.fused.pairs import Pairing
+from foretoken.forward import anatomy
+from foretoken.native.layout import Projection
+from foretoken.native.pairs import Pairing
 
 Product = Callable[[Tensor], Tensor]
 """A product with a packed weight: float32 in, float32 out, and a row's bits depend on that row only."""

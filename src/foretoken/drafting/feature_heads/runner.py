@@ -31,19 +31,19 @@ from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.drafter import HeadPass
 from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
 from foretoken.drafting.feature_heads.state_head import StateHead
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused.chains import Ahead
-from foretoken.models.fused.decoder import FusedDecoder
-from foretoken.models.fused.layout import Block, Head, Layout, Projection
-from foretoken.models.fused.packing import TiledLinear, tiled
-from foretoken.models.fused.pairs import Extent, GrownTree, PairDecoder
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.span import Span
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.native import NativePlan
 from foretoken.models.quantised.rounding import rounded_as
-from foretoken.models.span import Span
+from foretoken.native.chains import Ahead
+from foretoken.native.decoder import FusedDecoder
+from foretoken.native.layout import Block, Head, Layout, Projection
+from foretoken.native.packing import TiledLinear, tiled
+from foretoken.native.pairs import Extent, GrownTree, PairDecoder
 
 _TABLE_BYTES = 64 << 20  # of the token's half at most
 

@@ -16,7 +16,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import BlockConfig, fields_for
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.feature_heads.head import FeatureHead
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel

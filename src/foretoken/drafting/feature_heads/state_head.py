@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, rotate
 from foretoken.drafting.learned_part import LearnedPart
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 from foretoken.models.language_model import LanguageModel
 
 _Head = TypeVar("_Head", bound="StateHead")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.core.protocols import Context, Features, Outcome
 from foretoken.core.threads import threads_for
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 from foretoken.models.language_model import LanguageModel
 
 

@@ -64,7 +64,8 @@ class _Turns:
 class AutoExecutor:
     """Tries both orders, keeps the faster one, and tries the other one again now and then.
 
-    The serial order in turn leaves out drafts where plain decoding is faster (engine/controller.py). A seeded request
+    The serial order in turn leaves out drafts where plain decoding is faster (engine/draft_length/controller.py). A
+    seeded request
     whose text depends on its drafts must not depend on measured times: with one of them a step is serial.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from foretoken.core.draft import Draft
-from foretoken.engine.executors.ahead import Ahead, Shadow
+from foretoken.engine.executors.overlap import Ahead, Shadow
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work

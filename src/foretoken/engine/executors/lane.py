@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from foretoken.engine.executors.timeline import Timeline
-from foretoken.models.fused.team import Team
+from foretoken.native.team import Team
 
 _Result = TypeVar("_Result")
 _DRAFTS_SHARE = 8  # one thread of so many is the drafter's: a small model gains little from more

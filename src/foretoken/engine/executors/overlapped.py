@@ -18,14 +18,14 @@ from functools import partial
 from time import perf_counter
 
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.executors.executor import Verbs
 from foretoken.engine.executors.lane import Lane, split
+from foretoken.engine.executors.overlap import Ahead, Shadow
 from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
-from foretoken.models.fused.team import Team
+from foretoken.native.team import Team
 
 
 class OverlappedExecutor:

@@ -24,14 +24,14 @@ from foretoken.core.threads import threads_for
 from foretoken.drafting.feature_heads.block import rotate
 from foretoken.drafting.feature_heads.runner import OwnHead, described, fits
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
 from foretoken.methods.diffuspec.network import BlockNetwork
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.fused.lattice import Block, Filling, LatticeDecoder
-from foretoken.models.fused.layout import Layout, Projection
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.native.lattice import Block, Filling, LatticeDecoder
+from foretoken.native.layout import Layout, Projection
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from foretoken.methods.diffuspec.lattice import Lattice
 from foretoken.methods.diffuspec.search import Node, Scoring, best_nodes, best_path, prune
 from foretoken.methods.diffuspec.trigram import Trigram
-from foretoken.models.fused import build, paths
+from foretoken.native import build, paths
 
 
 class Finder:

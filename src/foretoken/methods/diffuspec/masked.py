@@ -35,11 +35,11 @@ from transformers import (
 
 from foretoken.core.errors import MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Context
+from foretoken.forward import attention
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
-from foretoken.models import attention
-from foretoken.models.batch import PackedBatch
 from foretoken.models.checkpoint_files import check_there
-from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import folder_of
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load_config, load_network, load_tokenizer, source_of

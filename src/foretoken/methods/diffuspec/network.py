@@ -30,7 +30,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for, rotate
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.feature_heads.state_head import StateHead
-from foretoken.models import anatomy
+from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 

@@ -5,7 +5,7 @@
 
 On a CPU T is flat while the target waits for its weights, and then has an elbow: a straight line through it would price
 the first rows too high and the later ones too low. For a ratio of expectations the rule is optimal at the best rate r
-(engine/controller.py), and since T is convex the first node that does not pay ends the draft.
+(engine/draft_length/controller.py), and since T is convex the first node that does not pay ends the draft.
 
 Paper: arXiv:2412.18934 lowers EAGLE-2's 60 candidates to 16, or 7, by hand. Ours: the rule.
 """
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.core.stop_rule import StopRule
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 
 ROWS = (1, 2, 4, 8, 16, 32)  # that are timed

@@ -23,7 +23,7 @@ from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.drafting.feature_heads.drafter import GrowthOptions
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.learned_part import find
-from foretoken.engine.confidence import Confidence
+from foretoken.engine.draft_length.confidence import Confidence
 from foretoken.engine.executors.lane import split
 from foretoken.methods.dovetail import costs
 from foretoken.methods.dovetail.costs import Affordable, Rate

@@ -29,9 +29,9 @@ from foretoken.core.tree import TokenTree
 from foretoken.drafting.feature_heads.draft_ids import IDS
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.engine.executors.helper import portable
+from foretoken.engine.executors.remote.helper import portable
 from foretoken.methods.dovetail.network import Dovetail, DovetailConfig
-from foretoken.models.fused import build
+from foretoken.native import build
 
 _WAITING_ROWS = 512  # states that wait for the head at most
 EAGER_ROWS = 16  # so many may wait where it can read them while the target goes on
@@ -209,7 +209,7 @@ class _Asked:
 
 
 class Answerer:
-    """The drafting side in a helper's process (engine/executors/process.py)."""
+    """The drafting side in a helper's process (drafting/process.py)."""
 
     def __init__(self, far: Far, target: Elsewhere, width: int) -> None:
         self._far, self._target, self._width = far, target, width

@@ -18,9 +18,9 @@ from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine.executors import process
+from foretoken.drafting import process
+from foretoken.drafting.process import HelperProcess
 from foretoken.engine.executors.lane import Lane, Ticket
-from foretoken.engine.executors.process import HelperProcess
 from foretoken.engine.executors.timeline import Timeline
 from foretoken.methods.dovetail.far import Far, Newcomer, Order, Parcel, bytes_back, draft_of, packed
 from foretoken.methods.dovetail.staging import Staging

@@ -29,8 +29,8 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import Block, Norm, fields_for
 from foretoken.drafting.feature_heads.head import FeatureHead
 from foretoken.drafting.learned_part import check_fingerprint
+from foretoken.forward import anatomy
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
-from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel

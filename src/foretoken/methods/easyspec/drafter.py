@@ -15,9 +15,9 @@ from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.needs import Declared, Variant
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.drafting.draft_runner import State
-from foretoken.models import anatomy
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.forward import anatomy
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.models.fuzzy import Groups, check, fuzzy, groups_of
 from foretoken.models.language_model import LanguageModel, Output
 

@@ -8,7 +8,8 @@
 Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and target are tried from left to right, and a
 token is not fine if the final answer changes.
 Differs: only questions that the target answers rightly are mined: what a wrong answer survives says nothing about right
-and wrong. What is still right: a number; a function that gives the same (tasks/behaviour.py); in words what holds the
+and wrong. What is still right: a number; a function that gives the same (foretoken_lab/tasks/behaviour.py); in words
+what holds the
 right answer and no more words beside than that has; an object of the same value that says no key twice. And no answer
 is that takes half as many tokens again as the target's own. Beside the draft's favourite its next choices are tried;
 they do not stay in the text. End tokens and other special tokens are not tried, since a judge never accepts them on its
@@ -33,19 +34,19 @@ from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.judge.labels import Label, Marked
 from foretoken.methods.judge.store import Found, Store
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
-from foretoken.tasks import catalog
-from foretoken.tasks.behaviour import behaves
-from foretoken.tasks.catalog import Setting, Task
-from foretoken.tasks.evaluate import prompt_ids
-from foretoken.tasks.example import Example
-from foretoken.tasks.scoring import holds, score_json
 from foretoken.train.sources import TASKS
+from foretoken_lab.tasks import catalog
+from foretoken_lab.tasks.behaviour import behaves
+from foretoken_lab.tasks.catalog import Setting, Task
+from foretoken_lab.tasks.evaluate import prompt_ids
+from foretoken_lab.tasks.example import Example
+from foretoken_lab.tasks.scoring import holds, score_json
 
 ABREAST = 64  # questions in work at a time
 CHOICES = 4  # of the draft in a place: what it may draft at temperature 1 or for a tree

@@ -24,18 +24,19 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError
 from foretoken.core.protocols import Plan
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
-from foretoken.models import anatomy, grown
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward import anatomy
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.span import Span
+from foretoken.models import grown
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.fused.decoder import FusedDecoder
-from foretoken.models.fused.layout import Block, Head, Layout, Projection
 from foretoken.models.grown import Origin
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.native import NativePlan
-from foretoken.models.span import Span
+from foretoken.native.decoder import FusedDecoder
+from foretoken.native.layout import Block, Head, Layout, Projection
 
 
 @dataclass(frozen=True, kw_only=True)

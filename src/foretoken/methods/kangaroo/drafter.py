@@ -27,10 +27,10 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.learned_part import find_all
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.methods.kangaroo.exit_choice import choose_exit
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretoken.drafting.exit_costs import measured_step, on_line
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.span import Span
 
 _OPENINGS = (  # of several kinds, so that the choice is not made for one of them
     "The weather in the mountains changed quickly, and",

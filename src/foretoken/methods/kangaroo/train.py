@@ -33,10 +33,10 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
+from foretoken.forward import anatomy
+from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig
-from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is, load_config
 from foretoken.train import trainer
 from foretoken.train.begin_as import begin_as
@@ -53,11 +53,11 @@ from foretoken.train.recipe import (
     write_claim,
     written,
 )
-from foretoken.train.recipes.base import mixture
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks, Bounds, Schedule
+from foretoken_lab.recipes.base import mixture
 
 OWN_WORDS = 0.5
 RATE = 3e-3

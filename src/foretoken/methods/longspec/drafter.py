@@ -29,10 +29,10 @@ from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.learned_part import find
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.drafting.ring import Ring
+from foretoken.forward import target_kv
+from foretoken.forward.cache import KVCache
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.longspec.runner import Level, Read, Runner
-from foretoken.models import far_keys
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 
 
@@ -109,7 +109,7 @@ class LongSpecDrafter(Drafter):
             draft_vocabulary.check_option(self.draft_vocab)
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        far_keys.find(target.model, target.name)  # a target without them has no use for a head
+        target_kv.find(target.model, target.name)  # a target without them has no use for a head
         head = find(LongSpec, config.head, target)
         self.config = config
         self.branches = config.tree

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
-from foretoken.models import anatomy, far_keys
-from foretoken.models.far_keys import FarKeys, turned
+from foretoken.forward import anatomy, target_kv
+from foretoken.forward.target_kv import FarKeys, turned
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
@@ -239,7 +239,7 @@ class LongSpec(LearnedPart, nn.Module):
         Args:
             fields: others of the config.
         """
-        keys = far_keys.find(target.model, target.name)
+        keys = target_kv.find(target.model, target.name)
         head = cls(config_for(target.config, target.name, fingerprint_of(target.source), keys, **fields))
         generator = torch.Generator().manual_seed(seed)
         head.draw(generator)
@@ -321,9 +321,9 @@ class LongSpec(LearnedPart, nn.Module):
 
         Raises:
             MismatchError: width, vocabulary, attention or the layer that is read differ.
-            UnsupportedArchitecture: see ``models/far_keys.py``.
+            UnsupportedArchitecture: see ``forward/target_kv.py``.
         """
-        keys = far_keys.find(model.model, model.name)
+        keys = target_kv.find(model.model, model.name)
         if self.own_head is not None:  # it was made for this model
             return
         fitting = config_for(model.config, model.name, self.config.target_fingerprint, keys)

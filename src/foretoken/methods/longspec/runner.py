@@ -3,7 +3,7 @@
     level    rows of all requests ── window attention ── far attention ── MLP, norm, the target's head
                                      each its ring        each its slot of the target's cache, where it lies
 
-Beside a fused target all of it is one native call, and so are all levels of chains (models/fused/far.py). Else it is
+Beside a fused target all of it is one native call, and so are all levels of chains (native/far.py). Else it is
 the arithmetic of network.py, with a table of the first projections, which follow from the token alone.
 
 Letters: R rows, H query heads, G key/value heads, P keys of the target, d head width, W width, V vocabulary, O queries,
@@ -22,18 +22,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.drafting.ring import Ring
+from foretoken.forward import anatomy, target_kv
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.target_kv import turned
 from foretoken.methods.longspec.network import LongSpec
-from foretoken.models import anatomy, far_keys
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.far_keys import turned
-from foretoken.models.fused.chains import Ahead
-from foretoken.models.fused.decoder import FusedDecoder
-from foretoken.models.fused.far import Far, FarDecoder
-from foretoken.models.fused.layout import Block, Layout, Projection
-from foretoken.models.fused.rotary import RotaryTables
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.native.chains import Ahead
+from foretoken.native.decoder import FusedDecoder
+from foretoken.native.far import Far, FarDecoder
+from foretoken.native.layout import Block, Layout, Projection
+from foretoken.native.rotary import RotaryTables
 
 KeysValues = tuple[Tensor, Tensor]  # [G, ., d] each
 
@@ -86,7 +86,7 @@ class Runner:
         self._target, self._ring = target, ring
         self._net = deepcopy(head).to(device=target.device, dtype=target.dtype)
         self._own_head = None if head.own_head is None else head.own_head.to(target.device, target.dtype)
-        self._rotary = RotaryTables(far_keys.find(target.model, target.name).angles)
+        self._rotary = RotaryTables(target_kv.find(target.model, target.name).angles)
         with torch.inference_mode():
             table: Any = anatomy.find(target.model).embedding
             self._embedding_VW: Tensor = table.weight.detach()[:, : config.width].contiguous()
@@ -183,7 +183,7 @@ class Runner:
             scaling=config.head_dim**-0.5,
             num_blocks=2,
             blocks=(near, far),
-            rotary=far_keys.find(self._target.model, self._target.name).angles,
+            rotary=target_kv.find(self._target.model, self._target.name).angles,
             max_length=config.max_length,
             final_norm_D=head.norm_out.weight,
             head=fused.head if head.own_head is None else Projection(head.own_head),

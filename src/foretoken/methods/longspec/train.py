@@ -32,8 +32,8 @@ from transformers import DynamicCache
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
+from foretoken.forward import target_kv
 from foretoken.methods.longspec.network import LEVELS, LongSpec, config_for
-from foretoken.models import far_keys
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is, load_config
 from foretoken.train import sources as s
@@ -51,10 +51,10 @@ from foretoken.train.recipe import (
     write_claim,
     written,
 )
-from foretoken.train.recipes import base
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.trainer import Blocks, Bounds, Schedule
+from foretoken_lab.recipes import base
 
 OWN_WORDS = 0.5
 ANCHORS = 4  # first positions of a block, which keep their numbers: attention sinks live there
@@ -144,13 +144,13 @@ class KeyedTarget(FrozenTarget):
     """A frozen target whose keys and values of one layer are read.
 
     Args:
-        model, name: see :class:`FrozenTarget` and ``models/far_keys.py``.
+        model, name: see :class:`FrozenTarget` and ``forward/target_kv.py``.
         replies: which positions count.
     """
 
     def __init__(self, model: Any, name: str, replies: Replies) -> None:
         super().__init__(model, ())
-        self.far = far_keys.find(model, name)
+        self.far = target_kv.find(model, name)
         self._replies = replies
 
     @torch.no_grad()

@@ -11,12 +11,12 @@ from foretoken.core.draft import PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
+from foretoken.forward.attention import following
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
-from foretoken.models.attention import following
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, ModelError
+from foretoken.forward import anatomy, attention
 from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS
-from foretoken.models import anatomy, attention
 
 _KINDS = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices, as they are published
 _BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # as the library has them: all experts in one tensor
@@ -68,7 +68,7 @@ class PredictionLayer(nn.Module):
         return found
 
     def forward(self, ids_T: Tensor, g_TW: Tensor, positions_1T: Tensor) -> Tensor:
-        """The layer's output before its norm, [T, W]; within a plan (models/attention.py).
+        """The layer's output before its norm, [T, W]; within a plan (forward/attention.py).
 
         Args:
             ids_T: tokens.

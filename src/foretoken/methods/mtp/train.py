@@ -26,13 +26,13 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.protocols import Plan
 from foretoken.drafting.feature_heads.state_head import TrainableHead
 from foretoken.drafting.feature_heads.unroll import Seen, every_column
+from foretoken.forward import anatomy
+from foretoken.forward.attention import following
 from foretoken.methods.mtp import checkpoint
 from foretoken.methods.mtp.glm import write_relaid
 from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.methods.mtp.shards import Shards, read_layer
-from foretoken.models import anatomy
-from foretoken.models.attention import following
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.load import load_as_is, load_config, source_of
 from foretoken.train.feature_heads import run as training

@@ -16,7 +16,7 @@ long enough. The selected blocks and what is behind them make a shorter prefix, 
 
     columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
 
-On a GPU with Triton the blocks are read where they lie (models/kernels); elsewhere, and where a model has soft
+On a GPU with Triton the blocks are read where they lie (forward/kernels); elsewhere, and where a model has soft
 caps or attention sinks, they are copied end to end.
 
 Letters: T packed rows, R rows of a segment, L columns, H query heads, G key/value heads, N blocks, K kept blocks,
@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan, Scoring
+from foretoken.forward.kernels import loading
+from foretoken.forward.native_plan import Blocks, NativePlan
+from foretoken.forward.prefix_tree_attention import HybridPlan
 from foretoken.methods.sparse.blocks import BlockRule, BlockSummaries, scores_of_summaries, weights_of_blocks
-from foretoken.models.batch import PackedBatch, Segment
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan, Scoring
-from foretoken.models.hybrid import HybridPlan
-from foretoken.models.kernels import loading
-from foretoken.models.native import Blocks, NativePlan
 
 if TYPE_CHECKING:
-    from foretoken.models.kernels.block_attention import BlockLists
+    from foretoken.forward.kernels.block_attention import BlockLists
 
 
 class SparseAttention:

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.models.cache import KVCache
+from foretoken.forward.cache import KVCache
 
 SCORES = ("exact", "bounds", "mean")
 SETS = ("per_head", "global", "per_layer")
@@ -131,7 +131,7 @@ def weights_of_blocks(
     Args:
         q_HD: the root row's queries after rotary.
         k_GLD: the keys of all columns that the root sees, the blocks first, itself last.
-        scaling, softcap, sinks_H: of the attention; see models/dense.py.
+        scaling, softcap, sinks_H: of the attention; see forward/dense.py.
     """
     num_groups = k_GLD.shape[0]
     q_GnD = q_HD.float().view(num_groups, -1, q_HD.shape[-1])

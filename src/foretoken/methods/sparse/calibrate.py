@@ -23,13 +23,13 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.feed_forward import Forward, GatedMLP, RoutedExperts, gated_mlps, routed_experts
 from foretoken.methods.sparse.blocks import SUMMARIES, BlockRule, scores_of_summaries, weights_of_blocks
 from foretoken.methods.sparse.calibration import Anchors, Calibration, Sparsity, Thresholds, sweep
 from foretoken.methods.sparse.feed_forward import ratios
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
-from foretoken.models.feed_forward import Forward, GatedMLP, RoutedExperts, gated_mlps, routed_experts
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import chunks

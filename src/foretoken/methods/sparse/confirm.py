@@ -36,8 +36,8 @@ from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
 from foretoken.core.randomness import gumbel
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.prefill import prefill
 

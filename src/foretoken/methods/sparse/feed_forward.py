@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.models.feed_forward import Forward, GatedMLP, Linear, RoutedExperts, gated_mlps
+from foretoken.forward.feed_forward import Forward, GatedMLP, Linear, RoutedExperts, gated_mlps
 
 # Rows of a weight that are picked out are read, written and read again: below a third of them that is less than reading
 # all of it once.

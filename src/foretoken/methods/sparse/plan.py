@@ -21,18 +21,18 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Context, Drafter, Plan, PlanMaker
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan, DensePlans
+from foretoken.forward.feed_forward import Forward, routed_experts
+from foretoken.forward.native_plan import NativePlan
 from foretoken.methods.sparse import calibration
 from foretoken.methods.sparse.attention import SparseAttention
 from foretoken.methods.sparse.blocks import BlockRule
 from foretoken.methods.sparse.config import KEY, VerificationConfig, configured
 from foretoken.methods.sparse.confirm import DenseRefresh, SparseDraft
 from foretoken.methods.sparse.feed_forward import Skip, SparseExperts, SparseMLP, sparse_mlps
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan, DensePlans
-from foretoken.models.feed_forward import Forward, routed_experts
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.native import NativePlan
 
 _EXPLAINED_ROWS = 8
 

@@ -39,7 +39,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     from foretoken.methods.sprinter import train as training
     from foretoken.methods.sprinter.labels import Collecting
     from foretoken.train.recipe import add_to_record
-    from foretoken.train.recipes.base import mixture
+    from foretoken_lab.recipes.base import mixture
 
     prompts = session.prompts(config.suite)
     text = config.sources(mixture)

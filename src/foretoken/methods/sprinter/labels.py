@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
 from foretoken.methods.sprinter.head import FACTS, facts_of
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.last_states import LastStates
 from foretoken.models.prefill import prefill
-from foretoken.models.span import Span
 from foretoken.train.mixture import Source
 from foretoken.train.outputs import opening
 from foretoken.train.rendering import beginning, encoder

@@ -1,9 +1,9 @@
 """STree: a target with state-space layers verifies a whole token tree in one forward.
 
-    root ─┬─ a ─ c        attention   keys of the prefix and of a row's ancestors          models/dense.py
-          └─ b            mixer       convolution and recurrence along a row's ancestors   models/ssm/scan.py
+    root ─┬─ a ─ c        attention   keys of the prefix and of a row's ancestors          forward/dense.py
+          └─ b            mixer       convolution and recurrence along a row's ancestors   forward/ssm/scan.py
                           state       stays behind the committed prefix; after the verdict the accepted rows'
-                                      inputs are run through it (activation replay)        models/ssm/state.py
+                                      inputs are run through it (activation replay)        forward/ssm/state.py
 
 Attention layers of a hybrid are dense, and everything else of the model is the library's. This is the plan of every
 target with such layers; nobody has to ask for it.
@@ -18,9 +18,9 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.protocols import PlanMaker
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 
 KERNELS = ("walk", "scan")

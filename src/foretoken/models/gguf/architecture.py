@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.container import GGUFFile
-from foretoken.models.quantised.weight import QuantisedWeight
 
 _LAYER = {
     "attn_norm": "input_layernorm",

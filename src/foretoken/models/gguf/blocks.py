@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.container import Entry, GGUFFile
-from foretoken.models.quantised.weight import QuantisedWeight
 
 PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _NAMES = {  # ggml's, for messages

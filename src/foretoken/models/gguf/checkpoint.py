@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.architecture import Architecture, in_order
 from foretoken.models.gguf.blocks import PLAIN, check_places, dense, quantised
 from foretoken.models.gguf.container import GGUFFile
 from foretoken.models.gguf.tokenizer import tokenizer_of
 from foretoken.models.quantised.assemble import fill, skeleton
-from foretoken.models.quantised.weight import QuantisedWeight
 
 
 class GGUFCheckpoint:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from foretoken.core.errors import ModelError
-from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.quantised.formats import SCALES, Layer, group_size, groups, setting
 from foretoken.models.quantised.packing import unpacked, with_zeros
-from foretoken.models.quantised.weight import QuantisedWeight
 
 _PER_WORD = 8
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of columns 0 to 7 within a word

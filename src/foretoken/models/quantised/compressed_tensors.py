@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.quantised.formats import SCALES, Layer, group_size, groups, section, setting
 from foretoken.models.quantised.packing import by_group, unpacked, with_zeros
-from foretoken.models.quantised.weight import QuantisedWeight
 
 _PACKED, _PLAIN = ("pack-quantized",), ("naive-quantized", "int-quantized")
 _STRATEGIES = ("tensor", "channel", "group")

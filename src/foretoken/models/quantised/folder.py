@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.quantised.assemble import fill, skeleton
 from foretoken.models.quantised.awq import AWQ
 from foretoken.models.quantised.compressed_tensors import CompressedTensors
 from foretoken.models.quantised.formats import Format, Layer
 from foretoken.models.quantised.gptq import GPTQ
-from foretoken.models.quantised.weight import QuantisedWeight
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = {
     "awq": AWQ,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.models.quantised.weight import QuantisedWeight
+from foretoken.forward.quantised_weight import QuantisedWeight
 
 
 class Format(Protocol):

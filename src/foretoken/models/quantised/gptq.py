@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.quantised.formats import SCALES, Layer, group_size, groups, setting
 from foretoken.models.quantised.packing import by_group, unpacked, with_zeros
-from foretoken.models.quantised.weight import QuantisedWeight
 
 _INT32 = (torch.int32,)
 

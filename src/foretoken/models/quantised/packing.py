@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.models.quantised.weight import QuantisedWeight
+from foretoken.forward.quantised_weight import QuantisedWeight
 
 
 def unpacked(words: Tensor, bits: int, *, dim: int, order: Sequence[int] | None = None) -> Tensor:

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError
-from foretoken.models.plain import own_ways, why_not_plain
-from foretoken.models.quantised.experts import QuantisedExperts
-from foretoken.models.quantised.weight import QuantisedLinear, QuantisedWeight, rounded
+from foretoken.forward.plain import own_ways, why_not_plain
+from foretoken.forward.quantised_experts import QuantisedExperts
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, rounded
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
-from foretoken.train.recipes.base import mixture
 from foretoken.train.trainer import Bounds, Schedule
+from foretoken_lab.recipes.base import mixture
 
 STEPS = 4
 BLOCK = 256  # tokens; what drafting needs is near, and attention is unrolled S times

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.drafting.feature_heads.state_head import Reading
-from foretoken.models.hidden_states import FINAL, Depth
+from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks

@@ -19,8 +19,8 @@ from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.drafting.feature_heads.state_head import TrainableHead
 from foretoken.drafting.learned_part import LearnedPart
+from foretoken.forward.hidden_states import FINAL
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load_as_is
 from foretoken.train import trainer
 from foretoken.train.begin_as import begin_as

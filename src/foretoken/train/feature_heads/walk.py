@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foretoken.drafting.feature_heads.state_head import TrainableHead
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
-from foretoken.models.hidden_states import FINAL, Depth
+from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.train import acceptance
 from foretoken.train.feature_heads.lessons import laws
 from foretoken.train.frozen_target import FrozenTarget

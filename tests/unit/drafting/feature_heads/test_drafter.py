@@ -15,6 +15,7 @@ from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads import drafter as module
 from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.engine.llm import LLM
+from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.dovetail import far
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.network import Dovetail
@@ -22,7 +23,6 @@ from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
 from foretoken.train.frozen_target import FrozenTarget

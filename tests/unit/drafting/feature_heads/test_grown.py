@@ -13,8 +13,8 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads import stack
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.scylla.network import Scylla
-from foretoken.models.fused import build
 from foretoken.models.load import load
+from foretoken.native import build
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

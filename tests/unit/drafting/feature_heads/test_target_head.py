@@ -9,12 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.forward import attention
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.eagle.network import Eagle
-from foretoken.models import attention
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
+from foretoken.native import build
 from helpers.fused_models import COMMON
 from helpers.tiny_models import Family, save_model
 

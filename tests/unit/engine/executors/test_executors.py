@@ -24,8 +24,8 @@ from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import executors
-from foretoken.engine.executors.ahead import Ahead, Shadow
 from foretoken.engine.executors.executor import Executor, Verbs
+from foretoken.engine.executors.overlap import Ahead, Shadow
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.executors.timeline import Interval, Timeline
@@ -33,7 +33,7 @@ from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request
 from foretoken.engine.round import Job, Round
 from foretoken.engine.scheduler import Work
-from foretoken.models.batch import PackedBatch
+from foretoken.forward.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.adapters import shelf

@@ -18,13 +18,13 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.draft_model import ModelDrafter
-from foretoken.engine.executors.ahead import AheadRule
+from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.auto import _SETTLING, _TRIAL, _Turns
 from foretoken.engine.executors.lane import Lane, split
+from foretoken.engine.executors.overlap import AheadRule
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.llm import LLM
-from foretoken.engine.own_past import OwnPastRule
 from foretoken.engine.scheduler import Work
 from foretoken.models.load import load
 from helpers.adapters import shelf

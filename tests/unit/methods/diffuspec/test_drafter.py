@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.exactness.recipe_law import TextLaw, text_law
+from foretoken.certify.recipe_law import TextLaw, text_law
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.protocols import Budget, Context, Outcome

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
-from foretoken.engine.executors import process
+from foretoken.drafting import process
 from foretoken.engine.llm import LLM
 from foretoken.methods.dovetail import far, staging
 from foretoken.methods.dovetail.drafter import DovetailDrafter

@@ -18,10 +18,10 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.eagle.config import Llama3Scaling
 from foretoken.methods.eagle.network import Eagle
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.feature_heads import (

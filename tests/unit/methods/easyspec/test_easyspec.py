@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.exactness.recipe_law import text_law
+from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import Draft, Sampled
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.protocols import Budget, Context
@@ -19,10 +19,11 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.drafting.draft_runner import RunnerBuilder
 from foretoken.engine.llm import LLM
+from foretoken.forward import anatomy
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.easyspec.drafter import EasySpecDrafter
-from foretoken.models import anatomy, fuzzy
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
+from foretoken.models import fuzzy
 from foretoken.models.fuzzy import groups_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load

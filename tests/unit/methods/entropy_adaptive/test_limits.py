@@ -12,10 +12,10 @@ from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.randomness import gumbel
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.entropy_adaptive.drafter import EntropyAdaptiveDrafter
 from foretoken.methods.entropy_adaptive.turns import EntropyTurn, entropy
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
 from foretoken.models.load import load
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from foretoken.analysis.exactness.enumeration import TablePair
+from foretoken.certify.enumeration import TablePair
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foretoken.cli.main import main
-from foretoken.cli.settings import parse_methods
+from foretoken.cli.shared.settings import parse_methods
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.metrics import Metrics
@@ -25,8 +25,8 @@ from foretoken.core.verdict import Verdict
 from foretoken.drafting.logistic import Logistic
 from foretoken.engine import compose
 from foretoken.engine.llm import LLM
+from foretoken.forward import anatomy
 from foretoken.methods.judge.head import JudgeConfig, JudgeHead
-from foretoken.models import anatomy
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.testing import Random, Recorder, Stub
@@ -355,7 +355,7 @@ def test_options_that_both_sides_have_are_written_with_their_owner_s_name() -> N
 
 
 def test_log_probabilities_and_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.analysis.exactness import certify
+    from foretoken.certify import certify
     from foretoken.engine import llm
 
     with pytest.raises(ConfigError, match="logprobs=2 with verifier='judge'"):

@@ -23,8 +23,8 @@ from foretoken.methods.judge.mining import RANDOM, STRANGERS, Mined, Mining, min
 from foretoken.methods.judge.store import Store
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.load import load
-from foretoken.tasks import catalog, scoring
-from foretoken.tasks.example import Example
+from foretoken_lab.tasks import catalog, scoring
+from foretoken_lab.tasks.example import Example
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

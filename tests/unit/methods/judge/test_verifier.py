@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.analysis.exactness.enumeration import TablePair, continuation, drafts, target_law, verdicts
-from foretoken.analysis.exactness.statistics import goodness_of_fit
+from foretoken.certify.enumeration import TablePair, continuation, drafts, target_law, verdicts
+from foretoken.certify.statistics import goodness_of_fit
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled, WithoutReplacement
 from foretoken.core.errors import ConfigError

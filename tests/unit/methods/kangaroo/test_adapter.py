@@ -15,10 +15,10 @@ from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.kangaroo import exit_choice
 from foretoken.methods.kangaroo.adapter import Adapter, AdapterConfig, AdapterHead
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.load import load
 from helpers.adapters import OracleHead
 from helpers.golden import LayerPlan, tokens_of

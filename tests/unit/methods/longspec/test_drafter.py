@@ -15,9 +15,9 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.longspec.drafter import LongSpecDrafter
 from foretoken.methods.longspec.network import LongSpec
-from foretoken.models.fused import build
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.native import build
 from helpers.drafters import Crashing
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -17,16 +17,16 @@ from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Budget
 from foretoken.drafting.learned_part import find
+from foretoken.forward import target_kv
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.span import Span
 from foretoken.methods.longspec.drafter import LongSpecDrafter
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.longspec.train import KeyedTarget, read
-from foretoken.models import far_keys
-from foretoken.models.batch import PackedBatch
-from foretoken.models.fused.far import Far
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
-from foretoken.models.native import NativePlan
-from foretoken.models.span import Span
+from foretoken.native.far import Far
 from foretoken.train.replies import Replies
 from helpers.golden import Session, tokens_of
 from helpers.requests import make_request
@@ -204,7 +204,7 @@ def test_the_ring_is_as_good_as_a_cache_of_everything(model: LanguageModel, head
 
 def test_the_angles_are_the_target_s(model: LanguageModel) -> None:
     """The factor that YaRN puts on them is in them."""
-    keys = far_keys.find(model.model, model.name)
+    keys = target_kv.find(model.model, model.name)
     cos, sin = keys.angles(torch.arange(100))
     size = (cos**2 + sin**2).sqrt()
     scaling = model.model.model.rotary_emb.attention_scaling
@@ -234,7 +234,7 @@ def test_targets_that_do_not_fit_are_refused(family: str, message: str, tmp_path
 
 def test_the_last_layer_of_full_attention_is_read(tmp_path: Path) -> None:
     target = load(save_model("qwen3_window", tmp_path), device="cpu")
-    assert far_keys.find(target.model, "it").layer == 1
+    assert target_kv.find(target.model, "it").layer == 1
 
 
 def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.engine import compose
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.mtp.drafter import _Runner
 from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import tokens_of

@@ -17,15 +17,15 @@ from transformers.modeling_layers import MtpModel
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads.unroll import every_column
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.mtp import train as mtp
 from foretoken.methods.mtp.drafter import MtpDrafter, _Runner
 from foretoken.methods.mtp.glm import relaid, write_relaid
 from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
 from foretoken.methods.mtp.train import LearningLayer, Shape, unrolled
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.hidden_states import FINAL
 from foretoken.models.load import load, load_as_is
 from foretoken.train import acceptance
 from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens

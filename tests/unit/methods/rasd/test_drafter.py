@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.analysis.exactness.recipe_law import text_law
 from foretoken.bench.fields import metrics_fields
+from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import NO_DRAFT, Coupled, PointMass
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.protocols import Budget, Verifier
@@ -22,10 +22,10 @@ from foretoken.core.verdict import Verdict
 from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import Manifest
 from foretoken.engine.llm import LLM
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.rasd.drafter import RasdDrafter
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load
 from helpers.adapters import shelf

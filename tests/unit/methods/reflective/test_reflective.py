@@ -13,9 +13,9 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.data.reflection import BACK
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.reflective.verifier import ReflectiveVerifier
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
 from foretoken.models.load import load
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

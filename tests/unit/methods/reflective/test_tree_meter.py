@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import TablePair, verdicts
+from foretoken.certify.enumeration import TablePair, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
@@ -23,7 +23,7 @@ PARENTS = (-1, -1, 0)  # two children of the root, and one of the first
 KINDS = (Sampled, WithoutReplacement, PointMass)
 TREE_RULES = [
     name for name in RULES if name != "match" and catalog.find(name, "verifier").load().trees
-]  # match asks its streams nothing: see analysis/exactness/enumeration.py
+]  # match asks its streams nothing: see certify/enumeration.py
 
 
 @pytest.fixture(autouse=True)

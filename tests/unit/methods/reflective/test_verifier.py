@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.analysis.exactness.enumeration import TablePair, verdicts
+from foretoken.certify.enumeration import TablePair, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError

@@ -12,9 +12,9 @@ from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, Mo
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import WEIGHTS
 from foretoken.engine import compose
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
 from foretoken.methods.scylla.network import Scylla
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.feature_heads import (

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foretoken.core.tree import TokenTree
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionPlan
 from foretoken.methods.sparse.blocks import SCORES, SETS, BlockRule
-from foretoken.models.batch import PackedBatch
-from foretoken.models.cache import KVCache
-from foretoken.models.dense import DensePlan
 from helpers import sparse
 from helpers.golden import random_tree
 

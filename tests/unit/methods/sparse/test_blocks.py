@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foretoken.forward.cache import KVCache
 from foretoken.methods.sparse.blocks import (
     SCORES,
     SETS,
@@ -18,7 +19,6 @@ from foretoken.methods.sparse.blocks import (
     scores_of_summaries,
     weights_of_blocks,
 )
-from foretoken.models.cache import KVCache
 from helpers.sparse import kept_columns
 
 

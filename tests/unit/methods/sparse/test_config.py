@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from foretoken.bench.fields import metrics_fields
-from foretoken.cli.answers import statistics
-from foretoken.cli.settings import parse_methods, parse_settings
+from foretoken.cli.run.answers import statistics
+from foretoken.cli.shared.settings import parse_methods, parse_settings
 from foretoken.core.errors import ConfigError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.compose import settings_of
 from foretoken.engine.llm import LLM
+from foretoken.forward.dense import DensePlans
 from foretoken.methods.sparse import config as verification
 from foretoken.methods.sparse.config import VerificationConfig
-from foretoken.models.dense import DensePlans
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS, greedy, ids, prompt_ids, with_config
 
@@ -187,7 +187,7 @@ def test_all_off_is_the_dense_plan_and_keeps_its_promise():
 
 
 def test_certify_refuses_it():
-    from foretoken.analysis.exactness.certify import certify
+    from foretoken.certify.certify import certify
 
     with pytest.raises(ConfigError, match=r"sparse verification \(verification\.ffn=0\.05\) is approximate by design"):
         certify("ngram", {"verification.ffn": 0.05}, quick=True)

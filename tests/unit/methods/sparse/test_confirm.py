@@ -165,8 +165,8 @@ def test_after_a_refresh_the_cache_is_that_of_dense_decoding(method: str) -> Non
 
 def _dense_rows(llm: LLM, tokens: Sequence[int], cache: Any, slot: int) -> int:
     """How many rows of the slot are those of a dense forward over the tokens, from the first on."""
-    from foretoken.models.batch import PackedBatch
-    from foretoken.models.dense import DensePlan
+    from foretoken.forward.batch import PackedBatch
+    from foretoken.forward.dense import DensePlan
 
     other = llm.target.new_cache(1)
     batch = PackedBatch()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretoken.forward.feed_forward import GatedMLP, RoutedExperts, stacked
 from foretoken.methods.sparse.feed_forward import (
     RULES,
     Skip,
@@ -17,7 +18,6 @@ from foretoken.methods.sparse.feed_forward import (
     ratios,
     shut,
 )
-from foretoken.models.feed_forward import GatedMLP, RoutedExperts, stacked
 
 MLP_WIDTH, MLP_CHANNELS = 24, 96
 

@@ -18,11 +18,11 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.engine.llm import LLM
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.methods.sprinter.drafter import SprinterDrafter
 from foretoken.methods.sprinter.head import SprinterHead, facts_of
 from foretoken.methods.sprinter.train import Watched
-from foretoken.models.batch import PackedBatch
-from foretoken.models.dense import DensePlan
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
 from helpers.golden import tokens_of

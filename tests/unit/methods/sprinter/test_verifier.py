@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from foretoken.analysis.exactness.enumeration import TablePair, continuation, target_law, verdicts
+from foretoken.certify.enumeration import TablePair, continuation, target_law, verdicts
 from foretoken.core.distortion import divergence, total_variation
 from foretoken.core.draft import Approvals, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError

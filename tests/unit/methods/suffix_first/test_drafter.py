@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.analysis.exactness.recipe_law import text_law
 from foretoken.bench.fields import metrics_fields
+from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from foretoken.core.errors import ModelError
-from foretoken.models.fused.quantised import can_join
+from foretoken.forward.quantised_weight import rounded
 from foretoken.models.gguf.blocks import dense, quantised
 from foretoken.models.gguf.container import GGUFFile
-from foretoken.models.quantised.weight import rounded
+from foretoken.native.quantised import can_join
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 np = pytest.importorskip("numpy")

@@ -19,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture  # noqa: E402
+from foretoken.forward.quantised_weight import QuantisedLinear  # noqa: E402
 from foretoken.models.fingerprint import fingerprint, fingerprint_of  # noqa: E402
-from foretoken.models.fused import build  # noqa: E402
 from foretoken.models.load import load, load_as_is, load_config, load_tokenizer  # noqa: E402
-from foretoken.models.quantised.weight import QuantisedLinear  # noqa: E402
+from foretoken.native import build  # noqa: E402
 from helpers import gguf_files  # noqa: E402
 from helpers.tiny_models import FAMILIES, randomise  # noqa: E402
 

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 
 from foretoken import zoo  # noqa: E402
-from foretoken.bench.gguf import export  # noqa: E402
 from foretoken.core.errors import ModelError  # noqa: E402
 from foretoken.models.gguf.container import GGUFFile  # noqa: E402
 from foretoken.models.gguf.tokenizer import tokenizer_of  # noqa: E402
+from foretoken_lab.peers.gguf import export  # noqa: E402
 from helpers import gguf_files  # noqa: E402
 
 TEXTS = (

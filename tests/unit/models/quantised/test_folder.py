@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.fused import build
 from foretoken.models.load import load, load_as_is
-from foretoken.models.quantised.weight import QuantisedLinear
+from foretoken.native import build
 from helpers import quantised_folders as made
 from helpers.tiny_models import save_model
 

@@ -13,12 +13,12 @@ from torch import nn
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.forward.quantised_experts import QuantisedExperts
+from foretoken.forward.quantised_weight import QuantisedLinear, rounded
 from foretoken.models import load as loading
-from foretoken.models.fused import build
 from foretoken.models.load import load
-from foretoken.models.quantised.experts import QuantisedExperts
 from foretoken.models.quantised.rounding import SCHEMES, precision_of, round_weights
-from foretoken.models.quantised.weight import QuantisedLinear, rounded
+from foretoken.native import build
 from helpers.tiny_models import save_model
 
 PROMPTS = ["Ka ba ri", "to", "a b a b a b a b"]

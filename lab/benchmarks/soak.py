@@ -1,0 +1,470 @@
+"""A server under requests of all kinds, one in five of which is given up at a random moment: what is lost, what leaks.
+
+    python benchmarks/soak.py --model zoo:base --method suffix --requests 10000 --json soak.json
+
+``foretoken serve`` runs in a process of its own, in float32. Every answer is compared with what the library, which
+decodes without drafts, says to the same question alone: texts, log-probabilities and numbers of tokens; of a
+structured answer the form is checked, too. What is drawn is compared where the method promises the same stream. Who
+gives up does so after a random part of the time that such questions take. Afterwards nothing may run or wait, every
+slot must be there, the counters of ``/metrics`` must agree with what was asked, and the server's memory must not have
+grown since a third of the requests. Ends with 1 where anything of that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+import psutil
+
+from foretoken import LLM, SamplingParams
+from foretoken.cli.shared.settings import chosen_recipe
+from foretoken.core.provenance import provenance
+from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
+from foretoken.engine.output import Completion
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+PATTERN = "(yes|no), [0-9]{1,3}"
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}, "sure": {"type": "boolean"}},
+    "required": ["count", "sure"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "pick", "parameters": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}}
+MISTAKES: tuple[tuple[str, Any, int], ...] = (
+    (CHAT, {"messages": []}, 400),
+    (CHAT, b"{", 400),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "temperature": "warm"}, 400),
+    (TEXT, {"prompt": "x", "guided_json": {}}, 400),
+    (TEXT, {"prompt": "x" * 200_000}, 400),
+    (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, 400),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 404),
+    ("/v1/embeddings", {"input": "x"}, 404),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request and how its answer is known.
+
+    Attributes:
+        kind: for the table.
+        path, body: of the request.
+        expected: every completion, or the status of what is refused; none: the form is all that is known.
+        form: what must hold of every text, too.
+        before: text that every completion begins with.
+    """
+
+    kind: str
+    path: str
+    body: Any
+    expected: list[Completion] | int
+    form: Callable[[str], bool] = lambda text: True
+    before: str = ""
+
+
+@dataclass
+class Tally:
+    """What came of the requests."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    completions: int = 0
+    tokens: int = 0
+    # that an answer of a kind takes, the last ones weighing most
+    seconds: dict[str, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random, *, same_stream: bool) -> list[Question]:
+    """One of every kind for every prompt, with what the library answers.
+
+    Args:
+        same_stream: whether what the server draws with a seed is what the library draws.
+    """
+    found: list[Question] = []
+
+    def add(kind: str, path: str, fields: dict[str, Any], wanted: list[Completion], **more: Any) -> None:
+        body = {"model": name, "temperature": 0, **fields}
+        found.append(Question(kind, path, body, wanted, **more))
+        options = {"stream_options": {"include_usage": True}} if path != RESPONSES else {}
+        found.append(Question(f"{kind}, streamed", path, {**body, "stream": True, **options}, wanted, **more))
+
+    for prompt in prompts:
+        said = {"messages": [{"role": "user", "content": prompt}]}
+        count, seed = rng.randrange(1, 40), rng.randrange(2**40)
+        greedy = SamplingParams(max_tokens=count, logprobs=3)
+        talk = [said["messages"]]
+
+        def chat(params: SamplingParams, talk: Any = talk) -> list[Completion]:
+            return llm.chat(talk, params)[0].outputs
+
+        def text(params: SamplingParams, prompt: str = prompt) -> list[Completion]:
+            return llm.generate([prompt], params)[0].outputs
+
+        salted = {"cache_salt": rng.choice(["a", "b"])}
+        add("chat", CHAT, {**said, "max_tokens": count}, chat(greedy))
+        add("chat, salted", CHAT, {**said, **salted, "max_completion_tokens": count}, chat(greedy))
+        add("text", TEXT, {"prompt": prompt, "max_tokens": count}, text(greedy))
+        add("response", RESPONSES, {"input": prompt, "max_output_tokens": count}, chat(greedy))
+        add("plain", CHAT, {**said, "max_tokens": count, "speculation": {"enabled": False}}, chat(greedy))
+        drawn: dict[str, Any] = {"temperature": 0.9, "seed": seed, "n": 2, "top_p": 0.9}
+        params = SamplingParams(max_tokens=count, **drawn)
+        wanted = chat(params) if same_stream else []
+        add("two, drawn with a seed", CHAT, {**said, **drawn, "max_tokens": count}, wanted)
+        add("log-probabilities", CHAT, {**said, "max_tokens": count, "logprobs": True, "top_logprobs": 3}, chat(greedy))
+        scored = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": count}
+        add("echo", TEXT, scored, text(greedy), before=prompt)
+        stopped = SamplingParams(max_tokens=count, stop=["e", "and"], logprobs=2)
+        add("stop", TEXT, {"prompt": prompt, "stop": ["e", "and"], "max_tokens": count, "logprobs": 2}, text(stopped))
+        another = prompts[rng.randrange(len(prompts))]
+        both = [*text(SamplingParams(max_tokens=9)), *text(SamplingParams(max_tokens=9), another)]
+        add("two prompts", TEXT, {"prompt": [prompt, another], "max_tokens": 9}, both)
+        form = SamplingParams(max_tokens=40, structured_outputs={"regex": PATTERN}, n=2, temperature=1.5, seed=seed)
+        drawn = {"structured_outputs": {"regex": PATTERN}, "n": 2, "temperature": 1.5, "seed": seed}
+        add(
+            "two of a pattern", CHAT, {**said, **drawn, "max_tokens": 40}, chat(form) if same_stream else [],
+            form=lambda answer: re.fullmatch(PATTERN, answer) is not None,
+        )  # fmt: skip
+        schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+        filled = SamplingParams(max_tokens=64, structured_outputs={"json": SCHEMA})
+        add("schema", CHAT, {**said, "max_tokens": 64, "response_format": schema}, chat(filled))
+        tools = {"tools": [{"type": "function", "function": TOOL}], "max_tokens": 60}
+        add(
+            "tools", CHAT, {**said, **tools, "tool_choice": "required", "parallel_tool_calls": False}, [], form=_is_call
+        )
+        chosen = {"tool_choice": {"type": "function", "function": {"name": TOOL["name"]}}}
+        add("a tool", CHAT, {**said, **tools, **chosen, "temperature": 1, "n": 2}, [], form=_is_call)
+    for path, body, status in MISTAKES:
+        whole = {"model": name, **body} if isinstance(body, dict) else body
+        found.append(Question("mistake", path, whole, status))
+    return found
+
+
+def _is_call(text: str) -> bool:
+    name, _, arguments = text.partition(" ")
+    return name == TOOL["name"] and json.loads(arguments) in ({"a": 1}, {"a": 2})
+
+
+@dataclass
+class Said:
+    """What an answer has: texts and log-probabilities of its completions, calls as name and arguments; tokens."""
+
+    texts: list[str]
+    logprobs: list[list[float]]
+    tokens: int
+
+
+def read(question: Question, raw: bytes) -> Said:
+    """An answer, in one piece or as events."""
+    stream = question.body.get("stream")
+    events = [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")] if stream else []
+    if question.path == RESPONSES:
+        whole = events[-1]["response"] if stream else json.loads(raw)
+        said = "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta")
+        text = whole["output"][0]["content"][0]["text"]
+        assert said == text or not stream, "the deltas are another text than the whole"
+        return Said([text], [[]], whole["usage"]["output_tokens"])
+    if not stream:
+        events = [json.loads(raw)]
+    else:
+        assert raw.rstrip().endswith(b"data: [DONE]"), "the stream breaks off"
+    texts: dict[int, str] = {}
+    logprobs: dict[int, list[float]] = {}
+    ends = Counter[int]()
+    for each in events:
+        assert "error" not in each, each
+        for choice in each["choices"]:
+            index = choice["index"]
+            said = _text(choice, choice.get("message") or choice.get("delta") or choice)
+            texts[index] = texts.get(index, "") + said
+            logprobs[index] = logprobs.get(index, []) + _values(choice.get("logprobs") or {})
+            ends[index] += choice["finish_reason"] is not None
+    assert set(ends.values()) == {1}, f"a completion does not end once: {ends}"
+    tokens = events[-1]["usage"]["completion_tokens"]
+    return Said([texts[each] for each in sorted(texts)], [logprobs[each] for each in sorted(texts)], tokens)
+
+
+def _values(logprobs: dict[str, Any]) -> list[float]:
+    if "content" in logprobs:
+        return [each["logprob"] for each in logprobs["content"]]
+    values: list[float] = logprobs.get("token_logprobs", [])
+    return values
+
+
+def compare(question: Question, said: Said) -> str | None:
+    """What is other than the library says."""
+    assert not isinstance(question.expected, int)
+    if not all(map(question.form, said.texts)):
+        return f"{said.texts} is not of the form"
+    if not question.expected:
+        return None
+    texts = [question.before + each.text for each in question.expected]
+    if said.texts != texts:
+        return f"{said.texts} for {texts}"
+    tokens = sum(len(each.token_ids) for each in question.expected)
+    if said.tokens != tokens:
+        return f"{said.tokens} tokens for {tokens}"
+    for values, wanted in zip(said.logprobs, question.expected, strict=True):
+        known = [each.logprob for each in wanted.logprobs or ()]
+        answered = values[len(values) - len(known) :] if question.before else values  # the prompt's come first
+        if values and (
+            len(answered) != len(known) or any(abs(a - b) > 1e-4 for a, b in zip(answered, known, strict=True))
+        ):
+            return f"log-probabilities {answered} for {known}"
+    asks = question.body.get("logprobs") is not None
+    return "log-probabilities are missing" if asks and not all(said.logprobs) else None
+
+
+def _text(choice: dict[str, Any], said: dict[str, Any]) -> str:
+    calls = [each["function"] for each in said.get("tool_calls") or ()]
+    pieces = [f"{each['name']} {each['arguments']}" if each.get("name") else each["arguments"] for each in calls]
+    return "".join(pieces) or said.get("content") or choice.get("text") or ""
+
+
+def ask(question: Question, port: int, patience: float | None) -> tuple[int, bytes] | None:
+    """Status and body; None: it was given up."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=300)
+    raw = question.body if isinstance(question.body, bytes) else json.dumps(question.body)
+    deadline = None if patience is None else time.monotonic() + patience
+    pieces: list[bytes] = []
+    try:
+        connection.request("POST", question.path, raw, {"content-type": "application/json"})
+        _wait(connection, deadline)
+        response = connection.getresponse()
+        while not pieces or pieces[-1]:
+            _wait(connection, deadline)
+            pieces.append(response.read1(65536))
+        return response.status, b"".join(pieces)
+    except TimeoutError:
+        if deadline is None:
+            raise
+        return None
+    finally:
+        connection.close()
+
+
+def _wait(connection: HTTPConnection, deadline: float | None) -> None:
+    if deadline is not None and connection.sock is not None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.sock.settimeout(left)
+
+
+def check(question: Question, answer: tuple[int, bytes], tally: Tally) -> None:
+    """Count an answer, and what is wrong with it."""
+    status, raw = answer
+    fault = None
+    tokens = completions = 0
+    if isinstance(question.expected, int):
+        told = json.loads(raw).get("error", {})
+        if status != question.expected or set(told) != {"message", "type", "param", "code"}:
+            fault = f"{status} for {question.expected}: {raw[:200]!r}"
+    elif status != 200:
+        fault = f"{status}: {raw[:200]!r}"
+    else:
+        try:
+            said = read(question, raw)
+            tokens, completions = said.tokens, len(said.texts)
+            fault = compare(question, said)
+        except (AssertionError, KeyError, IndexError, ValueError) as error:
+            fault = f"{type(error).__name__} {error}: {raw[-300:]!r}"
+    with tally.lock:
+        tally.ended[question.kind] += 1
+        tally.tokens += tokens
+        tally.completions += completions
+        if fault is not None:
+            tally.faults.append(f"{question.kind}: {fault}")
+
+
+def metrics(port: int) -> dict[str, float]:
+    """The server's numbers, summed over labels but for the reasons of ends."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    found: dict[str, float] = {}
+    for line in lines:
+        if match := re.fullmatch(r"(?:vllm|foretoken):(\w+)\{(.*)\} (\S+)", line):
+            reason = re.search(r'finished_reason="(\w+)"', match[2])
+            name = f"{match[1]} {reason[1]}" if reason else match[1]
+            found[name] = found.get(name, 0.0) + float(match[3])
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def slots_in_use(port: int, model: str, count: int) -> int:
+    """How many requests run at once when as many as there are slots ask without an end."""
+    body = {"model": model, "prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
+    open_ones = []
+    for _ in range(count):
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", TEXT, json.dumps(body), {"content-type": "application/json"})
+        open_ones.append(connection)
+    until(lambda: metrics(port)["num_requests_running"] == count, 10.0)
+    found = int(metrics(port)["num_requests_running"])
+    for connection in open_ones:
+        connection.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="zoo:draft")
+    parser.add_argument("--method", default="suffix")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--prompts", type=int, default=8, help="each is asked about in every kind")
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--cancelled", type=float, default=0.2, help="share of the requests that are given up")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which nothing more is asked")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=8398)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    llm = LLM(options.model, dtype="float32", threads=1)
+    prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
+    recipe = chosen_recipe(options.method, None, target=options.model, draft_model=None)
+    drawn = LLM(options.model, dtype="float32", threads=1, speculative_config=recipe)
+    promise = drawn.recipe.promise_for(SamplingParams(temperature=0.9, seed=1))
+    drawn.close()
+    pool = questions(llm, options.model, prompts, rng, same_stream=promise == "same stream")
+    flags = ["--method", options.method, "--dtype", "float32", "--threads", "1", "--port", str(options.port)]
+    flags += ["--max-num-seqs", str(options.max_num_seqs)]
+    server = subprocess.Popen([sys.executable, "-m", "foretoken", "serve", options.model, *flags])
+    try:
+        result = soak(server.pid, pool, options, rng)
+    finally:
+        server.terminate()
+        code = server.wait(timeout=60)
+    if code != 0:
+        result["faults"].append(f"the server has ended with {code}")
+    for fault in result["faults"][:20]:
+        print(fault)
+    print(json.dumps({key: value for key, value in result.items() if key != "faults"}, indent=1))
+    print(f"{len(result['faults'])} faults")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"results": result, "provenance": provenance(sys.argv, model=options.model)}, file, indent=1)
+    sys.exit(bool(result["faults"]))
+
+
+def soak(pid: int, pool: list[Question], options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Ask everything, look at what is left, and say what is wrong."""
+    port, tally = options.port, Tally()
+    process = psutil.Process(pid)
+
+    def answers() -> bool:
+        try:
+            return bool(metrics(port))
+        except (OSError, HTTPException):
+            return False
+
+    assert until(answers, 120.0), "the server does not answer"
+    plan = [
+        (rng.choice(pool), rng.random() if rng.random() < options.cancelled else None) for _ in range(options.requests)
+    ]
+    waiting = iter(plan)
+    between = max(1, options.requests // 10)
+    memory: dict[int, int] = {}
+    given_up = Counter[str]()
+    began = time.monotonic()
+
+    def client() -> None:
+        while True:
+            with tally.lock:
+                asked = next(waiting, None) if time.monotonic() < began + 60 * options.minutes else None
+                done = sum(tally.ended.values()) + sum(given_up.values())
+                if done >= len(memory) * between:
+                    memory[done] = process.memory_info().rss
+                if asked is None:
+                    return
+                question, part = asked
+                patience = None if part is None else part * tally.seconds.get(question.kind, 0.1)
+            asked_at = time.monotonic()
+            try:
+                answer = ask(question, port, patience)
+            except (OSError, HTTPException) as error:
+                with tally.lock:
+                    tally.faults.append(f"{question.kind}: {type(error).__name__} {error}")
+                continue
+            took = time.monotonic() - asked_at
+            with tally.lock:
+                if answer is None:
+                    given_up[question.kind] += 1
+                elif part is None:
+                    usual = tally.seconds.setdefault(question.kind, took)
+                    tally.seconds[question.kind] = usual + (took - usual) / 8
+            if answer is not None:
+                check(question, answer, tally)
+
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(options.clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - began
+    faults = tally.faults
+    if not until(lambda: metrics(port)["num_requests_running"] + metrics(port)["num_requests_waiting"] == 0):
+        faults.append(f"something runs or waits: {metrics(port)}")
+    counted = metrics(port)
+    done = sum(tally.ended.values()) + sum(given_up.values())
+    memory[done] = process.memory_info().rss
+    ends = {key.split(" ")[1]: int(value) for key, value in counted.items() if key.startswith("request_success_total")}
+    whole = ends.get("stop", 0) + ends.get("length", 0)
+    most = tally.completions + 2 * sum(given_up.values())  # two completions are the most that one asks for
+    if not tally.completions <= whole <= sum(ends.values()) <= most or ends.get("error"):
+        faults.append(
+            f"{ends} requests have ended for {tally.completions} answers and {sum(given_up.values())} given up"
+        )
+    if counted["generation_tokens_total"] < tally.tokens:
+        faults.append(f"{counted['generation_tokens_total']} tokens were counted for {tally.tokens} in the answers")
+    found = slots_in_use(port, options.model, options.max_num_seqs)
+    if found != options.max_num_seqs:
+        faults.append(f"{found} of {options.max_num_seqs} slots are there")
+    if not until(lambda: metrics(port)["num_requests_running"] == 0):
+        faults.append("requests go on whose clients have gone")
+    later = [each for count, each in memory.items() if 3 * count >= done]
+    if max(later) > 1.05 * later[0]:
+        faults.append(f"memory grows: {memory}")
+    return {
+        "requests": done,
+        "answered": sum(tally.ended.values()),
+        "given_up": sum(given_up.values()),
+        "kinds": dict(sorted(tally.ended.items())),
+        "completions": tally.completions,
+        "tokens": tally.tokens,
+        "ended": ends,
+        "cached_tokens": int(counted["prefix_cache_hits_total"]),
+        "prompt_tokens": int(counted["prompt_tokens_total"]),
+        "memory_mb": {count: round(each / 2**20) for count, each in memory.items()},
+        "seconds": round(took, 1),
+        "faults": faults,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""``foretoken analyze``: how far verification rules are from the best that any rule could do, on real prompts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.bench.suite import fingerprint, read_suite
+from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
+from foretoken.cli.shared.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    KvCacheDtype,
+    MaxModelLen,
+    Model,
+    Revision,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    json_option,
+    limit_option,
+    load_model,
+    out_option,
+    suite_option,
+)
+from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json
+from foretoken.cli.shared.settings import DEFAULT_DRAFT, DEFAULT_MODEL, parse_numbers
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.files import check_writable
+from foretoken.core.sampling import SamplingParams
+from foretoken.data.prompts import Prompt, limit_per_category
+
+if TYPE_CHECKING:
+    from foretoken_lab.studies.acceptance.study import Setting
+
+_INTERRUPTED = 130
+_FILE_WIDTH = 120
+_MOST_DRAFTS = 64
+_GRID, _OUTPUT = "Grid", "Output"
+
+app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
+
+
+@app.callback(epilog="Example: foretoken analyze acceptance --limit 2")
+def analyze() -> None:
+    """Measure what verification rules leave unused, what they cost, and how drafting heads scale."""
+
+
+@app.command()
+def acceptance(
+    context: typer.Context,
+    model: Model = DEFAULT_MODEL,
+    draft: DraftModel = DEFAULT_DRAFT,
+    suite: Annotated[str | None, suite_option(_GRID)] = None,
+    limit: Annotated[int | None, limit_option(_GRID, "Prompts of every category at most.")] = None,
+    temperature: Annotated[
+        str, typer.Option("--temperature", metavar="X,…", help="Above 0.", rich_help_panel=_GRID)
+    ] = "0.3,0.7,1.0",
+    top_p: Annotated[
+        str,
+        typer.Option("--top-p", metavar="X,…", help="Smallest set of tokens with this mass.", rich_help_panel=_GRID),
+    ] = "1.0,0.9",
+    num_drafts: Annotated[
+        str,
+        typer.Option("--num-drafts", metavar="N,…", help="Drafts at one position.", rich_help_panel=_GRID),
+    ] = "1,2,3,4",
+    positions: Annotated[
+        int, typer.Option("--positions", min=1, help="Positions of an answer at most.", rich_help_panel=_GRID)
+    ] = 8,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Tokens of an answer at most.", rich_help_panel=_GRID)
+    ] = 64,
+    samples: Annotated[
+        int,
+        typer.Option(
+            "--samples",
+            min=1,
+            max=100_000,
+            help="Sampled drafts where a rule has no closed form.",
+            rich_help_panel=_GRID,
+        ),
+    ] = 32,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seeds answers, positions and sampled drafts.", rich_help_panel=_GRID)
+    ] = 0,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_GRID
+        ),
+    ] = False,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Annotated[
+        bool,
+        json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option("--pictures", metavar="DIR", help="Write pictures (PNG) there.", rich_help_panel=_OUTPUT),
+    ] = None,
+    verbose: Verbose = False,
+) -> int:
+    """Acceptance of every rule, and the most that any rule could accept, over temperature, top_p and drafts.
+
+    The target samples answers; target and draft then give their laws at some
+    positions of them. The rules are computed from these laws, not simulated.
+    Intervals are 95 % over prompts: positions of one answer are not
+    independent, prompts are.
+
+    [bold]Examples[/bold]
+
+      foretoken analyze acceptance
+
+      foretoken analyze acceptance --limit 2 --temperature 1 --top-p 1
+
+      foretoken analyze acceptance --model ./big --draft-model ./small --out a.json --pictures .
+    """
+    grid = _Grid(
+        parse_numbers(temperature, "--temperature", float),
+        parse_numbers(top_p, "--top-p", float),
+        parse_numbers(num_drafts, "--num-drafts", int),
+    )
+    plans = [
+        (each, p, SamplingParams(temperature=each, top_p=p, seed=seed, max_tokens=max_tokens))
+        for each in grid.temperatures
+        for p in grid.top_ps
+    ]
+    grid.check()
+    check_placement(dtype, device, kv_cache_dtype)
+    check_model_name(model)
+    small_name = draft or DEFAULT_DRAFT
+    check_model_name(small_name)
+    _check_outputs(out, pictures)
+    prompts = limit_per_category(read_suite(suite), limit)
+
+    llm = load_model(
+        model,
+        {"method": "none"},
+        verbose=verbose,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        threads=threads,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
+    )
+    from foretoken_lab.studies.acceptance.observe import load_draft, observe
+    from foretoken_lab.studies.acceptance.study import study
+
+    small = load_draft(small_name, llm.target)
+    if max(grid.num_drafts) > llm.target.vocab_size:
+        raise ConfigError(
+            f"--num-drafts {max(grid.num_drafts)} is above the vocabulary of {llm.target.vocab_size} tokens"
+        )
+    chat = llm.is_chat_model and not raw
+    fitting = _fitting([_prompt_ids(llm, prompt, chat) for prompt in prompts], llm, small, max_tokens)
+    settings: list[Setting] = []
+    interrupted = False
+    try:
+        with progress_bar("prompts x settings", len(plans) * len(fitting)) as advance:
+            for each, p, params in plans:
+                observed = observe(llm, small, fitting, params, positions, progress=advance)
+                settings += study(observed, grid.num_drafts, temperature=each, top_p=p, num_samples=samples, seed=seed)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        llm.close()
+    if not settings:
+        note("interrupted before the first setting was done: nothing to report")
+        return _INTERRUPTED
+    facts = _facts(
+        context.find_root().obj or sys.argv[1:],
+        llm,
+        small_name,
+        suite,
+        prompts,
+        fitting,
+        chat=chat,
+        interrupted=interrupted,
+    )
+    facts.update(seed=seed, max_tokens=max_tokens, positions_per_prompt=positions, samples=samples)
+    record = {"provenance": facts, "settings": [setting.fields() for setting in settings]}
+    if json:
+        emit_json(record)
+    else:
+        _print(settings, facts)
+    if out is not None:
+        write_json(out, record)
+    if pictures is not None:
+        from foretoken_lab.studies.acceptance.pictures import draw
+
+        for file in draw(settings, pictures):
+            note(f"wrote {file}")
+    return _INTERRUPTED if interrupted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The values that were asked for."""
+
+    temperatures: list[float]
+    top_ps: list[float]
+    num_drafts: list[int]
+
+    def check(self) -> None:
+        """Refuse what has no acceptance rate to compare; the engine's own bounds are checked by SamplingParams."""
+        if 0.0 in self.temperatures:
+            raise ConfigError(
+                "--temperature 0: greedy decoding has nothing to choose between rules, all accept the argmax; "
+                "use a value above 0"
+            )
+        for n in self.num_drafts:
+            if not 1 <= n <= _MOST_DRAFTS:
+                raise ConfigError(f"--num-drafts {n}: give numbers from 1 to {_MOST_DRAFTS}")
+
+
+def _check_outputs(out: Path | None, pictures: Path | None) -> None:
+    """Find out before the measuring, not after, that results cannot be written."""
+    check_outputs({"--out": out})
+    if pictures is None:
+        return
+    if not pictures.is_dir():
+        raise ConfigError(f"--pictures {pictures}: there is no such folder; make it first")
+    check_writable(pictures / "acceptance.png", "--pictures")
+    check_pictures("--pictures")
+
+
+def _prompt_ids(llm: Any, prompt: Prompt, chat: bool) -> list[int]:
+    if chat:
+        return llm.chat_prompt([{"role": "user", "content": prompt.text}])["prompt_token_ids"]
+    return list(llm.tokenizer(prompt.text)["input_ids"])
+
+
+def _fitting(prompts: Sequence[list[int]], llm: Any, draft: Any, max_tokens: int) -> list[list[int]]:
+    """Prompts that both models can read with an answer of full length."""
+    room = min(llm.target.max_length, draft.max_length) - max_tokens
+    kept = [ids for ids in prompts if len(ids) <= room]
+    if not kept:
+        raise InputError(
+            f"no prompt fits: the shortest has {min(map(len, prompts))} tokens, and {max(room, 0)} are left beside an "
+            f"answer of {max_tokens}; lower --max-tokens or give shorter prompts"
+        )
+    if len(kept) < len(prompts):
+        note(
+            f"{len(prompts) - len(kept)} of {len(prompts)} prompts left out: they and an answer do not fit the context"
+        )
+    return kept
+
+
+def _facts(
+    arguments: Sequence[str],
+    llm: Any,
+    draft: str,
+    suite: str | None,
+    prompts: Sequence[Prompt],
+    used: Sequence[Any],
+    *,
+    chat: bool,
+    interrupted: bool,
+) -> dict[str, Any]:
+    import torch
+
+    from foretoken.core.provenance import provenance
+
+    return provenance(
+        arguments,
+        target=llm.target.name,
+        draft=draft,
+        dtype=llm.target.precision,
+        device=str(llm.target.device),
+        threads=torch.get_num_threads(),
+        chat_template=chat,
+        interrupted=interrupted,
+        intervals="95 %, Student, clustered by prompt",
+        suite={
+            "file": suite or "bundled",
+            "sha256": fingerprint(suite, prompts),
+            "num_prompts": len(prompts),
+            "num_used": len(used),
+        },
+    )
+
+
+def _print(settings: Sequence[Setting], facts: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    # a file or a pipe has no width: wide enough then for every column
+    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    with console.capture() as capture:
+        for setting in settings:
+            console.print(_table(setting))
+    emit(capture.get(), end="")
+    emit(
+        f"{facts['target']} with {facts['draft']}, {facts['dtype']}. Intervals: 95 % over {settings[0].num_prompts} "
+        "prompts. Gap: points below the optimum of the scheme. "
+        "~: sampled drafts where they are too many to list, else exact. "
+        "transport is the optimum itself, if a rule solves it at every token."
+    )
+    emit("\nWhat accepts most (differences are paired by prompt):")
+    for setting in settings:
+        emit(f"  {_name(setting)}: {setting.advice}.")
+    if facts["interrupted"]:
+        emit("interrupted: only the settings above were done")
+
+
+def _table(setting: Setting) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=_name(setting), box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("rule", no_wrap=True)
+    for name in ("acceptance", "95 %", "optimum", "gap", "95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    rivals = {index for index, _, _ in setting.rivals}
+    for index, row in sorted(enumerate(setting.rows), key=lambda item: -item[1].acceptance):
+        leads = index == setting.best or index in setting.equals
+        mark = "best" if leads else "not told apart" if index in rivals else ""
+        table.add_row(
+            row.scheme,
+            row.rule + (" ~" if row.sampled else ""),
+            f"{row.acceptance:.2%}",
+            _ends(row.interval),
+            f"{row.bound:.2%}",
+            _points(row.gap),
+            _ends(row.gap_interval),
+            mark,
+        )
+    return table
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else f"{_points(interval[0])}…{_points(interval[1])}"
+
+
+def _points(rate: float) -> str:
+    return f"{round(100 * rate, 2) + 0.0:.2f}"  # + 0.0: no minus sign before a zero
+
+
+def _name(setting: Setting) -> str:
+    drafts = "1 draft" if setting.num_drafts == 1 else f"{setting.num_drafts} drafts"
+    return f"T={setting.temperature:g}, top_p={setting.top_p:g}, {drafts}"

@@ -1,0 +1,166 @@
+"""``foretoken eval`` as a person runs it: figures, saved outputs, a comparison, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from foretoken.cli.main import main
+
+FIELDS = {
+    "model", "method", "task", "num_examples", "accuracy", "interval", "categories", "nll", "truncated", "refused",
+    "failed", "mean_tokens", "tokens_per_step", "tokens_per_second", "distortion", "kl", "flops_per_token", "promise",
+    "seconds", "provenance",
+}  # fmt: skip
+
+
+MODEL = ("--model", "zoo:draft", "--dtype", "float32", "--threads", "1")
+
+
+def run(*arguments, cwd):
+    environment = {key: value for key, value in os.environ.items() if key != "FORETOKEN_DATA"}
+    return subprocess.run(
+        [sys.executable, "-m", "foretoken", "eval", *MODEL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+def test_figures_saved_outputs_and_a_comparison(tmp_path, capsys):
+    first = run("--task", "profiles,code", "--limit", "4", "--json", "--save-outputs", "plain.jsonl", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    profiles, code = (json.loads(line) for line in first.stdout.splitlines())
+    assert FIELDS | {"f1"} == set(profiles)
+    assert FIELDS | {"parses", "defines"} == set(code)
+    assert profiles["num_examples"] == 4
+    assert profiles["method"] == {"method": "none"}
+    assert profiles["promise"] == "same text"
+    assert profiles["nll"] > 0
+    assert profiles["provenance"]["command"].startswith("foretoken eval --model zoo:draft")
+    assert profiles["provenance"]["max_tokens"] == 32
+    saved = [json.loads(line) for line in (tmp_path / "plain.jsonl").read_text().splitlines()]
+    assert [line["task"] for line in saved] == ["profiles"] * 4 + ["code"] * 4
+    assert sum(line["scores"]["correct"] for line in saved[:4]) / 4 == profiles["accuracy"]
+
+    plain = str(tmp_path / "plain.jsonl")
+    assert main(["eval", *MODEL, "--task", "profiles", "--limit", "4", "--method", "ngram", "--against", plain]) == 0
+    out, err = capsys.readouterr()
+    assert "zoo:draft, ngram, float32" in out
+    assert "accuracy +0.0 points against the other run" in out
+    assert "Traceback" not in first.stderr + err
+
+
+def test_texts_are_read_beside_tasks_and_alone(tmp_path):
+    (tmp_path / "story.txt").write_text("Once upon a time there was a small dog. " * 60)
+    (tmp_path / "noise.txt").write_text("zq xv 9% qqk jj wvw !! pz " * 60)
+    texts = ("--text", "story.txt", "--text", "noise.txt", "--text-tokens", "600")
+    done = run("--task", "code", "--limit", "2", *texts, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    code, story, noise = (json.loads(line) for line in done.stdout.splitlines())
+    assert code["task"] == "code"
+    assert (story["text"], story["num_tokens"], noise["text"]) == ("story.txt", 598, "noise.txt")  # of two windows
+    assert story["interval"][0] < story["nats"] < noise["nats"]
+    alone = run(*texts[:2], cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert "story.txt: " in alone.stdout
+    assert " nats a token (95 %: " in alone.stdout
+    missing = run("--text", "nowhere.txt", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr.splitlines() == ["error: --text nowhere.txt: no such file"]
+
+
+def test_an_interruption_keeps_the_tasks_that_were_done(tmp_path, capsys, monkeypatch):
+    from foretoken_lab.tasks import evaluate as module
+
+    real = module.evaluate
+
+    def cut_short(llm, task, *rest, **options):
+        if task.name == "json":
+            raise KeyboardInterrupt
+        return real(llm, task, *rest, **options)
+
+    monkeypatch.setattr(module, "evaluate", cut_short)
+    saved = tmp_path / "saved.jsonl"
+    code = main(["eval", *MODEL, "--task", "profiles,json,code", "--limit", "2", "--save-outputs", str(saved)])
+    assert code == 130
+    assert "profiles: f1" in capsys.readouterr().out
+    assert len(saved.read_text().splitlines()) == 2
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A place with a few files, no data folder, and an engine that must not be reached."""
+    import foretoken
+
+    def refuse(*args, **options):
+        raise AssertionError("the model was loaded before the input was checked")
+
+    monkeypatch.setattr(foretoken, "LLM", refuse)
+    monkeypatch.delenv("FORETOKEN_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "none.jsonl").write_text('{"task": "qmsum", "id": "1", "scores": {"rouge1": 0.5}}\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "no task: name one with --task"),
+        ("--task arithmetix", "did you mean 'arithmetic'"),
+        ("--task json,", "names with commas"),
+        ("--task json,json", "twice"),
+        ("--task json --limit 0", "--limit 0: ask at least one example"),
+        ("--task json --limit many", "--limit"),
+        ("--task squad --limit 500", "has 200 examples"),
+        ("--task gsm8k", "--data DIR, or set FORETOKEN_DATA"),
+        ("--task gsm8k --data nowhere", "no such folder"),
+        ("--task json --data nowhere", "--data nowhere: what --task json asks is generated"),
+        ("--task json --text-tokens 50", "--text-tokens is for --text FILE"),
+        ("--text .", "--text .: this is a folder, name a file"),
+        ("--text other.jsonl --limit 3", "--limit is for tasks"),
+        ("--text other.jsonl --save-outputs out.jsonl", "--save-outputs is for tasks"),
+        ("--text other.jsonl --against none.jsonl", "--against is for tasks"),
+        ("--text other.jsonl --method suffix", "--method is for tasks"),
+        ("--task json --prompt-tokens 300", "it is for keys, qmsum"),
+        ("--task keys --prompt-tokens 0", "--prompt-tokens"),
+        ("--task json --max-tokens 0", "max_tokens=0"),
+        ("--task json --temperature -1", "temperature=-1.0"),
+        ("--task json --method ngrm", "did you mean 'ngram'"),
+        ("--task json --method ngram --draft-model zoo:draft", "does not go with method 'ngram'"),
+        ("--task json --set novalue", "key=value"),
+        ("--task json --model zoo:bse", "did you mean 'base'"),
+        ("--task json --dtype float99", "unknown dtype"),
+        ("--task json --save-outputs nowhere/out.jsonl", "there is no folder nowhere"),
+        ("--task json --against missing.jsonl", "missing.jsonl: no such file"),
+        ("--task json --against other.jsonl", "needs the field 'task'"),
+        ("--task json --against none.jsonl", "no scored answers"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_loaded(folder, capsys, arguments, message):
+    code = main(["eval", *arguments.split()])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 2
+
+
+@pytest.mark.parametrize("arguments", ["--list", "--task list"])
+def test_the_tasks_are_listed(folder, capsys, arguments):
+    assert main(["eval", *arguments.split()]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith("arithmetic")
+    assert "needs --data" in lines[-1]
+    assert main(["eval", *arguments.split(), "--json"]) == 0
+    (listed,) = capsys.readouterr().out.splitlines()
+    assert [each["name"] for each in json.loads(listed)["tasks"]] == [line.split()[0] for line in lines]

@@ -1,0 +1,149 @@
+"""A certificate for a recipe: does its output keep the written promise? Six parts, each of which can fail.
+
+* ``closed_form``: the recipe's rules on tiny random models, every draft and every decision enumerated: 1e-9.
+* ``teeth``: rules with a known bias go through the same enumeration and must be caught.
+* ``draft_law``: where drafts are drawn, drafter and rule on the real models, every draw and every decision enumerated,
+  under stop rules that follow a script; the same recipe, choosing among what it drew, must be caught.
+* ``greedy_text``: on the real model, in float32 unless told otherwise, the text at temperature 0 equals plain
+  decoding's, token by token.
+* ``sampled_law``: on the real model, recipe against plain sampling, a group-sequential two-sample test on the first
+  tokens, between two brackets: plain against plain with other seeds must pass, plain against another temperature must
+  fail.
+* ``same_stream``: where that is promised, seeded requests give the tokens that they give without speculation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foretoken import catalog
+from foretoken.certify.certificate import Certificate
+from foretoken.certify.on_models import check_room, draft_law, drafts, greedy_text, same_stream, tokens_of
+from foretoken.certify.on_tables import closed_form, teeth
+from foretoken.certify.sampled_law import sampled_law
+from foretoken.core.draft import PointMass, Tabulated
+from foretoken.core.errors import ConfigError
+from foretoken.core.metrics import Metrics
+from foretoken.core.protocols import Verifier
+from foretoken.core.threads import one_thread
+from foretoken.engine.recipe import BEST_OF_TREES
+
+_NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe says otherwise
+
+
+def certify(
+    method: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    model: str = "zoo:base",
+    dtype: str = "float32",
+    kv_cache_dtype: str = "auto",
+    revision: str | None = None,
+    quick: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **placement: Any,
+) -> Certificate:
+    """Prove what a recipe promises, or show where it fails.
+
+    Args:
+        method: name of the drafter.
+        settings: the other keys of ``speculative_config``.
+        model: the real model.
+        dtype, kv_cache_dtype: it is loaded in; of "int8" and "int4" the promise is about the rounded model.
+        revision: of a hub id: a branch, a tag or a commit.
+        quick: fewer models, prompts and samples: the same parts with less power.
+        progress: called with a line before each part.
+        placement: ``device``, ``max_model_len`` and ``trust_remote_code`` of :class:`~foretoken.LLM`.
+    Raises:
+        ConfigError: the recipe cannot be built, or promises nothing that could be proved.
+    """
+    from foretoken.engine.llm import LLM  # only this function needs a real model
+
+    began = time.perf_counter()
+    say = progress or (lambda line: None)
+    settings = dict(settings or {})
+    _check_lossless(method, settings)
+    say(f"loading {model} in {dtype}")
+    loaded_in: dict[str, Any] = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "revision": revision, **placement}
+    plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **loaded_in)
+    check_room(plain_llm, quick=quick)
+    # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
+    recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
+    recipe = recipe_llm.recipe
+    if recipe.promise == "approximate":
+        raise ConfigError(
+            f"{recipe.why_approximate} is approximate by design: this recipe is not lossless and gets no "
+            "certificate; leave that out for one that is"
+        )
+    if method != "none" and recipe.num_nodes == 0:
+        raise ConfigError("num_speculative_tokens=0 drafts nothing, so there is nothing to prove: leave it out")
+    rules = rules_of(recipe)
+    samples = any(rule.name != "greedy" for rule in rules)
+    drafted = Metrics()
+    plain, speculative = tokens_of(plain_llm, Metrics()), tokens_of(recipe_llm, drafted)
+    draws = any(issubclass(law, Tabulated) for law in recipe.drafter.laws)
+
+    sections = []
+    with one_thread():
+        say(f"closed form: enumerating {', '.join(rule.name for rule in rules)}")
+        sections.append(closed_form(rules, quick=quick))
+        say("teeth: biased rules must be caught")
+        sections.append(teeth(rules))
+    say("greedy text: token by token against plain decoding")
+    sections.append(greedy_text(plain, speculative, quick=quick))
+    if samples:
+        say("sampled law: two-sample tests on the real model")
+        # plain decoding draws by the sampler of `match`: the arm that it is compared with has another one
+        naive = tokens_of(plain_llm.with_method({"method": "none", "verifier": "naive"}), Metrics())
+        if not draws:
+            sections.append(sampled_law(naive, speculative, quick=quick))
+        else:  # by what a draft ends is where draws are most easily kept or dropped for their value
+            adaptive_llm = plain_llm.with_method({"method": method, **settings, "num_speculative_tokens": "auto"})
+            sections.append(sampled_law(naive, tokens_of(adaptive_llm, drafted, scripted=True), quick=quick))
+            say("draft law: enumerating what drafter and rule do on the real model")
+            sections.append(draft_law(plain_llm, adaptive_llm, quick=quick))
+    if recipe.promise == "same stream":
+        say("same stream: seeded requests with and without speculation")
+        sections.append(same_stream(plain, speculative, quick=quick))
+    if method != "none":
+        sections.append(drafts(drafted))
+    certified = str(model) if revision is None else f"{model} at {revision}"
+    certified += "" if dtype == "float32" else f" in {dtype}"
+    return Certificate(
+        method,
+        settings,
+        certified if kv_cache_dtype == "auto" else f"{certified}, keys and values in {kv_cache_dtype}",
+        recipe.promise,
+        quick,
+        tuple(sections),
+        time.perf_counter() - began,
+    )
+
+
+def _check_lossless(method: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a lossy rule, asked for or the drafter's own, before any model is loaded."""
+    own = catalog.find(method, "drafter").load().declared.own_verifier
+    asked = settings.get("verifier") or own
+    if asked in (None, "auto"):
+        return
+    rule = catalog.find(asked, "verifier") if isinstance(asked, str) else asked
+    if rule.promise == "approximate":
+        remedy = "leave the verifier out" if own is None else "use verifier='auto'"
+        raise ConfigError(
+            f"verifier='{rule.name}' is approximate by design: this recipe is not lossless and gets no certificate; "
+            f"{remedy} for one that is, or read the distortion that every run reports"
+        )
+
+
+def rules_of(recipe: Any) -> list[Verifier]:
+    """The verifiers that a recipe may use: the one asked for, else those that it chooses among for its drafts."""
+    if recipe.verifier is not None:
+        return [recipe.verifier]
+    names = ["greedy", "match"]
+    if any(not issubclass(law, PointMass) for law in recipe.drafter.laws):
+        names.append("block")
+        if recipe.drafter.branches:
+            names += [BEST_OF_TREES[law] for law in recipe.drafter.laws if law in BEST_OF_TREES]
+    return [catalog.find(name, "verifier").load()() for name in names]

@@ -1,0 +1,122 @@
+"""What the enumeration of a rule does not see: its decisions for a batch, and the sampler inside of `match`.
+
+* A rule that decides requests abreast must give the verdicts that it gives one by one: then the enumeration of the one
+  speaks for the other, too.
+* `match` samples the target itself, and so does plain decoding. Its tokens are compared, one by one and over filtered
+  rows, too, with a sampler of this file's own: the winner of the exponential race over p.
+
+Beside them stand the recipe's own rules, tampered with: what certifies a rule must fail for its biased twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.certify.enumeration import CHAINS, LAW_OF, TREES, Kind, TablePair, drafts
+from foretoken.core.draft import Draft, Law, PointMass, Tabulated
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams, exponential
+from foretoken.core.tree import ROOT, TokenTree
+from foretoken.core.verdict import Verdict
+
+_SIZE = 4  # tokens of the tables
+_VOCAB = 12  # of the rows that the sampler is compared on
+_POSITION = 9
+NUM_SEEDS = 2000  # that the sampler is compared over
+
+
+def batch_differences(rule: Verifier, num_seeds: int = 6) -> int:
+    """Requests whose verdict abreast is not that alone, with the same seeds; 0 for a rule that decides one by one."""
+    if not rule.offers.batches:
+        return 0
+    cases: list[tuple[Draft, Laws]] = []
+    for kind, law in LAW_OF.items():
+        if law in rule.laws:
+            for shape in (*CHAINS[1:], *(TREES[:2] if rule.trees else ())):
+                cases += _cases(TablePair(_SIZE, len(cases), "peaked"), shape, kind)
+    differences = 0
+    for kind_of_law in {type(draft.law) for draft, _ in cases}:
+        group = [case for case in cases if isinstance(case[0].law, kind_of_law)] * num_seeds
+        seeds = range(len(group))
+        alone = [rule.verify(draft, target, Streams(s)) for s, (draft, target) in zip(seeds, group, strict=True)]
+        abreast = rule.verify_batch([d for d, _ in group], [t for _, t in group], [Streams(s) for s in seeds])
+        differences += sum(one != other for one, other in zip(alone, abreast, strict=True))
+    return differences
+
+
+def _cases(pair: TablePair, shape: tuple[int, ...], kind: Kind) -> list[tuple[Draft, Laws]]:
+    """The drafts of one shape and kind, with the target's laws at their nodes."""
+    found = []
+    for _, tokens, parents in drafts(pair, shape, kind):
+        contexts = [_path(tokens, parents, node) for node in range(ROOT, len(tokens))]
+        target = Laws(
+            torch.stack([pair.p(each) for each in contexts]).log().float(),
+            greedy=False,
+            positions=[_POSITION + len(each) for each in contexts],
+        )
+        law: Law = PointMass()
+        if kind != "point":
+            q_KV = torch.stack([pair.q(_path(tokens, parents, parent)) for parent in dict.fromkeys(parents)]).float()
+            tabulated: type[Tabulated] = LAW_OF[kind]  # type: ignore[assignment]
+            law = tabulated(q_KV, tuple(list(dict.fromkeys(parents)).index(parent) for parent in parents))
+        found.append((Draft(TokenTree(tokens, parents), law), target))
+    return found
+
+
+def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node != ROOT:
+        path.insert(0, tokens[node])
+        node = parents[node]
+    return tuple(path)
+
+
+def sampler_differences(rule: Verifier, num_seeds: int = NUM_SEEDS) -> int:
+    """Seeds whose first token under `match` is not that of the race over p run here; full and filtered rows."""
+    generator = torch.Generator().manual_seed(0)
+    differences = 0
+    for seed in range(num_seeds):
+        logits_V = torch.randn(_VOCAB, generator=generator) * 1.5
+        if seed % 2:  # as a filter leaves it
+            logits_V[torch.randperm(_VOCAB, generator=generator)[: _VOCAB // 2]] = -torch.inf
+        target = Laws(logits_V[None], greedy=False, positions=[_POSITION + seed % 5])
+        noise_V = exponential(seed, target.positions, _VOCAB)[0].double()
+        expected = int((noise_V / torch.softmax(logits_V.double(), -1)).argmin())
+        differences += rule.verify(Draft(TokenTree(())), target, Streams(seed)).extra != expected
+    return differences
+
+
+class ColderTarget(Verifier):
+    """A rule that is shown the target at half the temperature.
+
+    Args:
+        rule: the rule of the recipe.
+    """
+
+    def __init__(self, rule: Verifier) -> None:
+        self.name, self.promise, self.laws, self.trees = rule.name, rule.promise, rule.laws, rule.trees
+        self._rule = rule
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """The rule's verdict under p squared."""
+        return self._rule.verify(draft, _laws(2.0 * target.logits_MV, target), rng)
+
+
+class LenientTarget(ColderTarget):
+    """A rule that takes the first drafted token for a tenth more probable than it is."""
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """The rule's verdict with the first drafted token's logit raised by log 1.1."""
+        logits_MV = target.logits_MV.clone()
+        if len(draft):
+            logits_MV[0, draft.tree.tokens[0]] += 0.0953
+        return self._rule.verify(draft, _laws(logits_MV, target), rng)
+
+
+def _laws(logits_MV: Tensor, target: Laws) -> Laws:
+    p_MV = torch.softmax(logits_MV, -1)  # what is tampered with must be a law all the same
+    return Laws(p_MV.log(), greedy=target.greedy, positions=target.positions)

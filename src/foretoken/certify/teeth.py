@@ -1,0 +1,263 @@
+"""Rules with a known bias. An exactness check is worth something only if it catches every one of them.
+
+Each tooth is a mistake that has been made in published code or is one line away from a correct rule: a plain rule of
+plain_rules.py with one method tampered with, or a real rule that is told the wrong law. The checks run them
+through the same enumeration as the real verifiers; the untampered twins must pass it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from foretoken.certify.enumeration import CHAINS, Kind, Shape, Stop, worst_error
+from foretoken.certify.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
+from foretoken.core.draft import Draft, Tabulated
+from foretoken.core.laws import Laws
+from foretoken.core.protocols import Verifier
+from foretoken.core.randomness import Streams
+from foretoken.core.verdict import Verdict
+from foretoken.verifiers.block import BlockVerifier
+from foretoken.verifiers.greedy_draft import GreedyDraftVerifier
+from foretoken.verifiers.kseq import KSeqVerifier
+from foretoken.verifiers.match import MatchVerifier
+from foretoken.verifiers.ratio import RatioVerifier
+from foretoken.verifiers.recursive import RecursiveVerifier
+from foretoken.verifiers.spechub import SpecHubVerifier
+
+CAUGHT = 1e-6
+"""The least bias that counts as caught. Exact rules are within 1e-15 here, and certify allows them 1e-9; a law that is
+rounded to bfloat16, the slightest mistake below, is off by about 1e-3."""
+
+
+# ---------------------------------------------------------------------- the residual and the bonus
+
+
+class _NoResidual(PlainRatio):
+    def residual(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        return p_V
+
+
+class _WrongBonusRow(PlainRatio):
+    def bonus_row(self, num: int) -> int:
+        return max(num - 1, 0)
+
+
+class _UnfilteredBonus(PlainRatio):
+    """Where a filter put zeros, the bonus has the tail that it had before."""
+
+    def bonus(self, p_V: Tensor) -> Tensor:
+        return p_V.clamp(min=0.01)
+
+
+class _NotRenormalised(PlainRecursive):
+    """The second sibling is tested against p - q as it is, not divided by its mass."""
+
+    def normalised(self, left_V: Tensor) -> Tensor:
+        return left_V
+
+
+# ---------------------------------------------------------------------- the ratio
+
+
+class _SwappedRatio(PlainRatio):
+    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
+        return float(q_V[token] / p_V[token]) if float(p_V[token]) > 0.0 else 0.0
+
+
+class _ArgmaxOnly(PlainRatio):
+    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
+        return 1.0 if int(p_V.argmax()) == token else 0.0
+
+
+class _LenientRatio(PlainRatio):
+    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
+        return 1.1 * super().chance(p_V, q_V, token)
+
+
+class _SharedUniform(PlainRatio):
+    """The uniform that drew the token decides on it, too.
+
+    Drawn by inversion, the token tells that the uniform lies in its share [low, high) of the running sum of q; given
+    that, it is below p/q with the chance that is returned.
+    """
+
+    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
+        high, width = float(q_V[: token + 1].sum()), float(q_V[token])
+        return (super().chance(p_V, q_V, token) - (high - width)) / width
+
+
+class _LateTarget(PlainRatio):
+    """Every token is judged by the law after it, not by the law that it was to follow."""
+
+    def row(self, node: int) -> int:
+        return node + 1
+
+
+# ---------------------------------------------------------------------- the laws themselves
+
+
+class _RoundedDraft(PlainRatio):
+    def draft_law(self, q_V: Tensor) -> Tensor:
+        return q_V.bfloat16().to(q_V.dtype)
+
+
+class _ColderDraft(PlainRatio):
+    """Temperature 1/2 is applied to a q that has it already: the square, normalised."""
+
+    def draft_law(self, q_V: Tensor) -> Tensor:
+        return q_V**2 / (q_V**2).sum()
+
+
+class _ColderTarget(PlainRatio):
+    def target_law(self, p_V: Tensor) -> Tensor:
+        return p_V**2 / (p_V**2).sum()
+
+
+# ---------------------------------------------------------------------- blocks and siblings
+
+
+class _ProductOnly(PlainRatio):
+    """Accepts the whole block with the product of the ratios, but keeps the residual of the token-wise rule."""
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        if not len(draft):
+            return super().verify(draft, target, rng)
+        assert isinstance(draft.law, Tabulated)
+        weight, weights = 1.0, []
+        for node, token in enumerate(draft.tree.tokens):
+            weight = min(weight * self.chance(target.p_MV[node], draft.law.q_at(node), token), 1.0)
+            weights.append(weight)
+        stands = [i + 1 for i, good in enumerate(rng.bernoulli("accept", weights)) if good]
+        num = max(stands, default=0)
+        if num == len(draft):
+            return Verdict(tuple(range(num)), rng.categorical("bonus", target.p_MV[num]))
+        left_V = self.residual(target.p_MV[num], draft.law.q_at(num))
+        return Verdict(tuple(range(num)), rng.categorical("residual", left_V))
+
+
+class _RepeatsSkipped(PlainRecursive):
+    """A repeated sibling is tried once: harmless without replacement, a bias for free draws."""
+
+    def order(self, tokens: Sequence[int], q_V: Tensor) -> list[int]:
+        return [node for node, token in enumerate(tokens) if token not in tokens[:node]]
+
+
+class _Resorted(PlainRecursive):
+    """The most probable sibling is tried first, whichever was drawn first."""
+
+    def order(self, tokens: Sequence[int], q_V: Tensor) -> list[int]:
+        return sorted(range(len(tokens)), key=lambda node: -float(q_V[tokens[node]]))
+
+
+class _EagerKSeq(PlainKSeq):
+    """Every draw gets the full test, as if it were the only one."""
+
+    def rho(self, p_V: Tensor, q_V: Tensor, count: int) -> float:
+        return 1.0
+
+
+class _ForgetfulHub(PlainHub):
+    """The second test does not know what the first has taken."""
+
+    def left_for_second(self, p_V: Tensor, first_V: Tensor) -> Tensor:
+        return p_V
+
+
+class SameNoise(MatchVerifier):
+    """Sample and match with one row of noise for all positions: neighbouring tokens are then tied together.
+
+    Not among the teeth below, since `match` cannot be enumerated; the test over seeds must catch it.
+    """
+
+    name = "same noise"
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Forget the positions, then match."""
+        forgetful = Laws(target.logits_MV, greedy=target.greedy, positions=[0] * len(target))
+        return super().verify(draft, forgetful, rng)
+
+
+_STEPS: tuple[Shape, ...] = CHAINS[1:]
+_PAIRS: tuple[Shape, ...] = ((-1, -1),)
+_BUSHES: tuple[Shape, ...] = ((-1, -1), (-1, -1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tooth:
+    """One biased rule, and where it bites.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        verifier: the rule.
+        kind: the law that the draft is drawn by.
+        shapes: parents of the draft trees.
+        declared: the law that the rule is told; None is the truth.
+        stop: the drafter's stop rule.
+    """
+
+    name: str
+    verifier: Verifier
+    kind: Kind = "sampled"
+    shapes: Sequence[Shape] = _STEPS
+    declared: Kind | None = None
+    stop: Stop = "never"
+
+    def bias(self, seed: int = 0) -> float:
+        """The largest error that the enumeration finds."""
+        return worst_error(
+            self.verifier,
+            num_pairs=1,
+            kinds=(self.kind,),
+            shapes=self.shapes,
+            declared=self.declared,
+            stop=self.stop,
+            seed=seed,
+        ).error
+
+
+CONTROLS = (
+    Tooth("ratio, untampered", PlainRatio()),
+    Tooth("recursive, untampered, free draws", PlainRecursive(), "sampled", _BUSHES),
+    Tooth("recursive, untampered, without replacement", PlainRecursive(), "without", _BUSHES),
+    Tooth("K-SEQ, untampered", PlainKSeq(), "sampled", _PAIRS),
+    Tooth("hub pairs, untampered", PlainHub(), "hub", _PAIRS),
+)
+
+TEETH: tuple[Tooth, ...] = (
+    Tooth("residual not subtracted", _NoResidual()),
+    Tooth("bonus drawn from the row before", _WrongBonusRow()),
+    Tooth("bonus without the filters", _UnfilteredBonus()),
+    Tooth("residual not renormalised", _NotRenormalised(), "sampled", _BUSHES),
+    Tooth("ratio upside down", _SwappedRatio()),
+    Tooth("accept the argmax only, at temperature 1", _ArgmaxOnly()),
+    Tooth("ratio lenient by a tenth", _LenientRatio()),
+    Tooth("draft and acceptance share a random number", _SharedUniform()),
+    Tooth("target read one position late", _LateTarget()),
+    Tooth("q rounded to bfloat16", _RoundedDraft()),
+    Tooth("temperature applied twice to q", _ColderDraft()),
+    Tooth("temperature applied twice to p", _ColderTarget()),
+    Tooth("block acceptance with token-wise residual", _ProductOnly()),
+    Tooth("drawn tokens dropped for their own value", RatioVerifier(), stop="drop"),
+    Tooth("repeated siblings skipped", _RepeatsSkipped(), shapes=_BUSHES),
+    Tooth("siblings sorted again", _Resorted(), "without", _BUSHES),
+    Tooth("K-SEQ with rho = 1", _EagerKSeq(), shapes=_PAIRS),
+    Tooth("second test of a hub pair forgets the first", _ForgetfulHub(), "hub", _PAIRS),
+    Tooth("deterministic proposals declared as draws from q (ratio)", RatioVerifier(), "point", declared="sampled"),
+    Tooth("deterministic proposals declared as draws from q (block)", BlockVerifier(), "point", declared="sampled"),
+    Tooth("siblings without replacement verified as free draws", RecursiveVerifier(), "without", _BUSHES, "sampled"),
+    Tooth("free draws verified as without replacement", RecursiveVerifier(), "sampled", _BUSHES, "without"),
+    Tooth("siblings without replacement verified by K-SEQ", KSeqVerifier(), "without", _PAIRS, "sampled"),
+    Tooth("free draws verified as a greedy draft", GreedyDraftVerifier(), "sampled", _BUSHES, "top"),
+    Tooth("greedy draft verified as without replacement", RecursiveVerifier(), "top", _BUSHES, "without"),
+    Tooth("greedy draft verified as a hub pair", SpecHubVerifier(), "top", _PAIRS, "hub"),
+    Tooth("hub pair verified as a greedy draft", GreedyDraftVerifier(), "hub", _PAIRS, "top"),
+)
+
+if find_spec("scipy") is not None:  # `transport` solves with it; the other rules do without
+    from foretoken.verifiers.transport import TransportVerifier
+
+    TEETH += (Tooth("coupling solved for another set law", TransportVerifier(), "without", _BUSHES, "sampled"),)

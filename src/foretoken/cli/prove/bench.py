@@ -1,0 +1,469 @@
+"""``foretoken bench``: methods against plain decoding on a suite of prompts, all in one run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.bench.harness import Method, Plan, Records, measure
+from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite, fingerprint, is_file, read_suite
+from foretoken.cli.shared.console import emit, emit_json, note, progress_bar, status_line
+from foretoken.cli.shared.given import check_alone, typed
+from foretoken.cli.shared.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    KvCacheDtype,
+    MaxModelLen,
+    Model,
+    Revision,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    data_option,
+    explain,
+    json_option,
+    limit_option,
+    load_model,
+    out_option,
+    repeats_option,
+    suite_option,
+    temperature_option,
+)
+from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
+from foretoken.cli.shared.settings import DEFAULT_MODEL, check_draft_is_used, parse_methods, parse_numbers
+from foretoken.core.errors import ConfigError
+from foretoken.core.sampling import SamplingParams
+from foretoken.data.prompts import Prompt, filled_up, limit_per_category
+
+_INTERRUPTED = 130
+_FILE_WIDTH = 120
+_DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
+_MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
+
+app = typer.Typer(rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    model: Model = DEFAULT_MODEL,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B,…",
+            help="Names with commas; options of an entry with '+': draft_model+num_speculative_tokens=4. "
+            "Plain decoding (none) is always measured.",
+            show_default="draft_model, ngram, suffix, suffix_first",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option for every entry of a method, METHOD.NAME=VALUE. Repeatable.",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None,
+    draft_model: DraftModel = None,
+    suite: Annotated[
+        str | None, suite_option(_MEASURE, "A named suite also brings methods and model; --list-suites names them.")
+    ] = None,
+    list_suites: Annotated[
+        bool, typer.Option("--list-suites", help="List the named suites, and do nothing else.")
+    ] = False,
+    data: Annotated[Path | None, data_option(_MEASURE)] = None,
+    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts of every category at most.")] = None,
+    repeats: Annotated[
+        int,
+        repeats_option("Interleaved repeats (the median counts).", _MEASURE),
+    ] = 3,
+    batch_size: Annotated[
+        str,
+        typer.Option(
+            "--batch-size",
+            metavar="N,…",
+            help="Prompts that run together; several sizes are measured one after the other.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = "1",
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-tokens",
+            metavar="N,…",
+            help="Fill prompts up to so many tokens, with other prompts in front; with every batch size.",
+            show_default="as they are",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
+    ] = 128,
+    temperature: Annotated[float, temperature_option(_MEASURE)] = 0.0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seeds the sampling, of all methods alike.", rich_help_panel=_MEASURE)
+    ] = 0,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Go on behind the natural end of an answer; flatters drafts that copy.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = False,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_MEASURE
+        ),
+    ] = False,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Annotated[
+        bool,
+        json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
+    ] = False,
+    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="PATH",
+            help="Write a line of values for every method and category.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="PATH", help="Write the tables as Markdown.", rich_help_panel=_OUTPUT),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="PATH",
+            help="Write a page of HTML with pictures and answers side by side.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    verbose: Verbose = False,
+) -> int | None:
+    """Measure methods against plain decoding: same prompts, same clock, same run, in interleaved order.
+
+    The baseline is our own plain decoding. Figures are medians over the
+    repeats, beside them the lowest and the highest. A slowdown is shown as
+    one; failures are counted, never timed, and end with exit code 1.
+
+    [bold]Examples[/bold]
+
+      foretoken bench
+
+      foretoken bench --methods ngram,draft_model+num_speculative_tokens=4
+
+      foretoken bench --limit 2 --repeats 1 --set ngram.prompt_lookup_max=3
+
+      foretoken bench --model ./my-model --draft-model ./my-draft --out a.json
+
+      foretoken bench --suite question.jsonl --report report.html
+
+      foretoken bench --methods suffix --batch-size 1,8 --prompt-tokens 128,1024
+
+      foretoken bench --suite self_speculation --data DATA --threads 1
+    """
+    if context.invoked_subcommand is not None:
+        for name in sorted(typed(context) - {"verbose"}):
+            option = next(param.opts[0] for param in context.command.params if param.name == name)
+            inner = f"foretoken bench {context.invoked_subcommand}"
+            raise ConfigError(f"{option} stands before '{context.invoked_subcommand}': write {inner} {option} …")
+        return None
+    if list_suites:
+        check_alone(context, "--list-suites", but=("list_suites", "json"))
+        _print_suites(as_json=json)
+        return None
+    named = None if suite is None or is_file(suite) else find_suite(suite)
+    if named is None and data is not None:
+        raise ConfigError(f"--data {data}: only named suites read the corpora; add --suite NAME, or leave it out")
+    said = typed(context)  # goes before a suite's defaults
+    if named is not None:
+        chosen = {key: value for key, value in named.options.items() if key not in said}
+        max_tokens, repeats = chosen.get("max_tokens", max_tokens), chosen.get("repeats", repeats)
+        temperature, dtype = chosen.get("temperature", temperature), chosen.get("dtype", dtype)
+        ignore_eos = chosen.get("ignore_eos", ignore_eos)
+        model = model if "model" in said else named.model
+        methods = methods or ",".join(named.methods)
+    offered = draft_model if named is None or "model" in said else draft_model or named.draft_model
+    names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "ngram,suffix")
+    rows = parse_methods(names, sets or [], target=model, draft_model=offered)
+    check_draft_is_used(draft_model, rows)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
+    check_placement(dtype, device, kv_cache_dtype)
+    check_model_name(model)
+    grid = _grid(batch_size, prompt_tokens)
+    files = {"--out": out, "--csv": csv, "--markdown": markdown, "--report": report}
+    check_outputs(files)
+    if report is not None:
+        check_pictures("--report")
+    prompts = limit_per_category(read_suite(suite, data), limit)
+
+    llm = load_model(
+        model,
+        rows[0].config,
+        verbose=verbose,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=max(cell.batch_size for cell in grid),
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
+    )
+    chat = llm.is_chat_model and not raw
+    asked = {cell.prompt_tokens: _prompts_of(cell.prompt_tokens, prompts, llm, chat, max_tokens) for cell in grid}
+    engines = {rows[0].label: llm}
+    for row in rows[1:]:
+        engines[row.label] = llm.with_method(row.config)
+        explain(engines[row.label])
+    counters = {} if named is None else {name: partial(read, llm) for name, read in named.counters.items()}
+    results: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    interrupted = False
+    for place, cell in enumerate(grid, start=1):
+        plan = Plan(
+            _in_full_groups(asked[cell.prompt_tokens], cell.batch_size),
+            params,
+            repeats=repeats,
+            batch_size=cell.batch_size,
+            chat=chat,
+            counters=counters,
+        )
+        with progress_bar(f"{place} of {len(grid)}: " if len(grid) > 1 else "", _num_calls(engines, plan)) as advance:
+            records = measure(engines, plan, progress=advance)
+        if records.samples:
+            results += _results(records, rows, engines, params, cell)
+            answers = answers or _answers(records, rows, llm)
+        if records.interrupted:
+            interrupted = True
+            break
+    if not results:
+        note("interrupted before every method had run once: nothing to report")
+        return _INTERRUPTED
+
+    sections: list[Section] = []
+    if named is not None and named.study is not None and not interrupted and len(grid) == 1:
+        try:
+            with status_line() as progress:
+                sections = named.study(Run(engines, rows, prompts, params, chat, data, limit, progress))
+        except KeyboardInterrupt:  # what was measured before it is not lost
+            interrupted = True
+    arguments = context.find_root().obj or sys.argv[1:]
+    plan = Plan(prompts, params, repeats=repeats, chat=chat)
+    facts = _facts(arguments, llm, model, suite, plan, grid, seed=seed, interrupted=interrupted)
+    record: dict[str, Any] = {"provenance": facts, "results": results, "samples": answers}
+    if sections:
+        record["studies"] = {section.name: list(section.rows) for section in sections}
+    columns = () if named is None else named.columns
+    if json:
+        emit_json(record)
+    else:
+        _print_tables(results, facts, columns, sections)
+    _write(files, record, columns, sections)
+    for engine in engines.values():
+        engine.close()
+    if interrupted:
+        return _INTERRUPTED
+    failed = [result for result in results if result["failures"]]
+    for result in failed:
+        why = result["errors"][0]["error"] if result["errors"] else "unknown"
+        count = result["failures"]
+        note(f"error: {count} answer{'s' * (count != 1)} of {result['method']} failed: {why}")
+    return int(bool(failed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One setting of a grid; ``prompt_tokens`` None: prompts as they are."""
+
+    batch_size: int
+    prompt_tokens: int | None
+
+
+def _grid(batch_sizes: str, prompt_tokens: str | None) -> list[_Cell]:
+    sizes = parse_numbers(batch_sizes, "--batch-size", int)
+    lengths = [None] if prompt_tokens is None else parse_numbers(prompt_tokens, "--prompt-tokens", int)
+    for option, values in (("--batch-size", sizes), ("--prompt-tokens", lengths)):
+        for value in values:
+            if value is not None and value < 1:
+                raise ConfigError(f"{option} {value}: at least 1 is needed")
+    return [_Cell(size, length) for length in lengths for size in sizes]
+
+
+def _prompts_of(
+    num_tokens: int | None, prompts: Sequence[Prompt], llm: Any, chat: bool, max_tokens: int
+) -> Sequence[Prompt]:
+    """The prompts at one length, before anything is measured."""
+    if num_tokens is None:
+        return prompts
+    if num_tokens + max_tokens > llm.target.max_length:
+        raise ConfigError(
+            f"--prompt-tokens {num_tokens}: with --max-tokens {max_tokens} that is beyond the context of "
+            f"{llm.target.max_length} tokens"
+        )
+    from foretoken.bench.prompt_lengths import of_length
+
+    def count(text: str) -> int:
+        if chat:
+            return len(llm.chat_prompt([{"role": "user", "content": text}])["prompt_token_ids"])
+        return len(llm.tokenizer(text)["input_ids"])
+
+    return of_length(prompts, num_tokens, count)
+
+
+def _in_full_groups(prompts: Sequence[Prompt], batch_size: int) -> Sequence[Prompt]:
+    """As many prompts run together as was asked for; groups never mix categories."""
+    filled = filled_up(prompts, batch_size)
+    if len(filled) > len(prompts):
+        note(f"batch {batch_size}: {len(filled) - len(prompts)} prompts are asked again, so that every group is full")
+    return filled
+
+
+def _num_calls(engines: Mapping[str, Any], plan: Plan) -> int:
+    return len(engines) * len(plan.groups()) * plan.repeats
+
+
+def _results(
+    records: Records, rows: Sequence[Method], engines: Mapping[str, Any], params: SamplingParams, cell: _Cell
+) -> list[dict[str, Any]]:
+    """An object a method, with the setting that it was measured in and the memory that it holds by now."""
+    from foretoken.bench.memory import tensor_bytes
+    from foretoken.bench.summary import summarise
+
+    promises = {label: engine.recipe.promise_for(params) for label, engine in engines.items()}
+    results = summarise(records, rows, promises)
+    for result in results:
+        engine = engines[result["method"]]
+        cache = engine.engine.cache
+        result["batch_size"], result["prompt_tokens"] = cell.batch_size, cell.prompt_tokens
+        result["memory"] = {
+            "cache_bytes": cache.num_bytes,
+            "drafter_bytes": tensor_bytes(engine.recipe.drafter, apart_from=(engine.target, cache)),
+        }
+    return results
+
+
+def _answers(records: Records, rows: Sequence[Method], llm: Any) -> list[dict[str, Any]]:
+    from foretoken.bench.samples import side_by_side
+    from foretoken.engine.text.detokenise import text_of
+
+    return side_by_side(records, rows, partial(text_of, llm.tokenizer))
+
+
+def _print_suites(*, as_json: bool) -> None:
+    questions = {name: find_suite(name).question for name in SUITES}
+    if as_json:
+        emit_json({"suites": [{"name": name, "question": question} for name, question in questions.items()]})
+        return
+    for name, question in questions.items():
+        emit(f"{name:<18}{question}")
+
+
+def _facts(
+    arguments: Sequence[str],
+    llm: Any,
+    model: str,
+    suite: str | None,
+    plan: Plan,
+    grid: Sequence[_Cell],
+    *,
+    seed: int,
+    interrupted: bool,
+) -> dict[str, Any]:
+    import torch
+
+    from foretoken.bench.memory import peak_device_bytes, peak_resident_bytes, tensor_bytes
+    from foretoken.core.provenance import provenance
+
+    sizes = list(dict.fromkeys(cell.batch_size for cell in grid))
+    lengths = list(dict.fromkeys(cell.prompt_tokens for cell in grid))
+    prompts: Sequence[Prompt] = plan.prompts
+    return provenance(
+        arguments,
+        model=model,
+        dtype=llm.target.precision,
+        device=str(llm.target.device),
+        threads=torch.get_num_threads(),
+        seed=seed,
+        temperature=plan.params.temperature,
+        max_tokens=plan.params.max_tokens,
+        ignore_eos=plan.params.ignore_eos,
+        chat_template=plan.chat,
+        batch_size=sizes[0] if len(sizes) == 1 else sizes,
+        prompt_tokens=lengths[0] if len(lengths) == 1 else lengths,
+        repeats=plan.repeats,
+        interrupted=interrupted,
+        memory={
+            "peak_resident_bytes": peak_resident_bytes(),
+            "peak_device_bytes": peak_device_bytes(),
+            "target_bytes": tensor_bytes(llm.target),
+        },
+        suite={
+            "file": suite or "bundled",
+            "sha256": fingerprint(suite, prompts),
+            "num_prompts": len(prompts),
+            "categories": sorted({prompt.category for prompt in prompts}),
+        },
+    )
+
+
+def _print_tables(
+    results: list[dict[str, Any]], facts: dict[str, Any], columns: Sequence[Column], sections: Sequence[Section]
+) -> None:
+    from rich.console import Console
+
+    from foretoken.bench.sheets import in_words
+    from foretoken.bench.table import tables
+
+    # a file or a pipe has no width: wide enough then for every column
+    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+    with console.capture() as capture:
+        console.print(tables(results, in_words(facts), columns, sections))
+    emit(capture.get(), end="")
+    if facts["interrupted"]:
+        emit("interrupted: only what every method had finished is counted")
+
+
+def _write(
+    files: Mapping[str, Path | None], record: dict[str, Any], columns: Sequence[Column], sections: Sequence[Section]
+) -> None:
+    results, facts = record["results"], record["provenance"]
+    if (path := files["--out"]) is not None:
+        write_json(path, record)
+    if (path := files["--csv"]) is not None:
+        from foretoken.bench.spreadsheet import csv_lines
+
+        write_text(path, csv_lines(results, facts))
+    if (path := files["--markdown"]) is not None:
+        from foretoken.bench.markdown import markdown_page
+
+        write_text(path, markdown_page(results, facts, columns, sections))
+    if (path := files["--report"]) is not None:
+        from foretoken.bench.report import html_report
+
+        write_text(path, html_report(results, facts, record["samples"], columns, sections))

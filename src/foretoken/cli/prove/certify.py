@@ -1,0 +1,91 @@
+"""``foretoken certify``: prove what a recipe promises."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from foretoken.cli.shared.console import emit, emit_json, note
+from foretoken.cli.shared.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    KvCacheDtype,
+    MaxModelLen,
+    Model,
+    Revision,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+)
+from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, speculative_config
+
+
+def certify(
+    method: Annotated[str, typer.Option("--method", help="The drafter of the recipe to prove.", show_default=False)],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the method, or verifier=NAME. Repeatable."),
+    ] = None,
+    draft_model: DraftModel = None,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "float32",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and samples: sooner, with less power.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object on stdout.")] = False,
+    verbose: Verbose = False,
+) -> int:
+    """Prove what a recipe promises about its output. The exit code is 1 if any part fails.
+
+    It computes the law of the output in closed form on a tiny vocabulary,
+    runs a sequential test on a real model, makes sure that deliberately
+    biased verifiers fail, and compares texts or streams where these are
+    promised to be equal. docs/certify.md says how much that proves.
+
+    [bold]Examples[/bold]
+
+      foretoken certify --method ngram --quick
+
+      foretoken certify --method draft_model --set verifier=block --json
+
+      foretoken certify --method ngram --dtype int4 --quick
+    """
+    config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
+    check_model_name(model)
+    check_placement(dtype, device, kv_cache_dtype)
+    from foretoken.cli.shared.console import quiet_transformers
+
+    quiet_transformers(verbose)
+    import torch
+
+    from foretoken.certify.certify import certify as prove
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    settings = {key: value for key, value in config.items() if key != "method"}
+    certificate = prove(
+        method,
+        settings,
+        model=model,
+        quick=quick,
+        progress=note,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        max_model_len=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    if json:
+        emit_json(certificate.to_dict())
+    else:
+        emit(str(certificate))
+    return 0 if certificate.passed else 1

@@ -1,0 +1,263 @@
+"""Running prompts and writing what comes back: streamed text, JSON objects, statistics, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from foretoken.bench.fields import metrics_fields
+from foretoken.cli.shared.console import CLEAR_LINE, emit, emit_json, note, stderr_console
+from foretoken.core.metrics import Metrics
+from foretoken.core.sampling import SamplingParams
+from foretoken.data.prompts import Prompt
+
+_INTERRUPTED = 130
+_WIDTH = 72  # of a prompt quoted in a header
+_PATIENCE = 2.0  # seconds that a prompt may be read without a word
+
+
+def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: SamplingParams, *, json: bool) -> int:
+    """Stream one prompt to stdout; statistics to stderr. Returns the exit code."""
+    output, ended, interrupted = None, True, False
+    reading = _Reading()
+    try:
+        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, reading=None if json else reading.told):
+            reading.clear()
+            output = chunk.output
+            if not json and chunk.text:
+                emit(chunk.text, end="")
+                ended = chunk.text.endswith("\n")
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        reading.clear()
+    if output is None:  # interrupted before the first token
+        return _INTERRUPTED
+    if json:
+        emit_json(answer_fields(record, output))
+    elif not ended or not output.text:
+        emit("")
+    if output.error:
+        note(f"error: {output.error}")
+    if not json:
+        note(statistics([output], output.metrics.seconds))
+    return _INTERRUPTED if interrupted else int(bool(output.error))
+
+
+def answer_all(
+    llm: Any,
+    records: Sequence[Prompt],
+    inputs: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    json: bool,
+) -> int:
+    """Run many prompts together and write each answer, in the order of the prompts, as soon as it is its turn."""
+    writer = _InOrder(records, json=json)
+    interrupted = False
+    started = time.perf_counter()
+    with _Bar(len(records)) as bar:
+
+        def progress(output: Any) -> None:
+            with bar.paused() if output.place == writer.turn else contextlib.nullcontext():
+                writer.add(output.place, output)
+            bar.advance()
+
+        try:
+            llm.generate([{"prompt_token_ids": ids} for ids in inputs], params, progress=progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        seconds = time.perf_counter() - started
+    writer.flush()
+    for record, output in writer.failed():
+        note(f"error: prompt {record.id}: {output.error}")
+    if not json:
+        note(statistics(list(writer.outputs.values()), seconds))
+    if interrupted:
+        return _INTERRUPTED
+    return int(bool(writer.failed()))
+
+
+class _Reading:
+    """A line on a terminal's stderr that says how far a long prompt is read; gone when the answer begins."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._shown = False
+
+    def told(self, read: int, total: int) -> None:
+        """So many of the prompt's tokens are read."""
+        seconds = time.perf_counter() - self._began
+        if seconds < _PATIENCE or not sys.stderr.isatty():
+            return
+        line = f"reading the prompt: {read:,} of {total:,} tokens in {seconds:.0f} s"
+        print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
+        self._shown = True
+
+    def clear(self) -> None:
+        """Take the line away, if there is one."""
+        if self._shown:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        self._shown = False
+
+
+class _InOrder:
+    """Holds answers back until those before them are written; ``turn`` is the index of the next one to write."""
+
+    def __init__(self, records: Sequence[Prompt], *, json: bool) -> None:
+        self.records = records
+        self.outputs: dict[int, Any] = {}
+        self._json = json
+        self.turn = 0
+
+    def add(self, index: int, output: Any) -> None:
+        self.outputs[index] = output
+        while self.turn in self.outputs:
+            self._write(self.turn)
+            self.turn += 1
+
+    def flush(self) -> None:
+        """Write what is left, skipping prompts without an answer (after an interruption)."""
+        for index in sorted(self.outputs):
+            if index >= self.turn:
+                self._write(index)
+        self.turn = len(self.records)
+
+    def failed(self) -> list[tuple[Prompt, Any]]:
+        return [(self.records[i], self.outputs[i]) for i in sorted(self.outputs) if self.outputs[i].error]
+
+    def _write(self, index: int) -> None:
+        record, output = self.records[index], self.outputs[index]
+        if self._json:
+            emit_json(answer_fields(record, output))
+            return
+        first_line = " ".join(record.text.split())
+        quoted = first_line if len(first_line) <= _WIDTH else first_line[: _WIDTH - 1] + "…"
+        if len(self.records) > 1:
+            emit(f"=== {index + 1}/{len(self.records)} {quoted}")
+        for number, completion in enumerate(output.outputs, start=1):
+            if len(output.outputs) > 1:
+                emit(f"--- {number} of {len(output.outputs)}")
+            emit(completion.text)
+        emit("")
+
+
+class _Bar:
+    """A progress bar on stderr, if stderr is a terminal. It steps aside while answers are written."""
+
+    def __init__(self, total: int) -> None:
+        self._progress: Any = None
+        if sys.stderr.isatty() and total > 1:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("prompts"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=stderr_console(),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._task = self._progress.add_task("", total=total)
+
+    def __enter__(self) -> _Bar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self) -> None:
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+    def paused(self) -> _Pause:
+        return _Pause(self._progress)
+
+
+class _Pause:
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._progress is not None:
+            self._progress.start()
+
+
+def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
+    """The JSON object of one prompt: its first completion, and under ``outputs`` all of them if there are several.
+
+    Args:
+        record: the prompt as it was given.
+        output: the engine's RequestOutput; one that is not finished counts as cancelled.
+    """
+    fields = {"id": record.id, "prompt": record.text, **completion_fields(output)}
+    if output.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [dataclasses.asdict(entry) for entry in output.prompt_logprobs]
+    if len(output.outputs) > 1:
+        fields["outputs"] = [completion_fields(completion) for completion in output.outputs]
+    return fields
+
+
+def completion_fields(completion: Any) -> dict[str, Any]:
+    """The fields of one completion, under the names that every command uses."""
+    fields = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason or "cancelled",
+        **metrics_fields(completion.metrics),
+        "promise": completion.promise,
+        "error": completion.error,
+    }
+    if completion.logprobs is not None:
+        fields["logprobs"] = [dataclasses.asdict(entry) for entry in completion.logprobs]
+    return fields
+
+
+def statistics(outputs: Sequence[Any], seconds: float) -> str:
+    """One line for a person: how much, how fast, how well the draft did, where the time went, what was promised."""
+    total = Metrics()
+    for output in outputs:
+        for completion in output.outputs:
+            total.add(completion.metrics)
+    parts = [
+        f"{total.num_tokens} tokens in {seconds:.2f} s",
+        f"{total.num_tokens / seconds if seconds > 0 else 0:.0f} tokens/s",
+        f"{total.tokens_per_step:.2f} tokens per step",
+    ]
+    if total.num_draft_tokens:
+        share = total.num_accepted_tokens / total.num_draft_tokens
+        parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
+    if total.num_discarded_tokens:
+        parts.append(f"{total.num_discarded_tokens} more drafted ahead in vain")
+    if total.num_moved_bytes:
+        parts.append(f"{total.num_moved_bytes / total.num_steps / 1e3:.2f} kB a step to the drafter and back")
+    if total.num_accepted_tokens and total.accepted_by_source:
+        shares = sorted(total.accepted_by_source.items(), key=lambda each: -each[1])
+        parts.append("from " + ", ".join(f"{name} {n / total.num_accepted_tokens:.0%}" for name, n in shares))
+    times = {"draft": total.draft_seconds, "verify": total.verify_seconds, "other": total.other_seconds}
+    whole = sum(times.values())
+    if whole > 0:
+        parts.append("time " + " ".join(f"{name} {value / whole:.0%}" for name, value in times.items()))
+    if total.prefix_read is not None and total.prefix_read < 1:
+        parts.append(f"{total.prefix_read:.0%} of the prefix read")
+    if total.experts_per_step is not None:
+        parts.append(f"{total.experts_per_step:.1f} experts a layer and step")
+    if total.sparse:
+        parts.append("distortion not known (sparse verification)")
+    elif total.distortion:
+        parts.append(f"distortion {total.distortion:.3g} and KL {total.kl:.3g} per token")
+    parts += sorted({output.promise for output in outputs})
+    return " · ".join(parts)

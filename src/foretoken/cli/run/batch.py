@@ -1,0 +1,141 @@
+"""``foretoken batch``: a file of requests, answered offline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.cli.run.serve import check_installed
+from foretoken.cli.shared.console import note, progress_bar
+from foretoken.cli.shared.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    KvCacheDtype,
+    MaxModelLen,
+    MaxNumSeqs,
+    Method,
+    Model,
+    Revision,
+    Settings,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+    out_option,
+)
+from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
+from foretoken.core.errors import ConfigError, ForetokenError, InputError
+from foretoken.core.files import check_writable
+
+_CLUSTER = "Cluster"
+
+
+def batch(
+    file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object a line.")],
+    out: Annotated[
+        Path | None,
+        out_option("File to write.", show_default="beside FILE, with .answers.jsonl"),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    method: Method = None,
+    sets: Settings = None,
+    draft_model: DraftModel = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--served-model-name", metavar="NAME", help="What requests call the model.", show_default="as it is loaded"
+        ),
+    ] = None,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Answer on Ray's workers.", rich_help_panel=_CLUSTER)] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, metavar="N", help="With --ray: how many.", rich_help_panel=_CLUSTER)
+    ] = 1,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    max_num_seqs: MaxNumSeqs = 16,
+    verbose: Verbose = False,
+) -> int:
+    """Answer a file of requests, one answer a line, each written as soon as it is done.
+
+    If the command is stopped or killed, the same command goes on with the requests that have no answer yet.
+
+    [bold]Examples[/bold]
+
+      foretoken batch requests.jsonl --out answers.jsonl
+
+      foretoken batch requests.jsonl --ray --workers 4 --threads 2
+    """
+    check_installed()
+    check_placement(dtype, device, kv_cache_dtype)
+    check_model_name(model)
+    if workers > 1 and not on_ray:
+        raise ConfigError(f"--workers {workers} needs --ray")
+    if on_ray and importlib.util.find_spec("ray") is None:  # known before a file is made for the answers
+        raise ConfigError("--ray needs Ray: pip install 'foretoken[ray]'")
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
+
+    from foretoken.serve import batch as batches
+
+    lines = batches.read(file)
+    place = check_writable(out or file.with_suffix(".answers.jsonl"), "--out")
+    known = batches.answered(place)
+    left = [line for line in lines if line.custom_id not in known]
+    strangers = known - {line.custom_id for line in lines}
+    if strangers:
+        raise InputError(f"{place} answers '{min(strangers)}', which {file} does not ask: give another --out")
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "device": device,
+        "threads": threads,
+        "max_num_seqs": max_num_seqs,
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "max_model_len": max_model_len,
+        "enable_prefix_caching": True,
+    }
+    called, failed = name or model, 0
+    llm = load_model(model, config, verbose=verbose, **options) if left and not on_ray else None
+    with place.open("ab", buffering=0) as answers, progress_bar("requests", len(left)) as advance:
+
+        def write(answer: dict[str, Any]) -> None:
+            nonlocal failed
+            line = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
+            try:
+                while line:  # a disk that fills up takes a part
+                    line = line[answers.write(line) :]
+            except OSError as error:
+                raise ForetokenError(f"{place}: cannot be written ({error.strerror or error})") from None
+            failed += answer["response"]["status_code"] != 200
+            if advance is not None:
+                advance()
+
+        if left and on_ray:
+            settings = options | {"threads": threads or 1}
+            for answer in batches.run_on_ray(
+                model,
+                config,
+                called,
+                left,
+                workers=workers,
+                threads=threads or 1,
+                options=settings,
+                verbose=verbose,
+            ):
+                write(answer)
+        elif llm is not None:
+            batches.run(llm, called, left, write)
+    note(f"{len(left)} answered now, {len(lines) - len(left)} before, {failed} of them now with an error: {place}")
+    return int(bool(failed))

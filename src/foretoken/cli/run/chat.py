@@ -1,0 +1,173 @@
+"""``foretoken chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.cli.run.answers import statistics
+from foretoken.cli.shared.console import emit, note
+from foretoken.cli.shared.options import (
+    Device,
+    DraftModel,
+    Dtype,
+    KvCacheDtype,
+    MaxModelLen,
+    Method,
+    Model,
+    Revision,
+    Settings,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    load_model,
+    seed_option,
+    temperature_option,
+)
+from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.text.reasoning import Thinking, knows_reasoning
+
+_SAMPLING = "Sampling"
+_HELP = "/new begins again, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
+
+
+def chat(
+    model: Model = DEFAULT_MODEL,
+    method: Method = None,
+    sets: Settings = None,
+    draft_model: DraftModel = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
+    no_thinking: Annotated[
+        bool, typer.Option("--no-thinking", help="Answer at once, if the model's chat template can ask for that.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
+    ] = 1024,
+    temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
+    seed: Annotated[int | None, seed_option(_SAMPLING)] = None,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    verbose: Verbose = False,
+) -> int:
+    """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
+
+    Answers go to stdout. Everything else goes to stderr, reasoning between
+    <think> and </think> included. Piped input is one message a line; the exit
+    code is 1 if one of them got no answer.
+
+    [bold]Examples[/bold]
+
+      foretoken chat
+
+      foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
+    """
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
+    check_placement(dtype, device, kv_cache_dtype)
+    check_model_name(model)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    llm = load_model(
+        model,
+        config,
+        verbose=verbose,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=1,
+        enable_prefix_caching=True,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        max_model_len=max_model_len,
+    )
+    if not llm.is_chat_model:
+        raise ConfigError(f"{model} has no chat template: use foretoken generate")
+    settings = {"enable_thinking": False} if no_thinking else {}
+    if no_thinking and "enable_thinking" not in str(llm.tokenizer.chat_template):
+        raise ConfigError(f"--no-thinking: the chat template of {model} has no enable_thinking: leave it out")
+    begin = [] if system is None else [{"role": "system", "content": system}]
+    try:
+        return _converse(llm, begin, params, settings)
+    finally:
+        llm.close()
+
+
+def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> int:
+    """Talk until the input ends; 1 if a message that nobody could mend was not answered."""
+    asked = sys.stdin.isatty()
+    failed = False
+    if asked:
+        note(_HELP)
+    messages = list(begin)
+    while (text := _read(asked)) is not None:
+        if not text:
+            continue
+        if text == "/quit":
+            break
+        if text == "/new":
+            messages = list(begin)
+            continue
+        if text.startswith("/"):
+            note(_HELP)
+            continue
+        answer = _answer(llm, [*messages, {"role": "user", "content": text}], params, settings)
+        failed |= answer is None and not asked
+        if answer is not None:
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    return int(failed)
+
+
+def _read(asked: bool) -> str | None:
+    """The next message; None at the end."""
+    try:
+        if asked:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        return None
+    except UnicodeDecodeError:
+        raise InputError("standard input is not UTF-8 text") from None
+    return line.strip() if line else None
+
+
+def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> str | None:
+    """Stream one answer; None where there was none."""
+    output, answer = None, ""
+    try:
+        prompt = llm.chat_prompt(messages, chat_template_kwargs=settings)
+        ids = prompt["prompt_token_ids"]
+        thinking = Thinking(llm.tokenizer, ids) if knows_reasoning(llm.tokenizer) else None
+        with contextlib.closing(llm.stream(prompt, params)) as chunks:
+            for chunk in chunks:
+                output, text = chunk.output, chunk.text
+                if thinking is not None:
+                    thought, text = thinking.read(text, chunk.token_ids, final=chunk.finished)
+                    print(thought, end="", file=sys.stderr, flush=True)
+                    if text and not answer and thinking.num_tokens:
+                        note("")  # the line of what was thought ends
+                emit(text, end="")
+                answer += text
+    except InputError as error:  # longer than the context, or no Unicode: the conversation stays as it was
+        note(f"error: {error}; /new begins again")
+        return None
+    except KeyboardInterrupt:
+        pass
+    emit("")
+    if output is None:
+        return None
+    if output.error:
+        note(f"error: {output.error}")
+        return None
+    note(statistics([output], output.metrics.seconds))
+    return answer

@@ -1,0 +1,246 @@
+"""``foretoken rag``: answers with passages that are retrieved while they are written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli.learn.training import SECONDS_BETWEEN_LINES
+from foretoken.cli.run.answers import completion_fields
+from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers, stderr_console
+from foretoken.cli.shared.options import (
+    Device,
+    Dtype,
+    KvCacheDtype,
+    MaxModelLen,
+    Model,
+    Revision,
+    Threads,
+    TrustRemoteCode,
+    Verbose,
+    check_model_name,
+    check_placement,
+    limit_option,
+)
+from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.data.prompts import Prompt, limit_per_category, read_prompts
+
+if TYPE_CHECKING:
+    from foretoken.rag.system import Answer, Rag
+
+_RETRIEVAL, _FACE = "Retrieval", "Questions and output"
+
+
+def rag(
+    passages: Annotated[
+        Path,
+        typer.Option(
+            "--passages",
+            metavar="FILE",
+            help="What can be found: JSON Lines with 'text', perhaps 'id' and 'title'; .gz and .xz are read through.",
+            rich_help_panel=_RETRIEVAL,
+        ),
+    ],
+    questions: Annotated[
+        Path,
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            help="JSON Lines with 'prompt' or 'turns' (the first turn).",
+            rich_help_panel=_FACE,
+        ),
+    ],
+    model: Model = DEFAULT_MODEL,
+    retriever: Annotated[
+        str,
+        typer.Option(
+            "--retriever",
+            help="flat or hnsw (vectors, by faiss), bm25 (words), knn (kNN-LM over the passages' tokens).",
+            rich_help_panel=_RETRIEVAL,
+        ),
+    ] = "flat",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method", help="sequential, or ralmspec: the same text with fewer searches.", rich_help_panel=_RETRIEVAL
+        ),
+    ] = "ralmspec",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="every, query_tokens, document_tokens, timeout, on_failure, stride, prefetch, asynchronous; of knn "
+            "neighbours, weight, temperature, locality. Repeatable.",
+            rich_help_panel=_RETRIEVAL,
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            "--encoder",
+            metavar="FOLDER",
+            help="A sentence-transformers or transformers encoder, for flat and hnsw.",
+            show_default="the mean of the model's own last states",
+            rich_help_panel=_RETRIEVAL,
+        ),
+    ] = None,
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index",
+            metavar="DIR",
+            help="Keep the passages' vectors here, for the next time.",
+            rich_help_panel=_RETRIEVAL,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_FACE)
+    ] = 128,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", rich_help_panel=_FACE)
+    ] = False,
+    limit: Annotated[int | None, limit_option(_FACE, "Questions of every category at most.")] = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object a question on stdout, and nothing else.", rich_help_panel=_FACE),
+    ] = False,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    max_model_len: MaxModelLen = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    verbose: Verbose = False,
+) -> int:
+    """Answer questions with passages that are retrieved again every few tokens.
+
+    --method sequential searches, writes four tokens with the best passage in
+    front, and searches again. --method ralmspec guesses the passage from what
+    earlier searches of the question have found, writes on, and verifies many
+    guesses with one search meanwhile: the same text, token for token.
+
+    [bold]Examples[/bold]
+
+      foretoken rag --passages passages.jsonl --questions questions.jsonl --retriever bm25
+
+      foretoken rag --passages passages.jsonl --questions questions.jsonl --encoder FOLDER --index vectors
+
+      foretoken rag --passages passages.jsonl --questions questions.jsonl --method sequential --json
+    """
+    from foretoken.rag.config import KNN, RagConfig, check_names
+    from foretoken.rag.passages import read_passages
+
+    settings = parse_settings(sets or [])
+    known = [each.name for each in fields(RagConfig)]
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"unknown option '{key}': {nearest(key, known)}")
+        if key in KNN and retriever != "knn":
+            raise ConfigError(f"--set {key}=… does nothing with --retriever {retriever}: leave it out, or use knn")
+    config = RagConfig(**settings)
+    check_names(retriever, method)
+    for name, value in (("--encoder", encoder), ("--index", index)):
+        if value is not None and retriever not in ("flat", "hnsw"):
+            raise ConfigError(f"{name} does nothing with --retriever {retriever}: leave it out, or use flat or hnsw")
+    check_placement(dtype, device, kv_cache_dtype)
+    check_model_name(model)
+    records = limit_per_category(read_prompts(questions), limit)
+    found = read_passages(passages)
+    quiet_transformers(verbose)
+    import torch
+
+    from foretoken.models.load import load
+    from foretoken.rag.encoders import FolderEncoder
+    from foretoken.rag.system import Rag
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    target = load(
+        model,
+        dtype=dtype,
+        device=device,
+        max_length=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    with _progress(len(found)) as report:
+        system = Rag(
+            target,
+            found,
+            retriever=retriever,
+            method=method,
+            config=config,
+            encoder=None if encoder is None else FolderEncoder(encoder),
+            index=index,
+            report=report,
+        )
+    return _answer(system, records, max_tokens, ignore_eos=ignore_eos, json=json)
+
+
+def _answer(system: Rag, records: Sequence[Prompt], max_tokens: int, *, ignore_eos: bool, json: bool) -> int:
+    answers: list[Answer] = []
+    texts = [record.text for record in records]
+    written = system.generate(texts, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    for record, answer in zip(records, written, strict=True):
+        answers.append(answer)
+        if json:
+            counts = answer.counts.fields()
+            emit_json({"id": record.id, "prompt": record.text, **completion_fields(answer.completion), **counts})
+        else:
+            if len(records) > 1:
+                emit(f"=== {len(answers)}/{len(records)} {' '.join(record.text.split())}")
+            emit(answer.text)
+        if answer.completion.error:
+            note(f"error: question {record.id}: {answer.completion.error}")
+        elif answer.counts.failed:
+            note(f"question {record.id} went on without searches: {answer.counts.failed}")
+    if not json:
+        note(_statistics(answers))
+    return int(any(answer.completion.error for answer in answers))
+
+
+def _statistics(answers: Sequence[Answer]) -> str:
+    tokens = sum(len(each.token_ids) for each in answers)
+    seconds = sum(each.completion.metrics.seconds for each in answers)
+    total = {name: sum(getattr(each.counts, name) for each in answers) for name in (
+        "retrievals", "queries", "guesses", "right_guesses", "rollbacks", "recomputed_rows", "waited_seconds"
+    )}  # fmt: skip
+    parts = [
+        f"{tokens} tokens in {seconds:.2f} s",
+        f"{total['retrievals']} searches of {total['queries']} queries",
+        f"waited {total['waited_seconds'] / seconds if seconds else 0:.0%} of the time",
+    ]
+    if total["guesses"]:
+        parts.append(f"{total['right_guesses'] / total['guesses']:.0%} of {total['guesses']} guesses right")
+        parts.append(f"{total['rollbacks']} rollbacks")
+    parts.append(f"{total['recomputed_rows']} rows recomputed")
+    return " · ".join(parts)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """The number of passages read so far: on a terminal always, else a line now and then."""
+    console = stderr_console()
+    if console.is_terminal:
+        with console.status("reading passages") as status:
+            yield lambda count: status.update(f"reading passages: {count:,} of {total:,}")
+        return
+    said = time.monotonic()
+
+    def line(count: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            note(f"reading passages: {count:,} of {total:,}")
+
+    yield line

@@ -1,0 +1,94 @@
+"""What was typed, before it becomes values: what the parser would drop in silence, and files that would be lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from foretoken.cli.shared.options import HELP_NAMES
+from foretoken.core.errors import ConfigError
+
+_MAY_BE_EMPTY = (
+    "--system",  # no words are a system message, too: templates with words of their own leave them out
+    "--depths",  # none: logits only
+)
+_MADE = ("--out", "--csv", "--markdown", "--report", "--picture", "--save-outputs")
+
+
+def check_given(command: Any, arguments: Sequence[str]) -> None:
+    """Refuse a command line of which a part would be ignored, or that writes over what it reads.
+
+    Args:
+        command: of typer; its own options come first, then a command in it with the rest.
+        arguments: behind the command's name. What cannot be parsed is passed over: the parser says so itself.
+    Raises:
+        ConfigError: an option of one value is there twice, a value is empty or twice in a list, or a file that is
+            to be written is named as one to read, too.
+    """
+    context = typer.Context(command, help_option_names=HELP_NAMES)
+    parser = command.make_parser(context)
+    try:
+        values, rest, order = parser.parse_args(args=list(arguments))
+    except Exception:  # a usage error; its class is of click or of typer, by typer's version
+        return
+    given: dict[str, list[str]] = {}
+    for param in order:
+        value = values[param.name]
+        name = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
+        if isinstance(value, str) and name in given:
+            raise ConfigError(f"{name} is given twice: keep one")
+        if isinstance(value, (str, list, tuple)):
+            given[name] = [value] if isinstance(value, str) else list(value)
+    for name, several in given.items():
+        for each in several:
+            if name.startswith("-") and name not in _MAY_BE_EMPTY and not each.strip():
+                raise ConfigError(f"{name} is empty: give it a value, or leave it out")
+            if several.count(each) > 1:
+                raise ConfigError(f"{name} has {each} twice: keep one")
+    _check_kept(given)
+    if rest and hasattr(command, "get_command"):
+        inner = command.get_command(context, rest[0])
+        if inner is not None:
+            check_given(inner, rest[1:])
+
+
+def typed(context: typer.Context) -> set[str]:
+    """The parameters that stand on the command line, by their names in Python."""
+    return {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+
+
+def check_alone(context: typer.Context, listing: str, *, but: Iterable[str]) -> None:
+    """Refuse what stands beside an option that only lists something, and would be ignored.
+
+    Args:
+        listing: that option, as it was typed.
+        but: parameters that may be there, by their names in Python; ``verbose`` may, too.
+    Raises:
+        ConfigError: another one is there.
+    """
+    for name in sorted(typed(context) - {*but, "verbose"}):
+        option = next(param.opts[0] for param in context.command.params if param.name == name)
+        raise ConfigError(f"{listing} lists names, and does nothing else: leave {option} out")
+
+
+def _check_kept(given: Mapping[str, Iterable[str]]) -> None:
+    read = {
+        Path(each).resolve(): name
+        for name in given
+        if name not in _MADE
+        for each in given[name]
+        if os.path.isfile(each)
+    }
+    for name in _MADE:
+        for each in given.get(name, ()):
+            other = read.get(Path(each).resolve())
+            if other is not None:
+                raise ConfigError(f"{name} {each}: {other} is this file, and would be lost; name another")

@@ -1,0 +1,308 @@
+"""Options that several commands share, declared once: the same name, the same meaning, the same help."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from foretoken import zoo
+from foretoken.cli.shared.console import note, passing_note, quiet_transformers
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.importing import collector_at_rest
+from foretoken.engine.intake import limits
+from foretoken.models.gguf.magic import is_gguf
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8")
+HELP_NAMES = ["-h", "--help"]
+DEVICES = ("auto", "cpu", "cuda")
+
+_MODEL = "Model"
+_METHOD = "Method"
+_MOST_REPEATS = 10_000
+
+
+def check_threads(count: int | None) -> int | None:
+    """Refuse more threads than this machine can be asked for: some libraries end the process then."""
+    return None if count is None else limits.threads(count)
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="A drafter; 'foretoken methods' lists them.",
+        show_default="suffix; with --draft-model draft_model",
+        rich_help_panel=_METHOD,
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="MODEL",
+        help="The draft checkpoint, of the model's vocabulary; zoo:base brings zoo:draft.",
+        rich_help_panel=_METHOD,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="auto (as stored), float32, bfloat16, float16; int8, int4 (CPU).",
+        rich_help_panel=_MODEL,
+    ),
+]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        metavar="|".join(KV_CACHE_DTYPES),
+        help="Of keys and values: auto (as computed), or int8, half the memory (CPU).",
+        rich_help_panel=_MODEL,
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that comes with a checkpoint; it is refused otherwise.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        min=2,
+        metavar="N",
+        help="Longest sequence, prompt included; default: the model's own limit.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="NAME", help="Of a hub id: a branch, a tag or a commit.", rich_help_panel=_MODEL
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        callback=check_threads,
+        help="CPU threads; default: torch's own choice.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MaxNumSeqs = Annotated[
+    int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="An option of the method, num_speculative_tokens, verifier, or verification.*. Repeatable.",
+        rich_help_panel=_METHOD,
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show what the libraries print, and tracebacks of internal errors.")
+]
+
+# The same option in another panel of the help: Annotated[float, temperature_option("Sampling")]
+
+
+def temperature_option(panel: str) -> Any:
+    """``--temperature`` of one number."""
+    return typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=panel)
+
+
+def seed_option(panel: str) -> Any:
+    """``--seed`` of commands that always have one."""
+    return typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=panel)
+
+
+def repeats_option(words: str, panel: str | None = None) -> Any:
+    """``--repeats`` of what is timed."""
+    return typer.Option("--repeats", min=1, max=_MOST_REPEATS, help=words, rich_help_panel=panel)
+
+
+def json_option(words: str, panel: str | None = None) -> Any:
+    """``--json``, a switch: what a command has to say, as JSON on stdout and nothing else there."""
+    return typer.Option("--json", help=words, rich_help_panel=panel)
+
+
+def out_option(words: str, panel: str | None = None, **more: Any) -> Any:
+    """``--out``, the file or the folder that a command makes."""
+    return typer.Option("--out", "-o", metavar="PATH", help=words, rich_help_panel=panel, **more)
+
+
+def suite_option(panel: str | None = None, note: str = "") -> Any:
+    """``--suite``, the prompts that something is measured on."""
+    return typer.Option(
+        "--suite",
+        metavar="NAME|FILE",
+        help="Prompts to measure on: a named suite's, or a file in Spec-Bench format (turns, the first is used, and "
+        f"category; .gz and .xz are read too). {note}".rstrip(),
+        show_default="a bundled file of 30",
+        rich_help_panel=panel,
+    )
+
+
+def corpus_option(panel: str | None = None) -> Any:
+    """``--corpus``, text of the user's own."""
+    return typer.Option(
+        "--corpus",
+        metavar="FILE",
+        help="JSON Lines of chats or texts, or plain text. Repeatable.",
+        rich_help_panel=panel,
+    )
+
+
+def limit_option(panel: str | None, words: str, *, least: int | None = 1, **more: Any) -> Any:
+    """``--limit``: so many of every category or task at most; ``least`` None: the tasks check it themselves."""
+    return typer.Option("--limit", metavar="N", min=least, help=words, rich_help_panel=panel, **more)
+
+
+def answer_length_option(panel: str) -> Any:
+    """``--max-tokens`` where a task has a length of its own."""
+    return typer.Option(
+        "--max-tokens", help="Tokens of an answer at most.", show_default="the task's", rich_help_panel=panel
+    )
+
+
+def data_option(panel: str | None = None) -> Any:
+    """``--data``, the folder of the corpora."""
+    return typer.Option(
+        "--data", metavar="DIR", help="The folder of the corpora; short for FORETOKEN_DATA.", rich_help_panel=panel
+    )
+
+
+def prompt_length_option(panel: str) -> Any:
+    """``--prompt-tokens``, for tasks whose prompts are cut to a length."""
+    return typer.Option(
+        "--prompt-tokens",
+        min=1,
+        metavar="N",
+        help="Tokens of a prompt, for keys and qmsum.",
+        show_default="the task's",
+        rich_help_panel=panel,
+    )
+
+
+def name_values(command: Any) -> None:
+    """Give every option of a kind the same word for its value in the help, and switches none: they take no value.
+
+    Paragraphs are one line each, which the terminal breaks where it ends.
+
+    Args:
+        command: of typer; the commands in it are looked through, too.
+    """
+    if command.help:
+        command.help = "\n\n".join(map(_one_line, command.help.split("\n\n")))
+    shown = command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))
+    for param in (*command.params, *([] if shown is None else [shown])):
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.opts[0].startswith("-"):
+            param.metavar = param.metavar or _word(param)
+        else:  # the metavar of an argument is its name
+            param.metavar = param.metavar or param.opts[0].upper()
+            param.display_type_rich = functools.partial(_shown, _word(param))
+    for inner in getattr(command, "commands", {}).values():
+        name_values(inner)
+
+
+def _one_line(paragraph: str) -> str:
+    return paragraph if paragraph.startswith(" ") else " ".join(paragraph.split("\n"))
+
+
+def _shown(word: str | None, ctx: typer.Context) -> str | None:
+    return word
+
+
+def _word(option: Any) -> str | None:
+    """By the type: its choices, or what stands for a number, a path, a text."""
+    if option.type_descriptor.is_choice:
+        return "|".join(each.value for each in option.type_descriptor.choices)
+    kind = option.type_descriptor.annotation
+    for each, word in ((int, "N"), (float, "X"), (Path, "PATH"), (str, "TEXT")):
+        if each in (kind, *get_args(kind)):
+            return word
+    return None
+
+
+def check_placement(dtype: str, device: str, kv_cache_dtype: str = "auto") -> None:
+    """Refuse an unknown dtype or device before anything heavy is imported.
+
+    Raises:
+        ConfigError: with the nearest known name.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, DTYPES)}")
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(f"unknown kv-cache-dtype '{kv_cache_dtype}': {nearest(kv_cache_dtype, KV_CACHE_DTYPES)}")
+    if device not in DEVICES and not device.startswith("cuda:"):
+        raise ConfigError(f"unknown device '{device}': {nearest(device, DEVICES)}")
+
+
+def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: Any) -> Any:
+    """Import the engine, keep the libraries quiet, and load a model.
+
+    A path that looks like a folder but is not there is refused here, in plain words, before the import.
+    """
+    check_model_name(model)
+    from foretoken import LLM
+
+    # seconds of importing; a large model, or a download, takes minutes
+    with passing_note(f"loading {model}"), collector_at_rest():
+        quiet_transformers(verbose)
+        llm = LLM(model, speculative_config=config, **options)
+    explain(llm)
+    return llm
+
+
+def explain(llm: Any) -> None:
+    """Say what the method has measured and chosen by itself, if it has."""
+    recipe = llm.recipe
+    for part, name in ((recipe.drafter, recipe.method), (recipe.plan, recipe.plan.settings_key)):
+        if part.explanation:
+            note(f"{name}: {part.explanation}")
+    if recipe.explanation:
+        note(recipe.explanation)
+
+
+def check_model_name(model: str) -> None:
+    """Refuse an unknown zoo name, or a path that does not exist.
+
+    Raises:
+        ConfigError: the message names the remedy.
+    """
+    if not model:
+        raise ConfigError("--model is empty: name a folder, a GGUF file, a hub id or zoo:base")
+    if model.startswith(zoo.PREFIX):
+        zoo.path(model)
+    elif Path(model).expanduser().is_file():
+        if not is_gguf(Path(model).expanduser()):
+            raise ConfigError(
+                f"--model {model} is a file: name the folder of a saved Hugging Face checkpoint, or a GGUF file"
+            )
+    elif (model.startswith((".", "/", "~")) or model.endswith(".gguf")) and not Path(model).expanduser().exists():
+        raise ConfigError(f"--model {model}: there is no such folder or file")

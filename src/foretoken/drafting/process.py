@@ -1,0 +1,296 @@
+"""A helper process: started, asked, timed, and replaced once when it is lost.
+
+    engine          ◄──── helper            HERE: it reads now, and is told what to make
+                    ◄────                   LOADED
+              ORDER ────►                   anything with a number
+              STOP  ────►                   give what is there
+                    ◄──── REPLY             with the order's number; some orders have none
+
+One pipe, one order with a reply at a time; from LOADED on orders and replies may go over gloo instead (gloo.py). The
+helper ends when the channel does, so that no engine leaves one behind. An interrupt from the keyboard does not reach
+it: it has a session of its own, and the engine decides what that means.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import secrets
+import shutil
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any, Protocol
+from weakref import finalize
+
+import torch
+
+from foretoken.drafting.gloo import GlooChannel
+
+log = logging.getLogger(__name__)
+
+HERE, LOADED = "here", "loaded"
+STARTING = 300.0  # seconds until a helper must have loaded
+_LEAST, _MEDIANS = 1.0, 20.0  # seconds, and multiples of the usual answer, after which a helper counts as hung
+_MESSAGE = 2  # whole seconds that a message may take on its way
+_LOOK = 0.0005  # seconds between two looks whether the engine wants what is there
+_RESTARTS = 1
+
+
+class Numbered(Protocol):
+    """An order."""
+
+    @property
+    def number(self) -> int: ...
+
+
+class Channel(Protocol):
+    """What orders and replies go over; ``multiprocessing``'s ``Connection`` is one."""
+
+    def poll(self, timeout: float = 0.0) -> bool: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+    def send_bytes(self, payload: bytes) -> None: ...
+
+
+class Answers(Protocol):
+    """What a helper makes for itself, and answers with."""
+
+    def answer(self, order: Any) -> Any:
+        """The reply; None: there is none."""
+        ...
+
+
+class HelperProcess:
+    """One helper at a time.
+
+    Args:
+        make: a function that can be pickled, called in the helper as ``make(*arguments, stopped=...)``.
+        purpose: what messages say of it, as in "which drafts for method 'x'".
+        without: what they say that happens when no helper is left.
+        forget: called when a helper is lost: a new one knows nothing.
+        threads: of the helper.
+        gloo: whether orders and replies go over torch.distributed.
+
+    Attributes:
+        epoch: helpers that were lost or ended so far.
+        bytes_sent, bytes_received: payload of all orders and replies.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Answers],
+        arguments: tuple[Any, ...],
+        *,
+        purpose: str,
+        without: str,
+        forget: Callable[[], None],
+        threads: int,
+        gloo: bool = False,
+    ) -> None:
+        self._made_of = (make, arguments, threads)
+        self._over_gloo = gloo
+        self._purpose, self._without, self._forget = purpose, without, forget
+        self.epoch = self._number = 0
+        self.bytes_sent = self.bytes_received = 0
+        self._answers: deque[float] = deque([0.0], maxlen=64)
+        self._pipe: Connection | None = None
+        self._gloo: GlooChannel | None = None
+        self._folder = ""  # where the two meet
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started, self._since = False, 0.0
+        self._restarts = 0  # who cannot start once is not started again
+        self._begin()
+
+    def started(self, seconds: float) -> bool:
+        """Wait for the first one; from then on a lost one is replaced."""
+        if self.ready(seconds):
+            self._restarts = _RESTARTS
+        return self._started
+
+    @property
+    def pid(self) -> int | None:
+        """Of the helper; None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Whether the helper is there; waits so long for one that is starting."""
+        if self._pipe is None or self._started:
+            return self._pipe is not None
+        until = perf_counter() + seconds
+        try:
+            while not self._started and self._pipe.poll(max(0.0, until - perf_counter())):
+                self._started = self._pipe.recv() == LOADED
+                if not self._started:  # it is here, and reads
+                    self._pipe.send((*self._made_of, self._meeting()))
+            if self._started and self._gloo is not None:
+                self._started = self._gloo.connected(_MESSAGE)
+                shutil.rmtree(self._folder, ignore_errors=True)  # they have met, or never will
+                if not self._started:
+                    self._lost("is not to be reached over gloo")
+            if not self._started and perf_counter() - self._since > STARTING:
+                self._lost(f"did not start within {STARTING:.0f} s")
+        except (EOFError, OSError):
+            self._lost("ended while it started")
+        return self._started
+
+    def next_number(self) -> int:
+        """Of the next order."""
+        self._number += 1
+        return self._number
+
+    def tell(self, order: Numbered) -> bool:
+        """Give an order that has no reply; False: the helper was lost."""
+        try:
+            self._send(order)
+        except (EOFError, OSError):
+            self._lost("has ended")
+            return False
+        return True
+
+    def ask(self, order: Numbered, *, more_seconds: float = 0.0, stopped: Callable[[], bool] | None = None) -> Any:
+        """The reply to an order; None: the helper was lost.
+
+        Args:
+            more_seconds: that it may take beyond what is usual.
+            stopped: whether the engine wants what is there.
+        """
+        channel = self._channel
+        deadline = max(_LEAST, _MEDIANS * statistics.median(self._answers)) + more_seconds
+        began = perf_counter()
+        try:
+            self._send(order)
+            while True:
+                while not channel.poll(deadline if stopped is None else _LOOK):
+                    if perf_counter() - began > deadline:
+                        self._lost(f"did not answer within {deadline:.1f} s")
+                        return None
+                    if stopped is not None and stopped():
+                        self._send(None)  # STOP
+                        stopped = None
+                payload = channel.recv_bytes()
+                number, found = pickle.loads(payload)  # noqa: S301  (our own helper wrote it)
+                if number == order.number:  # else to an order that was interrupted
+                    break
+        except (EOFError, OSError):
+            self._lost("has ended")
+            return None
+        self.bytes_received += len(payload)
+        self._answers.append(perf_counter() - began)
+        return found
+
+    def close(self) -> None:
+        """End the helper; nothing starts another one."""
+        self._restarts = 0
+        self._end()
+
+    # ------------------------------------------------------------------ the process
+
+    def _begin(self) -> None:
+        ours, theirs = Pipe()
+        _bound(ours)
+        started = f"from foretoken.drafting.process import main; main({theirs.fileno()})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", started],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+        theirs.close()
+        self._pipe, self._process = ours, process
+        self._started, self._since = False, perf_counter()
+        self._finalizer = finalize(self, _kill, process, ours, None, "")
+
+    def _meeting(self) -> tuple[str, bytes] | None:
+        """Where the helper finds us over gloo, and the key of what is said there; None: over the pipe."""
+        if not self._over_gloo:
+            return None
+        assert self._process is not None
+        assert self._pipe is not None
+        self._folder, key = tempfile.mkdtemp(prefix="foretoken-"), secrets.token_bytes(32)
+        path = os.path.join(self._folder, "met")
+        self._gloo = GlooChannel(0, path, key)
+        self._finalizer.detach()
+        self._finalizer = finalize(self, _kill, self._process, self._pipe, self._gloo, self._folder)
+        return path, key
+
+    @property
+    def _channel(self) -> Channel:
+        channel = self._gloo or self._pipe
+        assert channel is not None
+        return channel
+
+    def _send(self, order: Numbered | None) -> None:
+        payload = pickle.dumps(order, protocol=pickle.HIGHEST_PROTOCOL)
+        self._channel.send_bytes(payload)
+        self.bytes_sent += len(payload)
+
+    def _lost(self, why: str) -> None:
+        """End what is left of the helper, say so, and start another one if that has not been tried."""
+        log.warning(
+            "the helper process %s, %s, %s: %s",
+            self.pid,
+            self._purpose,
+            why,
+            "another one is started" if self._restarts else self._without,
+        )
+        self._end()
+        if self._restarts:
+            self._restarts -= 1
+            self._begin()
+
+    def _end(self) -> None:
+        self._pipe = self._gloo = self._process = None
+        self.epoch += 1
+        self._forget()
+        self._finalizer()
+
+
+def main(descriptor: int) -> None:
+    """What the helper's process does, until the pipe with this file descriptor ends."""
+    pipe = Connection(descriptor)
+    try:
+        pipe.send(HERE)
+        make, arguments, threads, meeting = pipe.recv()
+        torch.set_num_threads(threads)
+        channel: Channel = pipe if meeting is None else GlooChannel(1, *meeting)
+        answers: Answers = make(*arguments, stopped=channel.poll)
+        pipe.send(LOADED)
+        while True:
+            order = pickle.loads(channel.recv_bytes())  # noqa: S301  (our own engine wrote it)
+            reply = None if order is None else answers.answer(order)  # None: a STOP that came too late
+            if reply is not None:
+                channel.send_bytes(pickle.dumps((order.number, reply), protocol=pickle.HIGHEST_PROTOCOL))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the engine is gone, or wants no more; there is nothing to put away
+
+
+def _bound(pipe: Connection) -> None:
+    """Let no read or write of it wait for a helper that has stopped in the middle of a message."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as ours:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _MESSAGE, 0))
+
+
+def _kill(
+    process: subprocess.Popen[bytes],
+    pipe: Connection,
+    gloo: GlooChannel | None,
+    folder: str,
+) -> None:
+    pipe.close()
+    process.kill()  # it holds nothing that could be lost
+    process.wait()
+    if gloo is not None:
+        gloo.join(1.0)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,166 @@
+"""What PEARL's helper process does: it drafts for an engine, and is told all that it needs with every order.
+
+              ORDER ────►                   requests with all their tokens, budgets, and whom to forget
+              STOP  ────►                   give what is there (only where drafts are as long as pays)
+                    ◄──── REPLY             a draft each, or why there is none
+
+One pipe (process.py), one order at a time. The helper keeps nothing that an order could contradict: which cache rows
+hold is seen from the tokens (drafting/draft_runner.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from foretoken.core.laws import LawMaker
+from foretoken.core.protocols import Budget, Drafter
+from foretoken.core.randomness import Streams, mix64
+from foretoken.core.sampling import SamplingParams
+from foretoken.engine.draft_length.history_only import OwnPastRule
+from foretoken.engine.executors.overlap import Ahead, AheadRule
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a drafter's constructor asks of the target, without the target."""
+
+    name: str
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    trusted: bool
+    tokenizer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request of an order.
+
+    Attributes:
+        seed: of its streams; with the order's epoch, of the draws here.
+        budget: without a stop rule.
+        past: of the request, which says how long a draft pays; None: drafts are full.
+        hurried: whether a draft ends when the engine says STOP; it must not where a seed's text depends on it.
+    """
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    own_past: bool
+    budget: Budget
+    past: OwnPastRule | None
+    hurried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the engine wants: drafts for these requests, and to have those forgotten. The reply bears its number."""
+
+    number: int
+    epoch: int
+    questions: tuple[Question, ...]
+    gone: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Told:
+    """The ``Context`` of a question (core/protocols.py)."""
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    streams: Streams
+    laws: LawMaker
+    stop_ids: frozenset[int]
+    own_past: bool
+    slot: int = -1
+
+
+class Helper:
+    """Answers orders with a drafter.
+
+    Args:
+        drafter: of this process.
+        vocab_size: of the target.
+        stopped: whether the engine has said something since the order.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, stopped: Callable[[], bool]) -> None:
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self._stopped = stopped
+        self._streams: dict[int, Streams] = {}
+
+    @classmethod
+    def made(
+        cls, drafter_class: Callable[..., Drafter], config: Any, target: TargetFacts, *, stopped: Callable[[], bool]
+    ) -> Helper:
+        """With a drafter of the catalogue."""
+        return cls(drafter_class(config, target), target.vocab_size, stopped)
+
+    def answer(self, order: Order) -> list[Ahead]:
+        """A draft for each question, or the error that it ended with."""
+        for request_id in order.gone:
+            if self._streams.pop(request_id, None) is not None:
+                self._drafter.release(request_id)
+        contexts = [self._context(question, order.epoch) for question in order.questions]
+        budgets = [self._budget(question) for question in order.questions]
+        try:
+            return [*self._drafter.propose(contexts, budgets)]
+        except Exception as error:
+            if len(contexts) == 1:
+                return [portable(error)]
+        found: list[Ahead] = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            try:
+                found += self._drafter.propose([context], [budget])
+            except Exception as error:
+                found.append(portable(error))
+        return found
+
+    def _context(self, question: Question, epoch: int) -> _Told:
+        streams = self._streams.get(question.request_id)
+        if streams is None:
+            # draws of its own: not those of the engine's process, nor those of a helper that was there before
+            streams = self._streams[question.request_id] = Streams(question.seed)
+            streams.generator("draft").manual_seed(mix64(mix64(question.seed) ^ mix64(1 + epoch)) >> 1)
+        laws = LawMaker(question.params, question.tokens[: question.num_prompt], self._vocab_size, question.stop_ids)
+        laws.append(question.tokens[question.num_prompt :])
+        return _Told(
+            question.request_id,
+            question.tokens,
+            question.num_prompt,
+            question.params,
+            streams,
+            laws,
+            question.stop_ids,
+            question.own_past,
+        )
+
+    def _budget(self, question: Question) -> Budget:
+        if question.past is None:
+            return question.budget
+        return replace(
+            question.budget, stop_rule=AheadRule(question.past, self._stopped if question.hurried else _never)
+        )
+
+
+def portable(error: Exception) -> Exception:
+    """An error that survives the way back."""
+    return (
+        type(error)(str(error))
+        if type(error).__module__ in ("builtins", "foretoken.core.errors")
+        else RuntimeError(f"{type(error).__name__}: {error}")
+    )
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,137 @@
+"""A drafter whose drafts ahead are written by a second process, and by this one where that process fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.errors import ConfigError
+from foretoken.core.protocols import Budget, Context, Drafter, Outcome
+from foretoken.drafting import process
+from foretoken.drafting.process import HelperProcess
+from foretoken.engine.executors.overlap import Ahead, AheadRule, Shadow
+from foretoken.engine.executors.remote.helper import Helper, Order, Question, TargetFacts
+from foretoken.models.language_model import LanguageModel
+
+_READING = 0.01  # seconds more for every token that it has not been told of before
+
+
+class RemoteDrafter(Drafter):
+    """Another drafter, asked ahead in a helper's process (helper.py); everything else is asked of it here.
+
+    The helper is killed when it does not answer in time, and started once more; until the new one is ready, and for
+    good after the second loss, drafts ahead are written in this process. The step in which it is lost has no guess.
+    Every helper draws numbers of its own, and so does this process: after a loss the law stays, the text of a seed need
+    not.
+
+    Args:
+        inner: of this process.
+        config: it was made of; the helper's is made of it, too.
+        target: what the helper's drafter has to know of it is sent along.
+        threads: of the helper.
+        gloo: whether it is talked to over torch.distributed.
+    Raises:
+        ConfigError: the helper fails to start.
+    """
+
+    def __init__(self, inner: Drafter, config: Any, target: LanguageModel, threads: int, *, gloo: bool = False) -> None:
+        self.name, self.laws, self.branches = inner.name, inner.laws, inner.branches
+        self.needs, self.offers, self.explanation = inner.needs, inner.offers, inner.explanation
+        self._inner = inner
+        facts = TargetFacts(
+            target.name, target.vocab_size, target.dtype, target.device, target.trusted, target.tokenizer
+        )
+        self._known: dict[int, int] = {}  # request -> tokens of it that the helper was told of
+        self._gone: list[int] = []
+        self._helper = HelperProcess(
+            Helper.made,
+            (type(inner), config, facts),
+            purpose=f"which drafts for method '{self.name}'",
+            without="drafts are written in this process from now on",
+            forget=self._forget,
+            threads=threads,
+            gloo=gloo,
+        )
+        if not self._helper.started(process.STARTING):
+            self.close()
+            lane = "gloo" if gloo else "process"
+            raise ConfigError(f"lane='{lane}': the helper did not start: see its messages above, or use lane='thread'")
+
+    @property
+    def flops(self) -> float | None:
+        return self._inner.flops
+
+    def reading_flops(self, num_tokens: int) -> float:
+        return self._inner.reading_flops(num_tokens)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the helper's process; None where there is none."""
+        return self._helper.pid
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Whether the helper is there; waits so long for one that is starting."""
+        return self._helper.ready(seconds)
+
+    def attach(self, cache: Any) -> None:
+        self._inner.attach(cache)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Ahead by the helper, if it is there; else here."""
+        if not all(isinstance(context, Shadow) for context in contexts):
+            return self._inner.propose(contexts, budgets)
+        if not self.ready():
+            return self._inner.propose(contexts, budgets)
+        found = self._ask(cast("Sequence[Shadow]", contexts), budgets)
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+        return [each for each in found if isinstance(each, Draft)]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        self._inner.observe(outcomes)
+
+    def release(self, request_id: int) -> None:
+        if self._known.pop(request_id, None) is not None:
+            self._gone.append(request_id)
+        self._inner.release(request_id)
+
+    def close(self) -> None:
+        """End the helper; nothing starts another one."""
+        self._helper.close()
+
+    # ------------------------------------------------------------------ the helper
+
+    def _ask(self, shadows: Sequence[Shadow], budgets: Sequence[Budget]) -> list[Ahead]:
+        unread = sum(len(each.tokens) - self._known.get(each.request_id, 0) for each in shadows)
+        questions = tuple(map(_question, shadows, budgets))
+        order = Order(self._helper.next_number(), self._helper.epoch, questions, tuple(self._gone))
+        stopped = next((b.stop_rule.stopped for b in budgets if isinstance(b.stop_rule, AheadRule)), None)
+        answers: list[Ahead] | None = self._helper.ask(order, more_seconds=_READING * unread, stopped=stopped)
+        if answers is None:
+            return [NO_DRAFT] * len(shadows)
+        self._gone.clear()
+        self._known.update({each.request_id: len(each.tokens) for each in shadows})
+        return answers
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._gone.clear()
+
+
+def _question(shadow: Shadow, budget: Budget) -> Question:
+    rule = budget.stop_rule
+    return Question(
+        shadow.request_id,
+        shadow.tokens,
+        shadow.num_prompt,
+        shadow.params,
+        shadow.streams.seed,
+        shadow.stop_ids,
+        shadow.own_past,
+        replace(budget, stop_rule=None),
+        rule.past if isinstance(rule, AheadRule) else None,
+        not shadow.own_past,
+    )

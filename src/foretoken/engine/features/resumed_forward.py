@@ -1,0 +1,143 @@
+"""One forward of the target: it goes on from drafts' resume points, and keeps the hidden states a drafter asks for.
+
+    rows of a prompt, plain roots     layers [0, e) ──┐
+    rows that resume at depth e       (already run) ──┴── layers [e, L) ── final norm ── head
+                                                                        └ kept for a verifier, of the wanted rows
+
+Without resume points this is the ordinary forward, with taps. A forward taps the same rows at every depth: where a
+drafter and a verifier want different ones, all of them are kept, and each gets its own.
+
+Letters: M wanted rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foretoken.core.draft import Draft
+from foretoken.core.needs import HiddenLayers
+from foretoken.core.protocols import Plan
+from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.forward.cache import KVCache
+from foretoken.forward.dense import DensePlan
+from foretoken.forward.span import Span
+from foretoken.models.language_model import LanguageModel, Output
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one segment shows.
+
+    Attributes:
+        begin: position of the first row shown.
+        hidden: depth -> [rows, D].
+        best: the most probable token after each of these rows; empty where not all of them were scored.
+    """
+
+    begin: int
+    hidden: dict[int, Tensor]
+    best: Sequence[int]
+
+
+def resumed_forward(
+    target: LanguageModel,
+    cache: KVCache,
+    batch: PackedBatch,
+    drafts: Sequence[Draft],
+    plan: Plan,
+    asked: HiddenLayers,
+    *,
+    last: bool = False,
+) -> tuple[Output, list[Piece]]:
+    """Compute the wanted rows, each layer once for every row, and what the drafter wants to see of them.
+
+    Args:
+        cache: the target's.
+        batch: one segment per draft.
+        drafts: one for each segment; those with a resume point have it at the same depth.
+        plan: of the batch; rows that catch up do so under dense attention.
+        asked: the depths to show.
+        last: also keep what the last layer gives of the wanted rows, [M, D], as the output's ``hidden[L]``.
+    Raises:
+        ValueError: drafts resume at different depths.
+    """
+    segments = batch.segments
+    depths = {draft.resume.depth for draft in drafts if draft.resume is not None}
+    if len(depths) > 1:
+        raise ValueError(f"drafts of one step resume at different depths: {sorted(depths)}")
+    depth = depths.pop() if depths else 0
+    late = [s for s, draft in zip(segments, drafts, strict=True) if draft.resume is None] if depth else []
+    below = _catch_up(target, cache, batch.of_segments(late), depth, asked) if late else {}
+
+    entering_TD = None
+    if depth:
+        pieces, start = [], 0
+        for segment, draft in zip(segments, drafts, strict=True):
+            if draft.resume is not None:
+                pieces.append(draft.resume.hidden_TD)
+            else:
+                pieces.append(below[depth][start : start + segment.num_rows])
+                start += segment.num_rows
+        entering_TD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    shown = [_shown(segment, draft, asked) for segment, draft in zip(segments, drafts, strict=True)]
+    taps = tuple(each for each in asked.depths if each > depth)
+    rows = [row for each in shown for row in each] if taps else []
+    if not last:
+        output = target.forward(batch, plan, span=Span(depth, target.num_layers, entering_TD, taps, rows))
+        return output, _pieces(batch, drafts, shown, output, output.hidden, below, asked)
+    end = target.num_layers
+    kept = sorted({*rows, *batch.wanted})
+    span = Span(depth, end, entering_TD, tuple(sorted({*taps, end})), kept)
+    output = target.forward(batch, plan, span=span)
+    place = {row: index for index, row in enumerate(kept)}
+    ours, theirs = ([place[row] for row in each] for each in (batch.wanted, rows))
+    seen = {each: output.hidden[each][theirs] for each in taps}
+    output = replace(output, hidden={end: output.hidden[end][ours]})
+    return output, _pieces(batch, drafts, shown, output, seen, below, asked)
+
+
+def _catch_up(
+    target: LanguageModel, cache: KVCache, late: PackedBatch, depth: int, asked: HiddenLayers
+) -> dict[int, Tensor]:
+    """Bring rows without a resume point to the depth of the others: depth -> [rows, D], all rows."""
+    taps = tuple(sorted({depth, *(each for each in asked.depths if each < depth)}))
+    return dict(target.forward(late, DensePlan(cache, late), span=Span(0, depth, taps=taps)).hidden)
+
+
+def _shown(segment: Segment, draft: Draft, asked: HiddenLayers) -> range:
+    """Packed rows that are shown: of a prompt perhaps only the last, of a draft not what is probed behind it."""
+    start, end = segment.start, segment.start + segment.num_rows
+    if len(draft):
+        return range(start, start + 1 + len(draft))
+    return range(start if asked.last is None else max(start, end - asked.last), end)
+
+
+def _pieces(
+    batch: PackedBatch,
+    drafts: Sequence[Draft],
+    shown: Sequence[range],
+    output: Output,
+    seen: Mapping[int, Tensor],
+    below: dict[int, Tensor],
+    asked: HiddenLayers,
+) -> list[Piece]:
+    """Cut what was computed into requests; ``seen`` has the shown rows one after the other."""
+    scored = {row: index for index, row in enumerate(batch.wanted)}
+    found = []
+    above = caught_up = 0
+    for segment, draft, rows in zip(batch.segments, drafts, shown, strict=True):
+        hidden = {d: values[above : above + len(rows)] for d, values in seen.items()}
+        above += len(rows)
+        first = rows.start - segment.start
+        if below and draft.resume is None:
+            for d in asked.depths:
+                if d in below:
+                    hidden[d] = below[d][caught_up + first : caught_up + first + len(rows)]
+            caught_up += segment.num_rows
+        best = [output.best[scored[row]] for row in rows] if all(row in scored for row in rows) else []
+        found.append(Piece(batch.positions[segment.start] + first, hidden, best))
+    return found

@@ -1,0 +1,136 @@
+"""From what a call takes to requests: params held against the recipe and the target, and one request a completion."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.core.constraint import Constraint
+from foretoken.core.errors import ConfigError
+from foretoken.core.laws import LawMaker
+from foretoken.core.randomness import Streams, mix64
+from foretoken.core.sampling import SamplingParams, StructuredOutputs
+from foretoken.core.words import Both
+from foretoken.engine.intake.prompts import Prompt, PromptReader
+from foretoken.engine.recipe import Recipe
+from foretoken.engine.request import Request
+from foretoken.engine.text.banned_words import words_of
+from foretoken.engine.text.detokenise import TextStream
+from foretoken.engine.text.grammars import Grammars
+from foretoken.models.language_model import LanguageModel
+
+
+class Admission:
+    """Makes the requests of one engine; what cannot run is refused here.
+
+    Args:
+        target: the model.
+        recipe: what it runs by.
+        prompts: reads prompts.
+        seed: fixes the seeds of requests that bring none; None draws fresh ones.
+    """
+
+    def __init__(self, target: LanguageModel, recipe: Recipe, prompts: PromptReader, seed: int | None) -> None:
+        self._target = target
+        self._recipe = recipe
+        self._prompts = prompts
+        self._seed = seed
+        self._grammars = Grammars(target)
+        self._ids = itertools.count()  # threads may ask at once
+
+    def params_for(self, count: int, params: Any, default: SamplingParams) -> list[SamplingParams]:
+        """Params for so many prompts.
+
+        Args:
+            params: one for all, or one each; None takes ``default``.
+        Raises:
+            ConfigError: they do not fit the prompts, the recipe or the vocabulary.
+        """
+        if params is None or isinstance(params, SamplingParams):
+            every = [params or default] * count
+        elif isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
+            raise ConfigError(f"params must be SamplingParams or a list of them, not {type(params).__name__}")
+        else:
+            every = list(params)
+            if len(every) != count:
+                raise ConfigError(f"{len(every)} sampling params for {count} prompts: give one, or one each")
+        for each in every:
+            if not isinstance(each, SamplingParams):
+                raise ConfigError(f"params must be SamplingParams, not {type(each).__name__}")
+            self._recipe.check(each)
+            for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+                for token in getattr(each, name) or ():
+                    if token >= self._target.vocab_size:
+                        raise ConfigError(f"{name} has {token}: the vocabulary has {self._target.vocab_size} entries")
+        return every
+
+    def check_draft(self, max_draft: int | None) -> None:
+        """Refuse a draft length of a request that is none, or that would change what a recipe writes.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        if max_draft is None:
+            return
+        if not isinstance(max_draft, int) or isinstance(max_draft, bool) or max_draft < 0:
+            raise ConfigError(f"max_draft={max_draft!r} must be an integer, at least 0; 0 is plain decoding")
+        if self._recipe.takes_turns:
+            raise ConfigError(
+                f"max_draft={max_draft}: with method '{self._recipe.method}' drafter and target take turns, so that "
+                "another length is another text; leave it out"
+            )
+
+    def requests(self, prompt: Prompt, params: SamplingParams, index: int) -> list[Request]:
+        """One request per completion.
+
+        Args:
+            index: the prompt's place among those of a call, for messages.
+        Raises:
+            InputError: the prompt cannot be used.
+            ConfigError: structured outputs cannot be had, or no token would be allowed.
+        """
+        params = copy.copy(params)  # what is set afterwards is for later requests
+        target, ids = self._target, self._prompts.ids(prompt, index, _kept(params, self._target.max_length))
+        request_ids = [next(self._ids) for _ in range(params.n)]
+        base = params.seed
+        if base is None:
+            base = secrets.randbits(63) if self._seed is None else mix64(self._seed ^ mix64(request_ids[0])) >> 1
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= target.end_ids
+        words = words_of(params, target)
+        requests = []
+        for number, request_id in enumerate(request_ids):
+            # mixed twice: a sum would be the seed of a neighbour's completion, too
+            seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
+            constraint: Constraint | None = None if words is None else words.copy()
+            if isinstance(params.structured_outputs, StructuredOutputs):
+                grammar = self._grammars.constraint(params.structured_outputs, stop_ids)
+                constraint = grammar if constraint is None else Both(grammar, constraint)
+            laws = LawMaker(params, ids, target.vocab_size, stop_ids, target.device, constraint)
+            text = TextStream.of(target.tokenizer, params, ids) if params.stop_strings else None
+            requests.append(
+                Request(
+                    request_id=request_id,
+                    tokens=list(ids),
+                    num_prompt=len(ids),
+                    params=params,
+                    streams=Streams(seed, target.device),
+                    laws=laws,
+                    stop_ids=stop_ids,
+                    max_total=min(len(ids) + params.max_tokens, target.max_length),
+                    text=text,
+                    logprobs=None if params.logprobs is None else [],
+                    prompt_logprobs=None if params.prompt_logprobs is None or number else [],
+                )
+            )
+        return requests
+
+
+def _kept(params: SamplingParams, context: int) -> int | None:
+    """How many of a prompt's tokens are kept, at most; None: all, or it is refused."""
+    asked = params.truncate_prompt_tokens
+    return max(1, context - params.max_tokens) if asked == -1 else asked

@@ -1,0 +1,75 @@
+"""Hidden states of a model of transformers, taken as they pass: one way for drafting, training and feature stores.
+
+    embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── head
+              0              1               L              "final"      depths
+
+Depth e is the residual stream after e layers. A depth that nobody asked for is never kept.
+
+Letters: B sequences, T positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.forward.anatomy import Anatomy
+
+FINAL: Literal["final"] = "final"
+Depth = int | Literal["final"]
+
+
+@contextmanager
+def watching(parts: Anatomy, depths: Iterable[Depth], take: Callable[[Depth, Any], None]) -> Iterator[None]:
+    """While inside, a forward hands over what passes some depths.
+
+    Args:
+        depths: 0 is what the first layer reads, e what layer e gives, "final" what the final norm gives.
+        take: is called with the depth and what the module gives. Who keeps it makes a copy, because the next layer may
+            add to it in place; :func:`state_of` makes sure that it is one state a token.
+    """
+    handles: list[Any] = []
+    for depth in depths:
+        if depth == 0:
+            handles.append(reads(parts.layers[0], lambda values: take(0, values)))
+        else:
+            part = parts.final_norm if depth == FINAL else parts.layers[int(depth) - 1]
+            handles.append(part.register_forward_hook(_gives(depth, take)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def reads(module: nn.Module, take: Callable[[Tensor], None]) -> Any:
+    """Hand over what a module reads, its first argument by place or by name, until the handle is removed."""
+    return module.register_forward_pre_hook(
+        lambda module, args, kwargs: take(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+
+
+def _gives(depth: Depth, take: Callable[[Depth, Any], None]) -> Callable[..., None]:
+    return lambda module, args, output: take(depth, output)
+
+
+def state_of(values: Any, shape: tuple[int, ...], kind: str, depth: Depth) -> Tensor:
+    """The hidden states in what a layer gives, [B, T, D], not copied.
+
+    Args:
+        shape: B and T.
+        kind: of the model, for the message.
+    Raises:
+        UnsupportedArchitecture: these are not one state a token.
+    """
+    values_BTD = values[0] if isinstance(values, tuple) else values
+    if values_BTD.dim() != 3 or tuple(values_BTD.shape[:2]) != tuple(shape):
+        raise UnsupportedArchitecture(
+            f"{kind}: depth {depth} has the shape {list(values_BTD.shape)}, not one state a token"
+        )
+    found: Tensor = values_BTD
+    return found

@@ -1,0 +1,72 @@
+"""What a fused decoder needs to know of a plan in order to compute it in one piece.
+
+A plan that can be described like this is computed by ``native/``, where that fits the model; every other plan is
+called layer by layer through ``attend``. Both ways give the same result up to rounding. What is sparse is described
+part by part, and a part that is absent is dense.
+
+Letters: S slots, G key/value heads, N blocks, D key width, W numbers that sum up a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from foretoken.forward.cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Attention over selected blocks of the committed prefix; methods/sparse/blocks.py defines the selection.
+
+    The query that selects exists in the forward only, so that selecting is the decoder's part.
+
+    Attributes:
+        size: columns of a block, a multiple of 16.
+        sinks, locals: first and last blocks that are always kept.
+        sets: "per_head", "global" (among the blocks of all key/value heads together) or "per_layer" (the same blocks
+            for all of them).
+        keep: for each segment, blocks to keep in a layer, over all heads; 0: dense attention.
+        score: by what the root row orders blocks: "exact", "bounds" or "mean".
+        selects: whether a layer selects; if not, it takes what the layer before it took. The first layer of a forward
+            that can select does in any case.
+        summaries: for "bounds" (W = 2 D) and "mean" (W = D): what is known of a layer's whole committed blocks, float32
+            [S, G, N, W]; valid for the segments to be attended sparsely. Asked for the layers that select, before they
+            are run. None for "exact".
+    """
+
+    size: int
+    sinks: int
+    locals: int
+    sets: str
+    keep: Sequence[int]
+    score: str
+    selects: Callable[[int], bool]
+    summaries: Callable[[int], Tensor] | None
+
+
+class Clock(Protocol):
+    """Sums the wall time of attention, new keys and values included, over forwards."""
+
+    attention_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """One forward's plan, described.
+
+    Attributes:
+        cache: where keys and values are written and read.
+        blocks: None: attention over all columns.
+        thresholds: for each row, below what an MLP's activated gate is shut (methods/sparse/feed_forward.py); None:
+            dense MLPs.
+        clock: is told the time that attention took; None: nobody asks.
+    """
+
+    cache: KVCache
+    blocks: Blocks | None = None
+    thresholds: Sequence[float] | None = None
+    clock: Clock | None = None

@@ -1,0 +1,80 @@
+"""Routed experts over quantised weights, called as the library calls its own.
+
+    y = sum over the chosen experts e of  w_e down_e(act(gate_e(x)) * up_e(x))
+
+Each projection is a product of weight.py: a row is coded by itself, at every one of them.
+
+Letters: R rows, D width, k experts of a row, E experts, F channels of one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
+
+Pair = tuple[QuantisedWeight, QuantisedWeight]  # of one expert: [2 F, D], the gate above the other factor, and [D, F]
+
+
+class ByExpert(nn.Module):
+    """Routed experts whose weights are not what the library expects; computed one expert after the other.
+
+    Attributes:
+        num_experts, width, channels: E, D and F.
+        act_fn: of the gate.
+    """
+
+    num_experts: int
+    width: int
+    channels: int
+    act_fn: Callable[[Tensor], Tensor]
+
+    @abstractmethod
+    def linears(self, expert: int) -> tuple[Any, Any]:
+        """One expert's projections: [..., D] to the gate and the other factor [..., 2 F], and [..., F] to [..., D]."""
+
+    @property
+    def gate_up_proj(self) -> Tensor:
+        """A copy in the usual order, [E, 2 F, D]."""
+        return torch.stack([self.linears(expert)[0].weight for expert in range(self.num_experts)])
+
+    @property
+    def down_proj(self) -> Tensor:
+        """A copy in the usual order, [E, D, F]."""
+        return torch.stack([self.linears(expert)[1].weight for expert in range(self.num_experts)])
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[R, D], chosen experts [R, k] and their weights [R, k] -> [R, D]"""
+        sum_RD = torch.zeros(hidden_states.shape, dtype=torch.float32)
+        for expert in top_k_index.unique().tolist():
+            gate_up, down = self.linears(expert)
+            rows, places = (top_k_index == expert).nonzero(as_tuple=True)
+            gate_nF, up_nF = gate_up(hidden_states[rows]).chunk(2, dim=-1)
+            y_nD = down(self.act_fn(gate_nF) * up_nF)
+            sum_RD.index_add_(0, rows, y_nD.float() * top_k_weights[rows, places, None].float())
+        return sum_RD.to(hidden_states.dtype)
+
+
+class QuantisedExperts(ByExpert):
+    """Experts for inference on a CPU; exact but not fast.
+
+    Args:
+        weights: of each expert.
+        act_fn: of the gate.
+    """
+
+    def __init__(self, weights: Sequence[Pair], act_fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act_fn, self.weights = act_fn, list(weights)
+        self.num_experts, (self.width, self.channels) = len(self.weights), self.weights[0][1].shape
+        self.bits = self.weights[0][0].bits
+
+    def linears(self, expert: int) -> tuple[QuantisedLinear, QuantisedLinear]:
+        """See :class:`ByExpert`."""
+        gate_up, down = self.weights[expert]
+        return QuantisedLinear(gate_up), QuantisedLinear(down)

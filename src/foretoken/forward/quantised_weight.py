@@ -1,0 +1,281 @@
+"""Weights of 8 or 4 bits, what a product with them is, and ``nn.Linear`` over one.
+
+    W[o, k] = scale[o, g] code[o, k] + minimum[o, g]            g = k // group
+    x[t, k] ≈ step[t] a[t, k]                                   a: int8, step: the row's largest magnitude / 127
+
+    y[t, o] = step[t] · Σ_g ( scale[o, g] · Σ_k∈g code[o, k] a[t, k]  +  minimum[o, g] · Σ_k∈g a[t, k] )  +  bias[o]
+
+The inner sums are integers, hence exact in any order. The outer one is in float32, ascending in g, every product and
+every sum rounded by itself: first the scale's term of a group, then the minimum's. So a row's bits depend on that row
+only, and the native products (native/quantised.h) have the same bits as this file.
+
+Letters: T rows, K inner dimension, O outputs, G groups, P pieces of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.core.errors import ModelError
+
+BITS = (4, 8)
+GROUPS = (16, 32, 64, 128)  # or a whole row
+MOST_INPUTS = 65536  # of a row: the sums of larger ones may not fit 32 bits
+_CODES = {4: {torch.int8: (-8, 7), torch.uint8: (0, 15)}, 8: {torch.int8: (-128, 127), torch.uint8: (0, 255)}}
+_PIECE = 512  # terms of 255 * 127 whose sum is exact in float32
+_LEAST = 2.0**-100  # a row whose largest magnitude is below counts as zeros
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedWeight:
+    """The weight of a linear layer: a code of some bits for each element, a scale and perhaps a minimum for each group.
+
+    Attributes:
+        codes_OK: int8 (of 4 bits: -8 to 7) or uint8 (0 to 15), one code a byte.
+        scale_OG: float32; G is K over the group.
+        minimum_OG: float32, or None for zeros.
+        bits: 8 or 4; the codes must fit.
+        order_K: int64, a permutation: column j of the codes belongs to input ``order_K[j]``; None: as they stand.
+        name: of the tensor, for messages.
+    Raises:
+        ModelError: shapes or dtypes that do not fit each other, a group of another size than 16, 32, 64, 128 or a
+            whole row, codes out of range, scales or minimums that are not finite.
+    """
+
+    codes_OK: Tensor
+    scale_OG: Tensor
+    minimum_OG: Tensor | None
+    bits: int
+    order_K: Tensor | None = None
+    name: str = "weight"
+
+    def __post_init__(self) -> None:
+        codes, scale = self.codes_OK, self.scale_OG
+        if self.bits not in BITS:
+            raise self._odd(f"has {self.bits} bits: 8 or 4")
+        if codes.ndim != 2 or not codes.numel() or codes.dtype not in _CODES[self.bits]:
+            raise self._odd(f"has codes {list(codes.shape)} of {codes.dtype}: [outputs, inputs] of int8 or uint8")
+        outputs, inputs = codes.shape
+        if inputs > MOST_INPUTS:
+            raise self._odd(f"has rows of {inputs} elements: at most {MOST_INPUTS}")
+        if scale.ndim != 2 or len(scale) != outputs or not scale.shape[1] or inputs % scale.shape[1]:
+            raise self._odd(f"has scales {list(scale.shape)} for codes [{outputs}, {inputs}]: [outputs, groups]")
+        if self.group != inputs and self.group not in GROUPS:
+            raise self._odd(f"has groups of {self.group}: {', '.join(map(str, GROUPS))} or a whole row")
+        for what, values in (("scales", scale), ("minimums", self.minimum_OG)):
+            if values is None:
+                continue
+            if values.shape != scale.shape or values.dtype != torch.float32:
+                raise self._odd(f"has {what} {list(values.shape)} of {values.dtype}: float32 {list(scale.shape)}")
+            if not values.isfinite().all():
+                raise self._odd(f"has {what} that are not finite")
+        least, most = _CODES[self.bits][codes.dtype]
+        low, high = torch.aminmax(codes)
+        if low < least or high > most:
+            raise self._odd(f"has codes from {int(low)} to {int(high)}: {least} to {most} in {self.bits} bits")
+        if self.order_K is not None:
+            order = self.order_K
+            if order.shape != (inputs,) or not torch.equal(order.sort().values, torch.arange(inputs).to(order)):
+                raise self._odd(f"has an order of columns that is no permutation of {inputs}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[O, K]."""
+        outputs, inputs = self.codes_OK.shape
+        return outputs, inputs
+
+    @property
+    def group(self) -> int:
+        """Elements that share a scale."""
+        return int(self.codes_OK.shape[1] // self.scale_OG.shape[1])
+
+    @property
+    def kept_in(self) -> torch.dtype:
+        """What holds all scales and minimums exactly: float16 if that does, else float32."""
+        given = [self.scale_OG] if self.minimum_OG is None else [self.scale_OG, self.minimum_OG]
+        return torch.float16 if all(torch.equal(each.half().float(), each) for each in given) else torch.float32
+
+    @property
+    def num_bytes(self) -> int:
+        """Codes of ``bits`` bits, scales and minimums."""
+        numbers = self.scale_OG.numel() * (1 if self.minimum_OG is None else 2)
+        return self.codes_OK.numel() * self.bits // 8 + numbers * self.kept_in.itemsize
+
+    def dense(self) -> Tensor:
+        """The weight that this is, float32 [O, K], columns in the layer's order."""
+        outputs, inputs = self.shape
+        values_OGk = self.codes_OK.view(outputs, -1, self.group) * self.scale_OG[..., None]
+        if self.minimum_OG is not None:
+            values_OGk = values_OGk + self.minimum_OG[..., None]
+        values_OK = values_OGk.reshape(outputs, inputs)
+        if self.order_K is None:
+            return values_OK
+        return torch.empty_like(values_OK).index_copy_(1, self.order_K, values_OK)
+
+    def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
+        """In parts of so many outputs, one below the other."""
+        sizes = list(outputs)
+        codes, scales = self.codes_OK.split(sizes), self.scale_OG.split(sizes)
+        minimums = [None] * len(sizes) if self.minimum_OG is None else self.minimum_OG.split(sizes)
+        return [
+            QuantisedWeight(*each, self.bits, self.order_K, self.name)
+            for each in zip(codes, scales, minimums, strict=True)
+        ]
+
+    def rows(self, which_O: Tensor) -> QuantisedWeight:
+        """Some outputs, int64, in this order."""
+        minimum_OG = None if self.minimum_OG is None else self.minimum_OG[which_O]
+        codes_OK, scale_OG = self.codes_OK[which_O], self.scale_OG[which_O]
+        return QuantisedWeight(codes_OK, scale_OG, minimum_OG, self.bits, self.order_K, self.name)
+
+    def to(self, device: torch.device) -> QuantisedWeight:
+        """The same weight on another device."""
+        minimum, order = (None if each is None else each.to(device) for each in (self.minimum_OG, self.order_K))
+        codes, scale = self.codes_OK.to(device), self.scale_OG.to(device)
+        return QuantisedWeight(codes, scale, minimum, self.bits, order, self.name)
+
+    def _odd(self, what: str) -> ModelError:
+        return ModelError(f"the quantised tensor '{self.name}' {what}")
+
+
+@torch.no_grad()
+def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str = "weight") -> QuantisedWeight:
+    """A dense weight in 8 or 4 bits, every element to the nearest code.
+
+    Codes of 8 bits are symmetric, -127 to 127; those of 4 bits lie between a group's smallest and largest element.
+    Scales and minimums are taken in float16 where that keeps ten bits of them: they take room, too.
+
+    Args:
+        weight_OK: floating, finite.
+        bits: 8 or 4.
+        group: elements that share a scale; None: a whole row.
+    Raises:
+        ModelError: the weight is not finite, its rows are not whole groups, or see :class:`QuantisedWeight`.
+    """
+    outputs, inputs = weight_OK.shape
+    size = inputs if group is None else group
+    if inputs % size:
+        raise ModelError(f"the tensor '{name}' has rows of {inputs} elements, which are no groups of {size}")
+    values_OGk = weight_OK.detach().to(torch.float32).reshape(outputs, -1, size)
+    if not values_OGk.isfinite().all():
+        raise ModelError(f"the tensor '{name}' holds values that are not finite: it cannot be rounded to {bits} bits")
+    if bits == 8:
+        widest_OG = values_OGk.abs().amax(dim=-1) / 127
+        scale_OG = _short(widest_OG, widest_OG)
+        codes_OGk = (values_OGk / _divisor(scale_OG)).round().clamp(-127, 127).to(torch.int8)
+        return QuantisedWeight(codes_OGk.view(outputs, inputs), scale_OG, None, bits, name=name)
+    low_OG, high_OG = values_OGk.amin(dim=-1), values_OGk.amax(dim=-1)
+    minimum_OG = _short(low_OG, torch.maximum(low_OG.abs(), high_OG.abs()))
+    scale_OG = (high_OG - minimum_OG) / 15
+    scale_OG = _short(scale_OG, scale_OG)
+    codes_OGk = ((values_OGk - minimum_OG[..., None]) / _divisor(scale_OG)).round().clamp(0, 15).to(torch.uint8)
+    return QuantisedWeight(codes_OGk.view(outputs, inputs), scale_OG, minimum_OG, bits, name=name)
+
+
+def _short(values_OG: Tensor, sizes_OG: Tensor) -> Tensor:
+    """What float16 makes of them, unless that moves one of them by more than a 1024th of its group's size."""
+    short_OG = values_OG.half().float()
+    return short_OG if bool(((short_OG - values_OG).abs() <= sizes_OG.abs() * 2.0**-10).all()) else values_OG
+
+
+def _divisor(scale_OG: Tensor) -> Tensor:
+    return torch.where(scale_OG == 0, 1.0, scale_OG)[..., None]
+
+
+class Rows(NamedTuple):
+    """Activations as a product takes them.
+
+    Attributes:
+        codes_TK: whole numbers from -127 to 127, float32.
+        step_T: float32; NaN for a row that holds a value that is not finite.
+    """
+
+    codes_TK: Tensor
+    step_T: Tensor
+
+
+def rows_of(x_TK: Tensor) -> Rows:
+    """Each row in 8 bits: to the nearest of 255 steps of its largest magnitude, ties to even."""
+    x_TK = x_TK.to(torch.float32)
+    largest_T = x_TK.abs().amax(dim=-1)
+    whole_T = largest_T.isfinite()
+    counts_T = whole_T & (largest_T >= _LEAST)
+    inverse_T = torch.where(counts_T, torch.full_like(largest_T, 127.0) / largest_T, 0.0)  # one rounding, not two
+    codes_TK = torch.where(counts_T[:, None], x_TK * inverse_T[:, None], 0.0).round()
+    step_T = torch.where(counts_T, largest_T / 127.0, 0.0)
+    return Rows(codes_TK, torch.where(whole_T, step_T, torch.nan))
+
+
+@torch.no_grad()
+def product(rows: Rows, weight: QuantisedWeight) -> Tensor:
+    """float32 [T, O]: the formula at the top of this file, without the bias; the rows are in the codes' order."""
+    codes_TK = rows.codes_TK
+    (outputs, _), group = weight.shape, weight.group
+    a_GTk = codes_TK.view(len(codes_TK), weight.scale_OG.shape[1], group).transpose(0, 1)
+    w_GOk = weight.codes_OK.view(outputs, -1, group).transpose(0, 1)
+    sums_GTO = torch.zeros((), device=codes_TK.device)
+    for begin in range(0, group, _PIECE):  # each piece exact in float32, all of them in float64
+        piece = slice(begin, begin + _PIECE)
+        part_GTO = torch.bmm(a_GTk[..., piece], w_GOk[..., piece].to(torch.float32).transpose(1, 2))
+        sums_GTO = part_GTO if group <= _PIECE else sums_GTO.double() + part_GTO
+    sums_GTO = sums_GTO.float()
+    alone_GT = None if weight.minimum_OG is None else a_GTk.sum(dim=-1)
+    y_TO = torch.zeros(len(codes_TK), outputs, device=codes_TK.device)
+    for g in range(len(sums_GTO)):
+        y_TO += weight.scale_OG[:, g] * sums_GTO[g]
+        if weight.minimum_OG is not None and alone_GT is not None:
+            y_TO += weight.minimum_OG[:, g] * alone_GT[g, :, None]
+    return y_TO * rows.step_T[:, None]
+
+
+class QuantisedLinear(nn.Module):
+    """``nn.Linear`` over a quantised weight, for inference, on any device; exact but not fast.
+
+    Args:
+        weight: on the device where it will be used, or moved with the module.
+        bias: of the layer that this stands for, or None; in the dtype that the model computes in.
+    """
+
+    def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.quantised = weight
+        self.bias = None if bias is None else bias.detach()
+        self.out_features, self.in_features = weight.shape
+
+    @property
+    def weight(self) -> Tensor:
+        """[O, K], dense, made anew at each look: a few families read the weight of a router or its dtype."""
+        return self.quantised.dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., O], in the dtype of ``x``."""
+        weight = self.quantised
+        flat_TK = x.reshape(-1, x.shape[-1])
+        if weight.order_K is not None:
+            flat_TK = flat_TK[:, weight.order_K]
+        y_TO = product(rows_of(flat_TK), weight)
+        if self.bias is not None:
+            y_TO = y_TO + self.bias.to(torch.float32)
+        return y_TO.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        """Move with the model, whatever it is moved by; codes and scales keep their dtypes."""
+        moved = super()._apply(fn, recurse)
+        device = fn(torch.empty(0, device=self.quantised.codes_OK.device)).device
+        if device != self.quantised.codes_OK.device:
+            self.quantised = self.quantised.to(device)
+        if self.bias is not None:
+            self.bias = self.bias.to(device)
+        return moved
+
+    def extra_repr(self) -> str:
+        weight = self.quantised
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"bits={weight.bits}, group={weight.group}"
+        )

@@ -1,0 +1,26 @@
+"""``FORETOKEN_FUSED`` and ``FORETOKEN_VARIANT``: whether native code computes, and which; read in one place."""
+
+from __future__ import annotations
+
+import os
+
+from foretoken.core.errors import ConfigError
+
+_NAME = "FORETOKEN_FUSED"
+
+
+def native_wanted() -> bool:
+    """Whether the fused decoder and the kernels are to be used: they are unless ``FORETOKEN_FUSED=0``.
+
+    Raises:
+        ConfigError: it is neither 0 nor 1.
+    """
+    value = os.environ.get(_NAME) or "1"
+    if value not in ("0", "1"):
+        raise ConfigError(f"{_NAME}={value}: 0 switches the fused decoder off, 1 leaves it on")
+    return value == "1"
+
+
+def variant_wanted() -> str | None:
+    """The kind of processor (native/variants.py) whose decoder is asked for; None: the best for this one."""
+    return os.environ.get("FORETOKEN_VARIANT") or None

@@ -1,0 +1,403 @@
+"""The families of transformers that the fused decoder knows: where each keeps its parts, and what it does between them.
+
+A family is a row of this table, and what differs from Llama is all that the row says. Numbers (scales, caps, windows)
+are read from the model at hand. Whoever looks like a family but computes something else is found out when the model is
+tried (trial.py).
+
+    norms        llama    x + attention(norm(x))                  before each branch
+                 olmo2    x + norm(attention(x))                  behind it
+                 gemma2   x + norm(attention(norm(x)))            both
+    parallel     cohere   x + attention(norm(x)) + mlp(norm(x))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from foretoken.native.layout import Rotary
+
+_ACTIVATIONS = {
+    type(ACT2FN[name]): ours
+    for name, ours in (
+        ("silu", "silu"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu", "gelu"),
+        ("relu", "relu"),
+        ("relu2", "relu_squared"),
+    )
+}
+
+
+class Way(NamedTuple):
+    """Through an MLP: names of what projects into it and out of it.
+
+    Attributes:
+        gated: what leads in gives a gate and another factor, in one or in two.
+    """
+
+    into: tuple[str, ...]
+    out: str
+    gated: bool
+
+
+_WAYS = (
+    Way(("gate_proj", "up_proj"), "down_proj", gated=True),
+    Way(("gate_up_proj",), "down_proj", gated=True),
+    Way(("input_linear",), "output_linear", gated=True),
+    Way(("up_proj",), "down_proj", gated=False),
+    Way(("dense_h_to_4h",), "dense_4h_to_h", gated=False),
+    Way(("fc1",), "fc2", gated=False),
+    Way(("c_fc",), "c_proj", gated=False),
+)
+_HEADS = ("q_proj", "k_proj", "v_proj")
+_BY_HEAD = "query_key_value"  # one projection, whose outputs are a head's query, key and value, then the next head's
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model type.
+
+    Attributes:
+        body: of the causal model, which holds everything but the head.
+        embedding, final_norm: in the body.
+        places: in the body, what is added to embeddings by position, and how many of its rows come before the first
+            position's; or None.
+        attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks. An MLP
+            without a name is in the layer itself.
+        router: of what stands in the MLP's place where that has ``experts``.
+        shared: an MLP beside the experts, of the layer or of what has the experts, and in a layer without experts the
+            MLP; or None.
+        alone: of layers that are attention or a mixer or an MLP and no more, the part, whichever it is; or None.
+        attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
+        mlp_norm, mlp_end_norm: the same of the MLP.
+        centred: norms are LayerNorms.
+        gain_offset: a norm multiplies by this plus its weight.
+        parallel: the MLP reads what attention reads; where a config says so itself, that counts.
+        interleaved: rotary pairs neighbours.
+        doubled: of the library's rotary tables, each angle stands twice side by side, not once in each half.
+        rotates_windows: layers without a window are not rotated.
+        one_window: all layers have the config's window; else each has its own.
+        caps_scores: attention scores are capped as the config says; a few configs say so for nothing.
+    """
+
+    body: str = "model"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    places: tuple[str, int] | None = None
+    attention: str = "self_attn"
+    mixer: str = "mixer"
+    mlp: str = "mlp"
+    router: str = "gate"
+    shared: str | None = None
+    alone: str | None = None
+    attention_norm: str | None = "input_layernorm"
+    attention_end_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_end_norm: str | None = None
+    centred: bool = False
+    gain_offset: float = 0.0
+    parallel: bool = False
+    interleaved: bool = False
+    doubled: bool = False
+    rotates_windows: bool = False
+    one_window: bool = False
+    caps_scores: bool = False
+
+
+_BEHIND = Family(  # OLMo's
+    attention_norm=None,
+    attention_end_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_end_norm="post_feedforward_layernorm",
+)
+_AROUND = Family(  # Gemma's
+    attention_end_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_end_norm="post_feedforward_layernorm",
+    gain_offset=1.0,
+)
+_COHERE = Family(mlp_norm="input_layernorm", centred=True, parallel=True, interleaved=True, doubled=True)
+FAMILIES = {
+    "llama": Family(),
+    "arcee": Family(),
+    "mistral": Family(one_window=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "smollm3": Family(),
+    "ministral": Family(),
+    "seed_oss": Family(),
+    "cwm": Family(),
+    "helium": Family(interleaved=True),
+    "granite": Family(),
+    "granitemoe": Family(mlp="block_sparse_moe", router="router"),
+    "granitemoeshared": Family(mlp="block_sparse_moe", router="router", shared="shared_mlp"),
+    "mixtral": Family(one_window=True),
+    "qwen2_moe": Family(shared="shared_expert"),
+    "qwen3_moe": Family(),
+    "olmoe": Family(),
+    "phi3": Family(one_window=True),
+    "olmo2": _BEHIND,
+    "olmo3": _BEHIND,
+    "gemma": Family(gain_offset=1.0),
+    "gemma2": replace(_AROUND, caps_scores=True),
+    "gemma3_text": _AROUND,
+    "vaultgemma": Family(mlp_norm="pre_feedforward_layernorm", gain_offset=1.0, caps_scores=True),
+    "glm": Family(interleaved=True),
+    "glm4": Family(attention_end_norm="post_self_attn_layernorm", mlp_end_norm="post_mlp_layernorm", interleaved=True),
+    "ernie4_5": Family(interleaved=True),
+    "gpt_neox": Family(
+        body="gpt_neox", embedding="embed_in", final_norm="final_layer_norm", attention="attention", centred=True
+    ),
+    "phi": Family(final_norm="final_layernorm", mlp_norm="input_layernorm", centred=True, parallel=True),
+    "opt": Family(
+        body="model.decoder",
+        final_norm="final_layer_norm",
+        places=("embed_positions", 2),
+        mlp="",
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        centred=True,
+    ),
+    "stablelm": Family(centred=True),
+    "starcoder2": Family(centred=True, one_window=True),
+    "nemotron": Family(centred=True, gain_offset=1.0),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, rotates_windows=True),
+    "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
+    "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
+    "falcon_h1": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
+    "granitemoehybrid": Family(mixer="mamba", mlp="block_sparse_moe", router="router", shared="shared_mlp"),
+    "nemotron_h": Family(
+        embedding="embeddings", final_norm="norm_f", alone="mixer", attention_norm="norm", mlp_norm="norm"
+    ),
+}
+
+
+class Layer(NamedTuple):
+    """A layer's modules; None where it has no such part. With experts, the MLP is what stands beside them.
+
+    Attributes:
+        opening: what says how much the MLP beside experts counts.
+    """
+
+    attention: Any
+    mixer: Any
+    mlp: Any
+    norm: Any
+    end_norm: Any
+    mlp_norm: Any
+    mlp_end_norm: Any
+    experts: Any
+    router: Any
+    opening: Any
+
+    @property
+    def norms(self) -> tuple[Any, Any, Any, Any]:
+        """Before attention and behind it, before the MLP and behind it."""
+        return self.norm, self.end_norm, self.mlp_norm, self.mlp_end_norm
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of what attention projects queries, keys and values with: three, or one for all."""
+        return next(((name,) for name in ("qkv_proj", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
+
+    @property
+    def by_head(self) -> bool:
+        """Whether one projection gives a head's query, key and value side by side."""
+        return self.heads == (_BY_HEAD,)
+
+    @property
+    def out(self) -> str:
+        """Name of what attention projects its result with."""
+        return next((name for name in ("dense", "out_proj") if hasattr(self.attention, name)), "o_proj")
+
+    @property
+    def way(self) -> Way:
+        """Through the MLP."""
+        return next((way for way in _WAYS if all(hasattr(self.mlp, name) for name in (*way.into, way.out))), _WAYS[0])
+
+    @property
+    def linears(self) -> list[tuple[Any, str]]:
+        """Whose weights are packed, as (parent, name)."""
+        parts = (
+            (self.attention, (*self.heads, self.out)),
+            (self.mixer, ("in_proj", "out_proj")),
+            (self.mlp, (*self.way.into, self.way.out)),
+        )
+        return [(part, name) for part, names in parts if part is not None for name in names]
+
+    @property
+    def activation(self) -> str | None:
+        """Of the MLP's gate or the experts', as layouts call it; None for one that they do not know."""
+        gated = self.experts if self.mlp is None else self.mlp
+        names = ("act_fn", "activation_fn", "activation", "act")
+        module = next((found for name in names if (found := getattr(gated, name, None)) is not None), None)
+        return _ACTIVATIONS.get(type(module))
+
+
+class Factors(NamedTuple):
+    """What a layer multiplies by beside its weights (Falcon-H1): what attention reads, its keys, what it adds; what a
+    mixer adds; what an MLP's gate goes through, and what the MLP adds."""
+
+    attention_in: float
+    key: float
+    attention_out: float
+    mixer_out: float
+    gate: float
+    mlp_out: float
+
+
+class Parts(NamedTuple):
+    """A model's modules under one set of names.
+
+    Attributes:
+        parallel: MLPs read what attention reads.
+    """
+
+    family: Family
+    parallel: bool
+    body: Any
+    layers: list[Layer]
+    embedding: Any
+    final_norm: Any
+
+    @property
+    def attention(self) -> Any:
+        """The first layer's that has some; None if none has."""
+        return next((layer.attention for layer in self.layers if layer.attention is not None), None)
+
+    def factors(self, index: int) -> Factors:
+        """A layer's."""
+        whole, layer = self.body.layers[index], self.layers[index]
+        named = (
+            (whole, "attention_in_multiplier"),
+            (layer.attention, "key_multiplier"),
+            (whole, "attn_out_multiplier"),
+            (whole, "ssm_out_multiplier"),
+            (layer.mlp, "gate_multiplier"),
+            (layer.mlp, "down_multiplier"),
+        )
+        return Factors._make(float(getattr(module, name, 1.0)) for module, name in named)
+
+    def gain(self, norm: Any) -> Tensor | None:
+        """What a norm multiplies by."""
+        if norm is None:
+            return None
+        weight: Tensor = norm.weight
+        return weight if not self.family.gain_offset else weight.float() + self.family.gain_offset
+
+    def shift(self, norm: Any) -> Tensor | None:
+        """What a norm adds."""
+        return None if norm is None else getattr(norm, "bias", None)
+
+    def head_gain(self, attention: Any, which: str) -> Tensor | None:
+        """Of the norms of its heads' queries ("q") or keys ("k"); [heads, d] where each head has its own."""
+        norm = getattr(attention, f"{which}_norm", None) or getattr(attention, f"{which}_layernorm", None)
+        own = getattr(norm, "norms", None)
+        return self.gain(norm) if own is None else torch.stack([each.weight for each in own])
+
+    @property
+    def rotary_kinds(self) -> dict[str | None, str]:
+        """How positions are rotated, by type of layer, or by None where all do alike; empty where none are."""
+        if self.attention is None or getattr(self.body, "rotary_emb", None) is None:
+            return {}
+        kinds = self.body.rotary_emb.rope_type
+        return dict(kinds) if isinstance(kinds, dict) else {None: kinds}
+
+    def rotary_of(self, attention: Any) -> str | None:
+        """The key of a layer's rotary."""
+        if None in self.rotary_kinds:
+            return None
+        found: str = getattr(attention, "layer_type", None) or attention.attention_type
+        return found
+
+    def rotary(self, kind: str | None, max_length: int) -> Rotary:
+        """A rotary as the library computes it."""
+        module, others = self.body.rotary_emb, () if kind is None else (kind,)
+
+        def at(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+            # tables are made by the piece; beyond the last position some kinds turn to other frequencies for all of it
+            served_1N = positions_N.clamp(max=max_length - 1)[None]
+            cos, sin = module(torch.zeros(1, 1, dtype=torch.float32), served_1N, *others)
+            half = cos.shape[-1] // 2
+            if self.family.doubled:
+                return cos[0, :, ::2].contiguous(), sin[0, :, ::2].contiguous()
+            return cos[0, :, :half], sin[0, :, :half]
+
+        return at
+
+    @property
+    def places(self) -> Tensor | None:
+        """What is added to embeddings, [positions, D]."""
+        if self.family.places is None:
+            return None
+        name, before = self.family.places
+        table: Tensor = getattr(self.body, name).weight
+        return table[before:]
+
+    @property
+    def embedding_scale(self) -> float:
+        """What an embedding is multiplied by, in the embedding or behind it."""
+        own = getattr(self.embedding, "embed_scale", None)
+        if own is not None:
+            return float(own.to(self.embedding.weight.dtype))
+        return float(getattr(self.body, "embedding_multiplier", 1.0))
+
+
+def parts_of(model: Any) -> Parts:
+    """The parts of a model whose type is one of ``FAMILIES``."""
+    family = FAMILIES[model.config.model_type]
+    body = model.get_submodule(family.body)
+    norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
+    parallel = bool(getattr(model.config, "use_parallel_residual", family.parallel))
+    layers = []
+    for layer in body.layers:
+        attention, mixer, mlp = _thirds(family, layer)
+        experts, router, opening = getattr(mlp, "experts", None), None, None
+        if experts is not None:
+            router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)
+            mlp = getattr(mlp, str(family.shared), getattr(layer, str(family.shared), None))
+        norm, end_norm, mlp_norm, mlp_end_norm = (
+            None if name is None else getattr(layer, name, None) for name in norms
+        )
+        parts = (
+            attention,
+            mixer,
+            mlp,
+            norm,
+            end_norm,
+            norm if parallel and mlp_norm is None else mlp_norm,  # StableLM's parallel blocks have one
+            mlp_end_norm,
+            experts,
+            router,
+            opening,
+        )
+        layers.append(Layer._make(parts))
+    return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
+
+
+def _thirds(family: Family, layer: Any) -> tuple[Any, Any, Any]:
+    """A layer's attention, mixer, and MLP or what has experts; None for what it does not have."""
+    if family.alone is not None:
+        part = getattr(layer, family.alone)
+        if hasattr(part, "in_proj"):
+            return None, part, None
+        return (part, None, None) if hasattr(part, "q_proj") else (None, None, part)
+    mlp = getattr(layer, family.mlp, None) if family.mlp else layer
+    if mlp is None and family.shared is not None:
+        mlp = getattr(layer, family.shared, None)
+    return getattr(layer, family.attention, None), getattr(layer, family.mixer, None), mlp
+
+
+def is_plain_embedding(module: nn.Module) -> bool:
+    """Whether a row of the weight, perhaps scaled, is all that a token becomes."""
+    if type(module) is nn.Embedding:
+        return module.max_norm is None
+    scaled = type(module).__module__.startswith("transformers.models.") and hasattr(module, "embed_scale")
+    return isinstance(module, nn.Embedding) and scaled and module.max_norm is None

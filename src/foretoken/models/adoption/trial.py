@@ -1,0 +1,174 @@
+"""Trial forwards of a few rows at positions far apart: what is computed once the context is long, seen at the start.
+
+A few rows at the beginning of the context, others around position 2^13 or at its end, without a prefix: no long prompt
+has to be read. Attention is written out plainly here, so that a packed layout of the weights has something to be
+compared with.
+
+Letters: T packed rows, R rows of a segment, H query heads, G key/value heads, D key width, M wanted rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
+from foretoken.forward import attention
+from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.forward.cache import KVCache
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.ssm.layout import Mixer, Projected, alone
+from foretoken.models.adoption.probe import same
+
+_ROWS = 4
+_FAR = 2**13  # temperatures and rotary frequencies that depend on the position commonly begin to change here
+
+# Root mean square of the difference that two layouts of the same weights may have, in units of the logits' spread. The
+# float32 layouts of the tested families differ by less than 1e-5; of the bfloat16 ones by less than 0.1.
+_ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+
+
+class TrialPlan(Plan):
+    """Rows attend to the rows of their own segment, up to themselves.
+
+    Args:
+        batch: the rows, without prefixes and trees.
+        cache: lets a native decoder compute the same; None: layer by layer.
+    """
+
+    def __init__(self, batch: PackedBatch, cache: KVCache | None = None) -> None:
+        self.segments = batch.segments
+        self.native = None if cache is None else NativePlan(cache)
+
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        group = q_HTD.shape[0] // k_GTD.shape[0]
+        k_HTD, v_HTD = k_GTD.repeat_interleave(group, 0), v_GTD.repeat_interleave(group, 0)
+        outputs = []
+        for segment in self.segments:
+            rows = slice(segment.start, segment.start + segment.num_rows)
+            scores_HRR = q_HTD[:, rows].float() @ k_HTD[:, rows].float().transpose(1, 2) * scaling
+            if softcap is not None:
+                scores_HRR = softcap * torch.tanh(scores_HRR / softcap)
+            scores_HRR = scores_HRR.masked_fill(~_seen(segment, window, scores_HRR.device), -torch.inf)
+            if sinks_H is not None:
+                sinks_HR1 = sinks_H.float().view(-1, 1, 1).expand(-1, segment.num_rows, 1)
+                scores_HRR = torch.cat([scores_HRR, sinks_HR1], dim=-1)
+            shares_HRR = scores_HRR.softmax(-1)[..., : segment.num_rows]
+            outputs.append(shares_HRR @ v_HTD[:, rows].float())
+        return torch.cat(outputs, dim=1).transpose(0, 1).to(v_GTD.dtype)
+
+    def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
+        """Each segment as a text of its own, read from its start."""
+        gates_T2H = mixer.gates(projected.steps_TH, ["prompt"] * len(projected.raw_TC))
+        spans = [slice(each.start, each.start + each.num_rows) for each in self.segments]
+        return torch.cat([alone(mixer, projected.raw_TC[rows], gates_T2H[rows]) for rows in spans])
+
+
+def _seen(segment: Segment, window: int | None, device: torch.device) -> Tensor:
+    row = torch.arange(segment.num_rows, device=device)
+    behind = row[:, None] - row
+    return (behind >= 0) & (behind < (window or segment.num_rows))
+
+
+def trial_batch(reach: int) -> PackedBatch:
+    """One segment whose first rows stand at the beginning, and whose last at position 2^13 or as far as it may reach.
+
+    They are one segment because rotary embeddings only show between rows: rows that are all moved look the same.
+    """
+    half = min(_ROWS, reach // 2)
+    far = min(_FAR, reach) - half
+    positions = [*range(half), *range(far, far + half)] or [0]
+    batch = PackedBatch()
+    batch.add_chunk(0, 0, _tokens(len(positions)), wanted=len(positions))
+    batch.positions = positions
+    return batch
+
+
+def _tokens(count: int) -> list[int]:
+    return [number % 2 for number in range(count)]
+
+
+def check_positions(model: Any, max_length: int, device: torch.device) -> None:
+    """Refuse a model that counts rows, or what a cache holds, where it should read the given positions.
+
+    The same rows are computed twice by the library's own forward, with the same position ids: without a cache, as a
+    packed batch is, and behind a cache that claims to hold everything before them, as the library generates.
+
+    Raises:
+        UnsupportedArchitecture: the two differ.
+    """
+    rows = min(_ROWS, max_length)
+    batch = PackedBatch()
+    batch.add_chunk(0, 0, _tokens(rows), wanted=rows)
+    for start in sorted({min(_FAR - rows // 2, max_length - rows), max_length - rows}):
+        inputs = {
+            "input_ids": batch.ids_1T(device),
+            "position_ids": batch.positions_1T(device) + start,
+            "use_cache": False,
+        }
+        with torch.inference_mode(), attention.following(TrialPlan(batch)):
+            given_TV = model(**inputs).logits[0]
+            counted_TV = model(**inputs, past_key_values=_Claimed(start)).logits[0]
+        if not same(given_TV, counted_TV):
+            raise UnsupportedArchitecture(
+                f"around position {start} it counts the rows of the batch instead of reading the positions given"
+            )
+
+
+class _Claimed(DynamicCache):
+    """A cache that says it holds so many tokens, and keeps nothing."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length = length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._length
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+Forward = Callable[[PackedBatch, TrialPlan], Tensor]
+
+
+def read(forward: Forward, reach: int, cache: KVCache | None = None) -> Tensor:
+    """Logits of the trial batch, [M, V] float32.
+
+    Args:
+        forward: computes the wanted rows' logits of a batch.
+        reach: positions to go up to. A native decoder looks back from the position, so a window must not begin behind
+            the first position: there it has nothing to see.
+        cache: lets a native decoder compute it, in that cache's slots.
+    """
+    batch = trial_batch(reach)
+    if cache is not None:
+        cache.reserve(cache.acquire(), len(batch))
+    return forward(batch, TrialPlan(batch, cache)).float()
+
+
+def difference(found_MV: Tensor, expected_MV: Tensor, dtype: torch.dtype) -> str | None:
+    """How logits differ beyond rounding, in words; None if they do not. NaN where both are NaN is no difference."""
+    both = ~(found_MV.isnan() & expected_MV.isnan())
+    apart_M = torch.where(both, found_MV - expected_MV, 0).square().mean(-1).sqrt()
+    spread_M = expected_MV.nan_to_num().std(-1)
+    ratio = float((apart_M / spread_M.clamp_min(torch.finfo(torch.float32).tiny)).nan_to_num(torch.inf).max())
+    if ratio <= _ROUNDING[dtype]:
+        return None
+    return f"logits differ by {ratio:.2g} of their spread"

@@ -1,0 +1,251 @@
+"""The compiled decoder of this machine: what the wheel brought, else what its own C compiler makes, else none.
+
+A wheel's library (variants.py) is used if it was made of the very sources beside this file, is whole, and has passed
+its self-test on this machine. Else decoder.c is compiled and kept in the user's cache folder under a name made of
+the source, the compiler, its flags and the processor: it is rebuilt exactly when one of them changes. Building takes
+some seconds and happens at the first load of a model that can use it: one process builds, the others wait for it. A
+library of the cache is loaded only if nobody but its owner, who runs this, can have written it. ``FORETOKEN_FUSED=0``
+switches the fused decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` takes that kind's instead of the best for this
+processor, compiled if the wheel has not brought it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from foretoken.core.errors import ConfigError
+from foretoken.core.files import own_cache_folder
+from foretoken.forward.switch import native_wanted, variant_wanted
+from foretoken.native import selftest, variants
+
+_ABI = 13
+_SCRATCH = "building-"
+
+log = logging.getLogger(__name__)
+
+
+class _Unfit(Exception):
+    """A library that was built, but must not be used; the message says why."""
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning).
+
+    Raises:
+        ConfigError: ``FORETOKEN_FUSED`` is neither 0 nor 1, or ``FORETOKEN_VARIANT`` names nothing that this processor
+            can run.
+    """
+    if not native_wanted():
+        return None
+    able = _variants()
+    ready = _ready_made(able)
+    if ready is not None:
+        return ready
+    compiler = variants.compiler_command()
+    if compiler is None:
+        log.warning(
+            "no C compiler was found (gcc, cc, clang): the slower general CPU path is used; install one for speed"
+        )
+        return None
+    try:
+        return found_or_built(compiler, variants.NATIVE if variant_wanted() is None else able[0].options)
+    except (OSError, subprocess.SubprocessError, _Unfit) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        log.warning("the fused CPU decoder cannot be used, the slower general path is: %s", detail.strip()[-500:])
+        return None
+
+
+def origin() -> str | None:
+    """Where the decoder of this machine is from, in a few words; None if there is none."""
+    found = library()
+    if found is None:
+        return None
+    path = Path(found._name)
+    if path.parent != variants.PREBUILT:
+        return "compiled on this machine"
+    return f"installed, {path.name.removeprefix('decoder-').rpartition('-')[0]}"
+
+
+def _variants() -> list[variants.Variant]:
+    """Those that may be used here, the best first."""
+    able, wanted = variants.of_this_machine(), variant_wanted()
+    if wanted is None:
+        return able
+    chosen = [each for each in able if each.name == wanted]
+    if not chosen:
+        names = ", ".join(each.name for each in able) or "none that is known"
+        raise ConfigError(f"FORETOKEN_VARIANT={wanted}: this processor can run {names}")
+    return chosen
+
+
+def found_or_built(compiler: list[str], options: Sequence[str] = variants.NATIVE) -> ctypes.CDLL:
+    """The library of this source, compiler and machine; compiled now if it is not there, or damaged.
+
+    Args:
+        options: of the compiler.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be compiled or loaded.
+    """
+    name = f"decoder-{_key(compiler, options)}.so"
+    with _folder() as folder:
+        target = folder / name
+        with contextlib.suppress(OSError, _Unfit):
+            return _kept(target)
+        with _alone(folder):
+            with contextlib.suppress(OSError, _Unfit):  # another process may have built it meanwhile
+                return _kept(target)
+            log.warning("compiling the fused CPU decoder for this machine, once (some seconds, rarely minutes)")
+            return _built(compiler, options, target)
+
+
+def _built(compiler: list[str], options: Sequence[str], target: Path) -> ctypes.CDLL:
+    for left in target.parent.glob(f"{_SCRATCH}*"):  # of a process that was ended while it held the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
+        unfinished = Path(scratch) / "decoder.so"
+        variants.compile_library(compiler, options, unfinished)
+        unfinished.chmod(0o600)
+        found = _own(unfinished)
+        reason = selftest.failure(found)
+        if reason is not None:
+            raise _Unfit(f"what {compiler[0]} makes of it fails its self-test ({reason})")
+        variants.seal(unfinished)
+        os.replace(unfinished, target)
+        return found
+
+
+def _kept(path: Path) -> ctypes.CDLL:
+    """A library that was built before. Behind its content lies its digest: loading half a file ends the process.
+
+    Raises:
+        OSError, _Unfit: see :func:`_own`; or it is not what was built.
+    """
+    if variants.sealed_digest(path) is None:
+        raise _Unfit(f"{path} is damaged")
+    return _own(path)
+
+
+def _own(path: Path) -> ctypes.CDLL:
+    """A library that nobody else can have written.
+
+    Raises:
+        OSError: it is not there, or no library.
+        _Unfit: somebody else can have written it, or it is another version's.
+    """
+    mine = path.lstat()
+    if not stat.S_ISREG(mine.st_mode) or not _ours(mine):
+        raise _Unfit(f"{path} is not a file that only its owner, who runs this, can write")
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    try:
+        found.foretoken_abi.restype = ctypes.c_int64
+        if found.foretoken_abi() != _ABI:
+            raise _Unfit(f"{path} is another version's")
+        found.foretoken_team_new.restype = ctypes.c_void_p
+        found.foretoken_team_free.argtypes = [ctypes.c_void_p]
+        found.foretoken_team_free.restype = None
+        found.foretoken_move.argtypes = [ctypes.c_void_p]
+        found.foretoken_move.restype = None
+        found.foretoken_forward.argtypes = [ctypes.c_void_p] * 3
+        found.foretoken_linear.argtypes = [ctypes.c_void_p] * 2
+        found.foretoken_chain.argtypes = [ctypes.c_void_p] * 4
+        found.foretoken_trees.argtypes = [ctypes.c_void_p] * 4
+        found.foretoken_fill.argtypes = [ctypes.c_void_p] * 4
+        found.foretoken_search.argtypes = [ctypes.c_void_p]
+        found.foretoken_token_parts.argtypes = [
+            *[ctypes.c_void_p] * 4,
+            *[ctypes.c_int64] * 2,
+            *[ctypes.c_void_p] * 3,
+        ]
+        for function in (
+            found.foretoken_forward,
+            found.foretoken_linear,
+            found.foretoken_chain,
+            found.foretoken_trees,
+            found.foretoken_fill,
+            found.foretoken_search,
+            found.foretoken_token_parts,
+        ):
+            function.restype = ctypes.c_int64
+    except AttributeError as error:
+        raise _Unfit(f"{path} lacks a function ({error})") from None
+    return found
+
+
+def _ready_made(able: Sequence[variants.Variant]) -> ctypes.CDLL | None:
+    """The best of these libraries that came with the wheel; None if there is none of these sources, or it is unfit.
+
+    It is trusted as the code beside it is. That it works here is tried once; a mark in the cache folder says so.
+    """
+    variant = next((each for each in able if each.library.is_file()), None)  # an old compiler leaves the newest out
+    if variant is None:
+        return None
+    try:
+        digest = variants.sealed_digest(variant.library)
+        if digest is None:
+            raise _Unfit(f"{variant.library} is damaged")
+        found = _loaded(variant.library)
+        folder, name = own_cache_folder(), hashlib.sha256(digest + variants.processor().encode()).hexdigest()[:20]
+        if folder is None or not (folder / f"tried-{name}").is_file():
+            reason = selftest.failure(found)
+            if reason is not None:
+                raise _Unfit(f"{variant.library} fails its self-test ({reason})")
+            if folder is not None:
+                (folder / f"tried-{name}").touch(mode=0o600)
+    except (OSError, _Unfit) as error:
+        log.warning("the fused CPU decoder that was installed cannot be used: %s", error)
+        return None
+    log.info("the fused CPU decoder is the one that was installed for this kind of processor (%s)", variant.name)
+    return found
+
+
+def _key(compiler: list[str], options: Sequence[str] = variants.NATIVE) -> str:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True, timeout=20).stdout
+    return variants.key([*compiler, version, variants.processor(), *options])
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """The cache folder, which nobody else can look into; a temporary one, gone afterwards, where it cannot be had."""
+    folder = own_cache_folder()
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="foretoken-") as own:  # a loaded library does not need its file
+        yield Path(own)
+
+
+def _ours(found: os.stat_result) -> bool:
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While inside, no other process builds in this folder; a process that ends gives the lock back."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system: two processes may build the same library, either is right
+        yield
+        return
+    descriptor = os.open(folder / "build.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

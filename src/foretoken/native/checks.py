@@ -1,0 +1,485 @@
+"""What must hold before a native forward: beyond this call nobody looks at a size again.
+
+A mistake here is one of our own code (a plan, a drafter, an executor) or of a model whose embedding is smaller than
+the tokens it is given. It is told by name; it never reads or writes memory that is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import InputError
+from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.forward.cache import KVCache
+from foretoken.forward.native_plan import Blocks, NativePlan
+from foretoken.forward.span import Span
+from foretoken.native.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
+from foretoken.native.packing import Tiles, form_of
+from foretoken.native.quantised import CodedTiles
+from foretoken.native.structs import SCORES, SETS
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the packed weights were packed for.
+
+    Attributes:
+        num_layers, width, kv_heads, head_dim, vocab_size: as in the layout.
+        embedded: tokens that the embedding has; 0: it has none, and every forward is entered.
+        max_length: positions that a row may have.
+        dtype: of keys and values.
+        gated: whether its layers have MLPs, and none has experts.
+    """
+
+    num_layers: int
+    width: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    embedded: int
+    max_length: int
+    dtype: torch.dtype
+    gated: bool
+
+
+def check_layout(layout: Layout) -> None:
+    """What native code takes for granted of a layout beside its blocks.
+
+    Raises:
+        ValueError: embedding, last gain or head have other sizes.
+    """
+    for name in ("final_norm_D", "final_shift_D"):
+        values_D = getattr(layout, name)
+        if values_D is not None and values_D.shape != (layout.width,):
+            raise ValueError(f"layout.{name} is {list(values_D.shape)}: [{layout.width}]")
+    places = layout.places_ND
+    expected = (layout.max_length, layout.width)
+    if places is not None and (places.shape != expected or places.dtype != layout.dtype):
+        raise ValueError(f"layout.places_ND is {list(places.shape)} of {places.dtype}: {expected} of {layout.dtype}")
+    embedding = layout.embedding_VD
+    if embedding is not None and (embedding.shape[1:] != (layout.width,) or embedding.dtype != layout.dtype):
+        raise ValueError(
+            f"layout.embedding_VD is {list(embedding.shape)} of {embedding.dtype}: [{len(embedding)}, {layout.width}] "
+            f"of {layout.dtype}"
+        )
+    if isinstance(layout.head, Projection):
+        _check_projection("layout.head", layout.head, layout.head.outputs, layout.width)
+
+
+def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Sequence[int]) -> None:
+    """What native code takes for granted of a block, once, when it is packed.
+
+    Args:
+        halves: half the elements that each of the layout's rotaries rotates.
+    Raises:
+        ValueError: a projection, a bias, a scale or a gain has another size than the layout gives it, a part of an MLP
+            is missing, a rotary is none of the layout's, experts do not fit together, a mixer beside attention has an
+            MLP of its own, or a parallel block has more than attention and one other branch that are added as they are.
+    """
+    width = layout.width
+    _check_gain("mlp_norm_D", block.mlp_norm_D, width)
+    _check_mlp(block, layout.mlp_width, width)
+    if isinstance(block, MLPBlock):
+        return
+    if block.experts is not None:
+        _check_experts(block.experts, width)
+    if isinstance(block, StateBlock):
+        inner = block.mixer.heads * block.mixer.head_width
+        projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
+        _check_projection("block.project", block.project, projected, width, scaled=True)
+        _check_projection("block.out", block.out, width, inner)
+        return
+    if block.beside is not None:
+        check_block(layout, block.beside, halves)
+        if block.parallel or block.beside.up is not None or block.beside.experts is not None:
+            raise ValueError("block.beside: a mixer without an MLP or experts, beside attention that is not parallel")
+    queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
+    own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
+    if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
+        raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
+    for name, (outputs, projection) in own.items():
+        if projection is not None:
+            _check_projection(f"block.{name}", projection, outputs, width, scaled=True)
+    _check_projection("block.out", block.out, width, queries, scaled=True)
+    for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
+        _check_gain(name, getattr(block, name), layout.width)
+    for name in ("attention_shift_D", "mlp_shift_D"):
+        _check_gain(name, getattr(block, name), layout.width)
+    every = block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) != layout.head_dim
+    for name, heads in (("q_norm_d", layout.heads), ("k_norm_d", layout.kv_heads)):
+        gain = getattr(block, name)
+        if gain is None or gain.shape != (heads, layout.head_dim):
+            _check_gain(name, gain, layout.head_dim * (heads if every else 1))
+    if block.parallel:
+        ends = block.attention_end_norm_D is not None or block.mlp_end_norm_D is not None
+        if ends or layout.residual_scale != 1 or (block.up is None) == (block.experts is None):
+            raise ValueError("block.parallel: an MLP or experts, no norms behind the branches, and residual_scale 1")
+    if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
+        raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
+    if block.rotary is not None:
+        _within("block.rotary", block.rotary, 0, len(halves) - 1)
+        _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
+
+
+def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> None:
+    up = block.up
+    if up is None or block.down is None:
+        given = [name for name in ("gate", "up", "down") if getattr(block, name) is not None]
+        if given:
+            raise ValueError(f"block.{given[0]} stands alone: an MLP has up and down, perhaps a gate, or none of them")
+        return
+    channels = up.outputs
+    if channels < 32 or channels % 32 or channels > most:
+        raise ValueError(f"block.up has {channels} outputs: a multiple of 32, at most {most}")
+    for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
+        projection = getattr(block, name)
+        if projection is not None:
+            gated = block.gate is not None and name != "down"
+            _check_projection(f"block.{name}", projection, outputs, inputs, scaled=gated)
+
+
+def _check_experts(experts: Experts, width: int) -> None:
+    count, channels = experts.count, experts.width
+    _within("experts.chosen", experts.chosen, 1, count)
+    if channels < 32 or channels % 32:
+        raise ValueError(f"experts.width={channels}: a multiple of 32")
+    if tuple(experts.router_ED.shape) != (count, width):
+        raise ValueError(f"experts.router_ED is {list(experts.router_ED.shape)}: {[count, width]}")
+    if experts.opening_D is not None and experts.opening_D.shape != (width,):
+        raise ValueError(f"experts.opening_D is {list(experts.opening_D.shape)}: [{width}]")
+    for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
+        _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs, biased=False)
+
+
+def _check_projection(
+    name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True, scaled: bool = False
+) -> None:
+    if tuple(given.weight_OK.shape) != (outputs, inputs):
+        raise ValueError(f"{name} is {list(given.weight_OK.shape)}: {[outputs, inputs]}")
+    if given.bias_O is not None and not biased:
+        raise ValueError(f"{name} has a bias: native code adds none there")
+    if given.bias_O is not None and given.bias_O.shape != (outputs,):
+        raise ValueError(f"{name} has a bias {list(given.bias_O.shape)}: [{outputs}]")
+    if isinstance(given.scale, Tensor) and given.scale.shape != (outputs,):
+        raise ValueError(f"{name} has a scale {list(given.scale.shape)}: [{outputs}]")
+    if not scaled and (isinstance(given.scale, Tensor) or given.scale != 1):
+        raise ValueError(f"{name} has a scale: native code multiplies nothing there")
+
+
+def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:
+    if gain_D is not None and gain_D.shape != (width,):
+        raise ValueError(f"block.{name} is {list(gain_D.shape)}: [{width}]")
+
+
+def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> None:
+    """Everything that the native forward takes for granted but the head and the cache's buffers, which see below.
+
+    Raises:
+        InputError: a token is not in the embedding.
+        ValueError: anything else; the message names the field, its value and what is allowed.
+    """
+    num_rows = len(batch.tokens)
+    if not num_rows or len(batch.positions) != num_rows:
+        raise ValueError(f"a batch has {num_rows} tokens and {len(batch.positions)} positions: one each, for every row")
+    _within("span.first", span.first, 0, span.last)
+    _within("span.last", span.last, span.first, sizes.num_layers)
+    _check_entry(sizes, batch, span)
+    _check_range("batch.wanted", batch.wanted, num_rows)
+    if list(span.taps) != sorted(set(span.taps)) or any(not span.first < each <= span.last for each in span.taps):
+        raise ValueError(f"span.taps={span.taps}: increasing depths behind layer {span.first}, up to {span.last}")
+    if span.tap_rows is not None:
+        _check_range("span.tap_rows", span.tap_rows, num_rows)
+    if plan.thresholds is not None:
+        if len(plan.thresholds) != num_rows:
+            raise ValueError(f"plan.thresholds has {len(plan.thresholds)} entries: one for each of {num_rows} rows")
+        if not sizes.gated:
+            raise ValueError("plan.thresholds is given to a decoder whose layers have no gated MLP, or experts")
+    if span.first < span.last:
+        _check_range("batch.positions", batch.positions, sizes.max_length)
+        _check_segments(batch, plan.cache)
+    if plan.blocks is not None:
+        if plan.cache.coded:
+            raise ValueError("plan.blocks selects blocks by their keys, which the cache has in codes")
+        _check_blocks(sizes, batch.segments, plan.blocks)
+
+
+def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
+    """The head that is read, which need not be the decoder's own.
+
+    Args:
+        own, packed: the decoder's, and that which is read.
+        count: its rows.
+        top: tokens of each row to rank.
+    """
+    values = packed.data if isinstance(packed, CodedTiles) else packed
+    if form_of(packed) != form_of(own) or not _is_plain(values):
+        raise ValueError(f"head is {form_of(packed)}: packed like the decoder's own, {form_of(own)}")
+    _within("head.vocab_size", count, 1 + 16 * (len(packed) - 1), 16 * len(packed))
+    _within("top", top, 0, count)
+
+
+def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
+    """What is added beside the residual stream.
+
+    Raises:
+        ValueError: it has not a row for each row of the batch.
+    """
+    if beside_TQ.shape != (num_rows, width) or beside_TQ.dtype != torch.float32 or not _is_plain(beside_TQ):
+        raise ValueError(f"beside_TQ is {list(beside_TQ.shape)} of {beside_TQ.dtype}: float32 [{num_rows}, {width}]")
+
+
+class Reach(Protocol):
+    """How far a draft is read on within one call (pairs.py)."""
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def stands(self) -> Sequence[float]: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def uniforms(self) -> Sequence[float]: ...
+
+
+class Extent(Protocol):
+    """How far a tree may grow within one call (pairs.py)."""
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def deepest(self) -> int: ...
+
+
+def check_pairing(sizes: Sizes, beside: int, token: Projection, feature: Projection | None) -> None:
+    """What makes of a pair what enters a decoder.
+
+    Args:
+        beside: columns of queries, keys and values together.
+    Raises:
+        ValueError: the products have other sizes.
+    """
+    expected = (beside if feature is None else sizes.width, sizes.width)
+    if tuple(token.weight_OK.shape) != expected or (feature and tuple(feature.weight_OK.shape) != expected):
+        raise ValueError(f"a pair enters through products of {list(expected)}")
+
+
+def check_chain(
+    sizes: Sizes,
+    batch: PackedBatch,
+    cache: KVCache,
+    num_tokens: int,
+    scored: int,
+    ids_C: Tensor | None,
+    ahead: Sequence[Reach],
+    top: int,
+) -> None:
+    """Passes over pairs, beyond what :func:`check` and :func:`check_head` see.
+
+    Args:
+        num_tokens: of the embedding.
+        scored: rows of the head.
+        ids_C: the tokens that these stand for.
+    Raises:
+        InputError: a token is not in the embedding.
+        ValueError: anything else.
+    """
+    if min(batch.tokens) < 0 or max(batch.tokens) >= num_tokens:
+        odd = next(each for each in batch.tokens if not 0 <= each < num_tokens)
+        raise InputError(f"token {odd} is not in the embedding, which has {num_tokens} entries")
+    if ids_C is not None and (ids_C.shape != (scored,) or ids_C.dtype != torch.int32 or not _is_plain(ids_C)):
+        raise ValueError(f"ids_C is {list(ids_C.shape)} of {ids_C.dtype}: int32 [{scored}]")
+    if not ahead:
+        return
+    lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
+    if list(batch.wanted) != lasts or len(ahead) != len(lasts) or top < 1:
+        raise ValueError(f"{len(ahead)} drafts go on from rows {list(batch.wanted)}, top={top}: from {lasts}, ranked")
+    tenths = len(ahead[0].stands)
+    for segment, last, each in zip(batch.segments, lasts, ahead, strict=True):
+        end = segment.prefix + segment.tail + segment.num_rows + each.most - 1
+        _within("ahead.most", each.most, 1, sizes.max_length - batch.positions[last])
+        if each.temperature > 0 and len(each.uniforms) != 2 * (each.most - 1):
+            raise ValueError(f"{len(each.uniforms)} uniforms for {each.most} passes: two for each but the last one")
+        if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:
+            raise ValueError(
+                f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "
+                "reserve them before the forward"
+            )
+
+
+def check_owner(sizes: Sizes, owner: Sizes, layer: int) -> None:
+    """Whether one decoder can read the keys of another one's layer.
+
+    Raises:
+        ValueError: its heads or its elements are others, or there is no such layer.
+    """
+    _within("layer", layer, 0, owner.num_layers - 1)
+    _within("kv_heads", sizes.kv_heads, 1, owner.kv_heads)
+    if (sizes.head_dim, sizes.dtype) != (owner.head_dim, owner.dtype):
+        raise ValueError(
+            f"head_dim={sizes.head_dim}, {sizes.dtype}: the decoder whose keys are read has {owner.head_dim}, "
+            f"{owner.dtype}"
+        )
+
+
+def check_far(fars: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
+    """What segments see of another decoder's cache: committed rows, in elements.
+
+    Raises:
+        ValueError: it has not so many, or keeps codes.
+    """
+    if len(fars) != num_segments or of.coded:
+        raise ValueError(f"{len(fars)} of {num_segments} segments say what they see of a cache, coded: {of.coded}")
+    for slot, length in fars:
+        _within("far.slot", slot, 0, of.num_slots - 1)
+        _within("far.length", length, 0, of.lengths[slot])
+
+
+def check_trees(
+    sizes: Sizes,
+    batch: PackedBatch,
+    cache: KVCache,
+    growing: Sequence[Extent],
+    width: int,
+    top: int,
+) -> None:
+    """Trees over pairs, beyond what :func:`check`, :func:`check_head` and :func:`check_chain` see.
+
+    Args:
+        growing: of each segment.
+        width: nodes of a level that are expanded.
+        top: children of a node.
+    Raises:
+        ValueError: they do not fit.
+    """
+    lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
+    if list(batch.wanted) != lasts or len(growing) != len(lasts) or not 1 <= top <= width:
+        raise ValueError(
+            f"{len(growing)} trees of {top} of {width} grow from rows {list(batch.wanted)}: from {lasts}, ranked"
+        )
+    for segment, last, each in zip(batch.segments, lasts, growing, strict=True):
+        _within("growth.most", each.most, 1, None)
+        _within("growth.deepest", each.deepest, 1, sizes.max_length - batch.positions[last])
+        end = segment.prefix + segment.tail + segment.num_rows + (each.deepest - 1) * width
+        if segment.seen is not None or end > cache.capacity:
+            raise ValueError(
+                f"slot {segment.slot} is to hold {end} rows of a tree, and the cache has room for {cache.capacity}: "
+                "reserve them before the forward"
+            )
+
+
+def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+    """The cache's keys and values of each layer that attends, as far as native code addresses them."""
+    width, dtype = (4 + sizes.head_dim, torch.uint8) if cache.coded else (sizes.head_dim, sizes.dtype)
+    expected = (cache.num_slots, sizes.kv_heads, cache.capacity, width)
+    for layer, pair in enumerate(pairs):
+        for what, buffer in zip(("keys", "values"), pair or (), strict=pair is not None):
+            if buffer.shape != expected or buffer.dtype != dtype or not _is_plain(buffer):
+                raise ValueError(
+                    f"the cache's {what} of layer {layer} are {list(buffer.shape)} of {buffer.dtype}, but this "
+                    f"decoder writes {list(expected)} of {dtype} on the CPU: give it a cache of its own"
+                )
+
+
+def check_summaries(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks, summaries: Mapping[int, Tensor]) -> None:
+    """Means or bounds of blocks, for the layers that select by them."""
+    slots = 1 + max(segment.slot for segment in segments)
+    count = max(segment.prefix // blocks.size for segment in segments)
+    width = sizes.head_dim * (2 if blocks.score == "bounds" else 1)
+    shapes = {each.shape for each in summaries.values()}
+    for layer, each in summaries.items():
+        fits = each.dim() == 4 and each.shape[0] >= slots and each.shape[2] >= count
+        fits = fits and (each.shape[1], each.shape[3]) == (sizes.kv_heads, width)
+        if not fits or len(shapes) > 1 or each.dtype != torch.float32 or not _is_plain(each):
+            raise ValueError(
+                f"plan.blocks.summaries({layer}) is {list(each.shape)} of {each.dtype}: of every layer alike, float32 "
+                f"[{slots} or more, {sizes.kv_heads}, {count} or more, {width}]"
+            )
+
+
+def _check_entry(sizes: Sizes, batch: PackedBatch, span: Span) -> None:
+    entering = span.entering_TD
+    if entering is None:
+        if not sizes.embedded:
+            raise ValueError("span.entering_TD is missing: this decoder has no embedding")
+        if min(batch.tokens) < 0 or max(batch.tokens) >= sizes.embedded:
+            odd = next(each for each in batch.tokens if not 0 <= each < sizes.embedded)
+            raise InputError(f"token {odd} is not in the model's embedding, which has {sizes.embedded} entries")
+        return
+    expected = (len(batch.tokens), sizes.width)
+    if entering.shape != expected or not entering.is_floating_point() or entering.device.type != "cpu":
+        raise ValueError(
+            f"span.entering_TD is {list(entering.shape)} of {entering.dtype} on {entering.device}: "
+            f"floating, {list(expected)}, on the CPU"
+        )
+
+
+def _check_segments(batch: PackedBatch, cache: KVCache) -> None:
+    start = 0
+    slots = set()
+    for segment in batch.segments:
+        slot, prefix, tail, rows = segment.slot, segment.prefix, segment.tail, segment.num_rows
+        _within("segment.slot", slot, 0, cache.num_slots - 1)
+        if segment.start != start or rows < 1 or prefix < 0 or tail < 0:
+            raise ValueError(
+                f"{segment}: segments follow each other, the next from row {start} on, with a row at least"
+            )
+        if prefix + tail + rows > cache.capacity:
+            raise ValueError(
+                f"slot {slot} is to hold {prefix + tail + rows} rows, and the cache has room for {cache.capacity}: "
+                "reserve them before the forward"
+            )
+        seen = segment.seen
+        if seen is not None and (seen.shape != (rows, tail + rows) or seen.dtype != torch.bool or not _is_plain(seen)):
+            raise ValueError(f"segment.seen is {list(seen.shape)} of {seen.dtype}: bool [{rows}, {tail + rows}]")
+        start += rows
+        slots.add(slot)
+    if start != len(batch.tokens) or len(slots) < len(batch.segments):
+        raise ValueError(
+            f"{len(batch.segments)} segments of {len(slots)} slots hold {start} of {len(batch.tokens)} rows: "
+            "each row belongs to one, and each has a slot of its own"
+        )
+
+
+def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> None:
+    if blocks.size < 16 or blocks.size % 16:
+        raise ValueError(f"plan.blocks.size={blocks.size}: a multiple of 16")
+    _within("plan.blocks.sinks", blocks.sinks, 0, None)
+    _within("plan.blocks.locals", blocks.locals, 0, None)
+    if blocks.sets not in SETS:
+        raise ValueError(f"plan.blocks.sets={blocks.sets!r}: one of {', '.join(SETS)}")
+    if blocks.score not in SCORES or (blocks.summaries is None) != (blocks.score == "exact"):
+        raise ValueError(
+            f"plan.blocks.score={blocks.score!r} {'without' if blocks.summaries is None else 'with'} summaries: "
+            "exact without, bounds or mean with them"
+        )
+    if len(blocks.keep) != len(segments):
+        raise ValueError(f"plan.blocks.keep has {len(blocks.keep)} entries for {len(segments)} segments")
+    least = 1 if blocks.sets == "global" else sizes.kv_heads
+    for segment, keep in zip(segments, blocks.keep, strict=True):
+        if keep:
+            _within("plan.blocks.keep", keep, least, sizes.kv_heads * (segment.prefix // blocks.size))
+
+
+def _check_range(name: str, values: Sequence[int], end: int) -> None:
+    if values and (min(values) < 0 or max(values) >= end):
+        odd = next(each for each in values if not 0 <= each < end)
+        raise ValueError(f"{name} holds {odd}: at least 0 and below {end}")
+
+
+def _within(name: str, value: int, least: int, most: int | None) -> None:
+    if value < least or (most is not None and value > most):
+        limit = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}={value}: {limit}")
+
+
+def _is_plain(values: Tensor) -> bool:
+    return values.is_contiguous() and values.device.type == "cpu"

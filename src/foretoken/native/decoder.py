@@ -1,0 +1,454 @@
+"""The fused CPU decoder: the whole forward of a common decoder in one native call.
+
+For models of a few hundred million parameters most of a small step is the cost of calling hundreds of small kernels.
+This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: models of
+transformers (families.py, fit.py), and what drafting methods put beside them.
+
+Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.native_plan import Blocks, NativePlan
+from foretoken.forward.span import Span
+from foretoken.forward.ssm.layout import Mixer
+from foretoken.native import checks, structs, team
+from foretoken.native.call import Angles, OpenCall, Ranked
+from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
+from foretoken.native.packing import Tiles, alternating, described, packed_of
+from foretoken.native.room import Room
+from foretoken.native.rotary import RotaryTables
+from foretoken.native.shelf import Shelf
+from foretoken.native.states import NativeStates, described_mixer
+
+
+class _NativeBlocks(NamedTuple):
+    """A description, and the memory that it points to."""
+
+    native: structs.Blocks
+    memory: tuple[object, ...]
+
+
+class FusedDecoder:
+    """A decoder whose forward is one native call; several threads may use it at once (team.py).
+
+    Args:
+        layout: what to compute; its blocks are read and packed one after the other.
+        library: compiled decoder.c; build.py has the machine's one.
+        taken: told each block's index and packed weights as soon as they are packed.
+    Attributes:
+        sizes: what the weights were packed for.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        library: ctypes.CDLL,
+        taken: Callable[[int, PackedBlock], None] | None = None,
+    ) -> None:
+        self.library = library
+        self._keep: list[Any] = []  # what the native side reads
+        self._dtype, self._head_dim = layout.dtype, layout.head_dim
+        rotaries = layout.rotary if isinstance(layout.rotary, tuple) else (layout.rotary,)
+        self._rotaries = [RotaryTables(each) for each in rotaries]
+        checks.check_layout(layout)
+        layers = (structs.Layer * layout.num_blocks)()
+        self._mixers: dict[int, Mixer] = {}
+        self._elsewhere: set[int] = set()  # layers that read another decoder's keys
+        self._keyless: set[int] = set()  # layers that have no keys and values here
+        for index, block in enumerate(layout.blocks):
+            checks.check_block(layout, block, [each.half for each in self._rotaries])
+            packed = self._pack(layers[index], block, index)
+            if taken is not None:
+                taken(index, packed)
+        self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
+        self.vocab_size = self.head.vocab_size
+        embedding, places = (
+            None if each is None else each.detach().contiguous() for each in (layout.embedding_VD, layout.places_ND)
+        )
+        self._keep += [embedding, places, layers, self.head]
+        self._rooms: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
+        self._shelf = Shelf()
+        self.sizes = checks.Sizes(
+            num_layers=layout.num_blocks,
+            width=layout.width,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            vocab_size=self.vocab_size,
+            embedded=0 if embedding is None else len(embedding),
+            max_length=layout.max_length,
+            dtype=layout.dtype,
+            gated=layout.mlp_width > 0
+            and not any(layer.experts or layer.gate_up_scale for layer in layers)
+            and all(layer.gated or not layer.mlp_width for layer in layers),
+        )
+        self._model = structs.Model(
+            bf16=int(layout.dtype == torch.bfloat16),
+            num_layers=layout.num_blocks,
+            width=layout.width,
+            heads=layout.heads,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            vocab=self.vocab_size,
+            qkv_stride=(layout.heads + 2 * layout.kv_heads) * layout.head_dim,
+            mlp_width=layout.mlp_width,
+            logits_stride=len(self.head.packed) * 16,
+            activation=structs.ACTIVATIONS[layout.activation],
+            centred=int(layout.centred),
+            interleaved=int(layout.interleaved),
+            eps=layout.norm_eps,
+            scaling=layout.scaling,
+            score_cap=layout.score_cap,
+            logit_cap=self.head.cap,
+            logit_scale=self.head.scale,
+            embedding_scale=layout.embedding_scale,
+            residual_scale=layout.residual_scale,
+            layers=layers,
+            embedding=None if embedding is None else embedding.data_ptr(),
+            places=None if places is None else places.data_ptr(),
+            head=described(self.head.packed),
+            head_bias=_address(self.head.bias_V),
+            final_norm=self._floats(layout.final_norm_D),
+            final_shift=self._gain(layout.final_shift_D),
+        )
+
+    @property
+    def windows(self) -> list[int]:
+        """Each layer's; 0: it sees everything."""
+        return [self._model.layers[index].window for index in range(self._model.num_layers)]
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        plan: NativePlan,
+        span: Span,
+        *,
+        top: int,
+        head: Head | None = None,
+        beside_TQ: Tensor | None = None,
+    ) -> Ranked:
+        """Compute the plan, the batch's rows written into its cache; hidden states are float32.
+
+        Args:
+            head: read in place of its own one, of the same width and dtype.
+            beside_TQ: float32, added to the queries, keys and values of the span's first layer as they were projected:
+                the share of something else that the layer reads beside the residual stream.
+        Raises:
+            InputError: a token is not in the embedding.
+            ValueError: batch, plan or span do not fit this decoder; see checks.py.
+            MemoryError: there is no room for what the forward keeps on the way.
+        """
+        own_head = self.head if head is None else head
+        if self._elsewhere.intersection(range(span.first, span.last)):
+            raise ValueError("a layer that reads another decoder's keys is run by FarDecoder.passes")
+        checks.check(self.sizes, batch, plan, span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        if beside_TQ is not None:
+            checks.check_beside(beside_TQ, len(batch.tokens), self._model.qkv_stride)
+        model = self._model if head is None else self._with_head(head)
+        own = team.current()
+        call = self._open(batch, plan.cache, span, model, top=top, threads=own.threads)
+        blocks, attention = None, ctypes.c_double(0)
+        if plan.blocks is not None:
+            for native, keep in zip(call.segments, plan.blocks.keep, strict=True):
+                native.keep = keep
+            blocks = self._blocks(plan.blocks, batch, span)
+            call.native.blocks = ctypes.pointer(blocks.native)
+        states = None
+        if any(span.first <= layer < span.last for layer in self._mixers):
+            states = NativeStates(self._mixers, plan.cache, batch, span, self._dtype)
+            call.native.states = ctypes.pointer(states.native)
+        thresholds = array("f", plan.thresholds or ())
+        if plan.thresholds:
+            call.native.thresholds = thresholds.buffer_info()[0]
+        if plan.clock is not None:
+            call.native.attention_seconds = ctypes.pointer(attention)
+        if beside_TQ is not None:
+            call.native.beside = beside_TQ.data_ptr()
+        handle = own.handle(self.library)  # held while the call runs
+        if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call.native)):
+            raise MemoryError(f"there is no memory for a forward of {len(batch.tokens)} rows")
+        if states is not None:
+            states.done()
+        if plan.clock is not None:
+            plan.clock.attention_seconds += attention.value
+        return call.ranked(own_head.vocab_size, {depth: call.tapped[place] for place, depth in enumerate(span.taps)})
+
+    def _open(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        span: Span,
+        model: structs.Model,
+        *,
+        top: int,
+        threads: int,
+        forwards: int = 1,
+    ) -> OpenCall:
+        """A forward of rows that were checked, and room for the results of those that native code lets follow it."""
+        attends = span.first < span.last
+        return OpenCall(
+            batch,
+            cache,
+            span,
+            room=self.room(cache) if attends else None,
+            angles=self._angles(max(batch.positions) + forwards if attends else 0),
+            logits_MV=self._shelf.take(forwards * len(batch.wanted), model.logits_stride),
+            width=model.width,
+            top=top,
+            threads=threads,
+        )
+
+    def forget_positions(self) -> None:
+        """Give the memory of rotary tables back; forwards make again what they read."""
+        for each in self._rotaries:
+            each.forget()
+
+    def _angles(self, length: int) -> Angles:
+        """Of so many positions at least, by each of the layout's rotaries."""
+        tables = [each.up_to(length) for each in self._rotaries]
+        native = (structs.Angles * len(tables))()
+        for each, (cos_Nh, sin_Nh) in zip(native, tables, strict=True):
+            each.cos, each.sin = cos_Nh.data_ptr(), sin_Nh.data_ptr()
+        return Angles(native, tables)
+
+    def _with_head(self, head: Head) -> structs.Model:
+        """A copy of the description, with another head."""
+        model = structs.Model.from_buffer_copy(self._model)
+        model.vocab, model.head = head.vocab_size, described(head.packed)
+        model.logits_stride, model.logit_scale, model.logit_cap = len(head.packed) * 16, head.scale, head.cap
+        model.head_bias = _address(head.bias_V)
+        return model
+
+    def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
+        """What the native side needs in order to select: who does, by what, and room for what they take."""
+        layers = [self._model.layers[index] for index in range(span.first, span.last)]
+        seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._keyless]
+        selecting = [index for index in seeing if index == seeing[0] or blocks.selects(index)]
+        selects = array("B", bytes(self._model.num_layers))
+        summaries: dict[int, Tensor] = {}
+        for index in selecting:
+            selects[index] = 1
+            if blocks.summaries is not None:
+                summaries[index] = blocks.summaries(index)
+        checks.check_summaries(self.sizes, batch.segments, blocks, summaries)
+        pointers = (structs.P * self._model.num_layers)()
+        for number, each in summaries.items():
+            pointers[number] = each.data_ptr()
+        most = max(segment.prefix // blocks.size for segment in batch.segments)
+        places = len(batch.segments) * self._model.kv_heads
+        scores, chosen = array("f", bytes(4 * places * most)), array("i", bytes(4 * places * (1 + most)))
+        native = structs.Blocks(
+            size=blocks.size,
+            sinks=blocks.sinks,
+            locals=blocks.locals,
+            sets=structs.SETS[blocks.sets],
+            score=structs.SCORES[blocks.score],
+            capacity=next((each.shape[2] for each in summaries.values()), 0),
+            most=most,
+            selects=selects.buffer_info()[0],
+            summaries=pointers,
+            scores=scores.buffer_info()[0],
+            chosen=chosen.buffer_info()[0],
+        )
+        return _NativeBlocks(native, (pointers, selects, scores, chosen, summaries))
+
+    def room(self, cache: KVCache) -> Room:
+        """The cache's memory; looked up again when the cache has grown."""
+        found = self._rooms.get(cache)
+        if found is not None and found.serves(cache):
+            return found
+        model = self._model
+        row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
+        if cache.coded:
+            row = torch.empty(model.kv_heads, 0, 4 + model.head_dim, dtype=torch.uint8)
+        layers = range(model.num_layers)
+        pairs = [None if layer in self._keyless else cache.buffers(layer, row, row) for layer in layers]
+        checks.check_buffers(self.sizes, cache, pairs)
+        found = self._rooms[cache] = Room(self.library, cache, pairs)
+        return found
+
+    # ------------------------------------------------------------------ packing
+
+    @torch.no_grad()
+    def _pack(self, native: structs.Layer, block: Block | StateBlock | MLPBlock, index: int) -> PackedBlock:
+        qkv = out = gate_up = down = None
+        experts: tuple[Tiles, Tiles] | None = None
+        mixer: tuple[Tiles, Tiles] | None = None
+        if isinstance(block, StateBlock):
+            qkv, out = self._packed_mixer(native, block, index)
+        elif isinstance(block, Block):
+            qkv, out = self._heads(native, block)
+            native.parallel = int(block.parallel)
+            native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
+            if block.beside is not None:
+                beside = structs.Layer(index=index)
+                mixer = self._packed_mixer(beside, block.beside, index)
+                self._keep.append(beside)
+                native.beside = ctypes.addressof(beside)
+        if not isinstance(block, MLPBlock) and block.experts is not None:
+            experts = self._packed_experts(native, block.experts)
+        if block.up is not None and block.down is not None:
+            gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
+        native.mlp_norm = self._gain(block.mlp_norm_D)
+        native.index = index
+        if native.elsewhere:
+            self._elsewhere.add(index)
+        if native.elsewhere or not isinstance(block, Block):
+            self._keyless.add(index)
+        return PackedBlock(qkv, out, gate_up, down, experts, mixer)
+
+    def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles, Tiles]:
+        project, out = self._packed(block.project), self._packed(block.out)
+        mixer = structs.Mixer()
+        described_mixer(mixer, block, len(self._mixers), 16 * len(project), self._keep)
+        self._mixers[index] = block.mixer
+        self._keep.append(mixer)
+        native.mixer = ctypes.pointer(mixer)
+        native.attention_norm = self._floats(block.mixer_norm_D)
+        native.qkv, native.out = described(project), described(out)
+        native.qkv_scale = self._scales(block.project)
+        native.qkv_bias, native.out_bias = self._bias(block.project), self._bias(block.out)
+        return project, out
+
+    def _packed_mlp(
+        self, native: structs.Layer, gate: Projection | None, up: Projection, down: Projection
+    ) -> tuple[Tiles, Tiles]:
+        gate_up = self._packed(up) if gate is None else self._gates(gate, up)
+        packed = gate_up, self._packed(down)
+        native.gate_up, native.down = (described(each) for each in packed)
+        native.mlp_width, native.gated = up.outputs, int(gate is not None)
+        native.down_bias = self._bias(down)
+        if gate is None:
+            native.gate_up_bias = self._bias(up)
+            return packed
+        if gate.bias_O is not None or up.bias_O is not None:
+            native.gate_up_bias = self._floats(_in_turn(_bias_of(gate), _bias_of(up)))
+        if _is_scaled(gate) or _is_scaled(up):
+            native.gate_up_scale = self._floats(_in_turn(_scale_of(gate), _scale_of(up)))
+        return packed
+
+    def _packed_experts(self, native: structs.Layer, experts: Experts) -> tuple[Tiles, Tiles]:
+        gate_up, down = self._gates(experts.gate, experts.up), self._packed(experts.down)
+        router_ED, opening_D = experts.router_ED, experts.opening_D
+        if opening_D is not None:
+            router_ED = torch.cat([router_ED, opening_D[None]])
+        described_experts = structs.Experts(
+            router=described(self._packed(Projection(router_ED))),
+            gate_up=described(gate_up),
+            down=described(down),
+            count=experts.count,
+            chosen=experts.chosen,
+            width=experts.width,
+            normed=int(experts.normed),
+            opens=int(opening_D is not None),
+        )
+        self._keep.append(described_experts)
+        native.experts = ctypes.pointer(described_experts)
+        return gate_up, down
+
+    def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles, Tiles]:
+        heads = [each for each in (block.q, block.k, block.v) if each is not None]
+        native.elsewhere = int(block.k is None)
+        qkv = self._packed(*heads)
+        native.qkv_scale = self._scales(*heads)
+        if any(each.bias_O is not None for each in heads):
+            native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
+        out = self._packed(block.out)
+        native.qkv, native.out = described(qkv), described(out)
+        native.out_scale, native.out_bias = self._scales(block.out), self._bias(block.out)
+        native.window = block.window
+        if block.rotary is not None:
+            native.rot_dim, native.angles = 2 * self._rotaries[block.rotary].half, block.rotary
+        native.attention_norm = self._gain(block.attention_norm_D)
+        native.attention_end_norm, native.mlp_end_norm = map(
+            self._gain, (block.attention_end_norm_D, block.mlp_end_norm_D)
+        )
+        if block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) > self._head_dim:
+            native.q_all_norm, native.k_all_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
+        else:
+            native.q_norm, native.k_norm = (
+                None
+                if gain is None or each is None
+                else self._gain(gain.expand(each.outputs // self._head_dim, self._head_dim))
+                for gain, each in ((block.q_norm_d, block.q), (block.k_norm_d, block.k))
+            )
+        return qkv, out
+
+    def _packed_head(self, head: Projection, layout: Layout) -> Head:
+        packed, bias_V = self._packed(head), None
+        if head.bias_O is not None:
+            bias_V = _padded_bias(head.bias_O)
+        return Head(packed, head.outputs, layout.logit_scale, layout.logit_cap, bias_V)
+
+    @torch.no_grad()
+    def _packed(self, *projections: Projection) -> Tiles:
+        """Projections of the same inputs, packed as one."""
+        packed = packed_of([each.weight_OK for each in projections], self._dtype)
+        self._keep.append(packed)
+        return packed
+
+    @torch.no_grad()
+    def _gates(self, gate: Projection, up: Projection) -> Tiles:
+        """Two projections of the same inputs and outputs, packed alike, a tile of each in turn."""
+        whole = packed_of([gate.weight_OK, up.weight_OK], self._dtype)
+        half = len(whole) // 2
+        packed = alternating(whole[:half], whole[half:])
+        self._keep.append(packed)
+        return packed
+
+    def _gain(self, gain_D: Tensor | None) -> int | None:
+        return None if gain_D is None else self._floats(gain_D)
+
+    def _bias(self, projection: Projection) -> int | None:
+        """Of whole tiles."""
+        return None if projection.bias_O is None else self._floats(_padded_bias(projection.bias_O))
+
+    def _scales(self, *projections: Projection) -> int | None:
+        """Of all outputs, in whole tiles."""
+        if not any(map(_is_scaled, projections)):
+            return None
+        return self._floats(_padded_bias(torch.cat([_scale_of(each) for each in projections])))
+
+    def _floats(self, values: Tensor) -> int:
+        kept = values.detach().to(torch.float32).contiguous()
+        self._keep.append(kept)
+        return kept.data_ptr()
+
+
+def _address(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
+
+
+def _padded_bias(bias_O: Tensor) -> Tensor:
+    return torch.nn.functional.pad(bias_O.detach().to(torch.float32), (0, -len(bias_O) % 16))
+
+
+def _in_turn(gate_F: Tensor, up_F: Tensor) -> Tensor:
+    """A tile of each in turn."""
+    return torch.stack([gate_F.view(-1, 16), up_F.view(-1, 16)], dim=1).flatten()
+
+
+def _is_scaled(projection: Projection) -> bool:
+    return isinstance(projection.scale, Tensor) or projection.scale != 1
+
+
+def _scale_of(projection: Projection) -> Tensor:
+    return torch.ones(projection.outputs) * projection.scale
+
+
+def _bias_of(projection: Projection) -> Tensor:
+    if projection.bias_O is None:
+        return torch.zeros(projection.outputs)
+    return projection.bias_O.detach().to(torch.float32)

@@ -1,0 +1,109 @@
+"""A fused decoder with a layer that reads the keys and values of another decoder's layer, in place.
+
+    own layers        as in any decoder: their rows are written into this decoder's own cache
+    the far layer     projects queries only; every row of a segment sees the first so many committed rows of a slot of
+                      the other decoder's cache, and no others
+
+Committed rows never change, so that their owner may be computing meanwhile: where its tiles are whole they are read,
+and the keys behind these are laid out in memory of this forward. Tokens enter; of a chain all passes are one native
+call (chains.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.span import Span
+from foretoken.native import checks, structs, team
+from foretoken.native.chains import Ahead, OpenChain, Pass
+from foretoken.native.decoder import FusedDecoder
+from foretoken.native.layout import Head, Layout
+
+
+class Far(NamedTuple):
+    """What a segment's rows see of the other decoder.
+
+    Attributes:
+        slot: of its cache.
+        length: the first so many of the slot's committed rows.
+    """
+
+    slot: int
+    length: int
+
+
+class FarDecoder(FusedDecoder):
+    """A decoder one of whose layers reads another decoder's keys.
+
+    Args:
+        layout: with an embedding; its heads are as wide as the owner's, and of its groups the first ones are read.
+        owner: whose keys are read, with the same library.
+        layer: of the owner.
+    """
+
+    def __init__(self, layout: Layout, owner: FusedDecoder, layer: int) -> None:
+        super().__init__(layout, owner.library)
+        checks.check_owner(self.sizes, owner.sizes, layer)
+        self._owner, self._layer = owner, layer
+        self._entry = structs.Entry(num_tokens=self.sizes.embedded)
+
+    def passes(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        fars: Sequence[Far],
+        of: KVCache,
+        *,
+        top: int,
+        head: Head | None = None,
+        ids_C: Tensor | None = None,
+        ahead: Sequence[Ahead] = (),
+    ) -> list[Pass]:
+        """Read tokens; with ``ahead`` as many passes of a chain as are foreseen, in one native call.
+
+        Args:
+            batch: the rows, which are written into ``cache``; positions need not be places in it.
+            fars: of each segment.
+            of: the owner's cache.
+            top: how many tokens of each wanted row to rank; with ``ahead`` 1 at least.
+            head: read in place of its own one, of the same width and dtype.
+            ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
+            ahead: for each segment, whose last row is the one that is wanted; there is room for all its passes.
+        Raises:
+            InputError: a token is not in the embedding.
+            ValueError: something does not fit this decoder; see checks.py.
+            MemoryError: there is no memory for the first pass.
+        """
+        own_head = self.head if head is None else head
+        span = Span(0, self._model.num_layers)
+        checks.check(self.sizes, batch, NativePlan(cache), span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        checks.check_chain(self.sizes, batch, cache, self.sizes.embedded, own_head.vocab_size, ids_C, ahead, top)
+        checks.check_far(fars, of, len(batch.segments))
+        count = max((each.most for each in ahead), default=1)
+        model = self._model if head is None else self._with_head(head)
+        own = team.current()
+        call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
+        for native, far in zip(call.segments, fars, strict=True):
+            native.far_slot, native.far = far
+        room = self._owner.room(of)  # held while the call runs
+        elsewhere = structs.Elsewhere(
+            groups=self._owner.sizes.kv_heads,
+            capacity=of.capacity,
+            keys=room.keys[self._layer],
+            values=room.values[self._layer],
+            tiled=room.tiled[self._layer],
+            known=room.known[self._layer],
+        )
+        call.native.elsewhere = ctypes.pointer(elsewhere)
+        chain = OpenChain(call, len(batch.wanted), count, ahead, ids_C, model.logits_stride)
+        chain.run(self.library, own, model, self._entry)
+        return chain.passes(own_head.vocab_size, torch.empty(count * len(batch.wanted), 0))

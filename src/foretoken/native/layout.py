@@ -1,0 +1,255 @@
+"""A decoder described by data: whoever can describe its layers like this can have them computed natively.
+
+    rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
+                       └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
+         block: attention, a mixer or both, and an MLP, experts or both; or either     … ── norm ── head ── scale ── cap
+
+Most anatomies have not all of these norms. In a parallel block the MLP reads what attention reads. A language model is
+described by fit.py; a drafting method describes its own layers, and may share the head of the target's decoder.
+
+Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions, E experts, F channels of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.quantised_weight import QuantisedWeight
+from foretoken.forward.ssm.layout import Mixer
+from foretoken.native.packing import Tiles
+
+
+class Projection(NamedTuple):
+    """A linear map, ``scale * weight x + bias``.
+
+    Attributes:
+        weight_OK: in any floating dtype, packed in the layout's; or quantised, and packed as it is.
+        bias_O: added in float32, or None.
+        scale: of what the weight gives, float32 [O] or one for all; of a gate, an MLP's gated factor, attention's
+            projections and a mixer's first one.
+    """
+
+    weight_OK: Tensor | QuantisedWeight
+    bias_O: Tensor | None = None
+    scale: Tensor | float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        """O."""
+        return int(self.weight_OK.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Gated MLPs, of which a row goes through a few; see experts.h.
+
+        y = sum over the chosen experts e of  share_e * down_e(act(gate_e(x)) * up_e(x))
+
+    Attributes:
+        router_ED: what scores the experts; the ``chosen`` with the highest scores are a row's.
+        gate, up: of all experts, one below the other, [E F, D]; without biases.
+        down: the same, [E D, F].
+        chosen: experts of a row.
+        normed: shares are a softmax over the chosen experts; else over all of them.
+        opening_D: what the block's MLP gives counts sigmoid(opening . x); None: it counts whole.
+    """
+
+    router_ED: Tensor
+    gate: Projection
+    up: Projection
+    down: Projection
+    chosen: int
+    normed: bool
+    opening_D: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return int(self.router_ED.shape[0])
+
+    @property
+    def width(self) -> int:
+        """F."""
+        return self.gate.outputs // self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer.
+
+    Attributes:
+        q, k, v, out: projections of attention; without k and v it reads those of another decoder's layer (far.py), all
+            that a segment may see of them.
+        attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
+        attention_end_norm_D: gain of the norm of what it adds to the stream; None: it is added as it is.
+        q_norm_d, k_norm_d: gains of norms over each head's query and key, [d] or each head its own [heads, d], or over
+            all of them together, [heads d]; or None.
+        window: positions a row sees, itself included; 0: all.
+        rotary: by which of the layout's rotaries; None: queries and keys are not rotated.
+        gate, up, down: the MLP's projections, ``down(act(gate(x)) * up(x))``; gate None: ``down(act(up(x)))``; all
+            None: there is no MLP.
+        experts: in the place of the MLP, or beside it: then the sum of both; or None.
+        mlp_norm_D, mlp_end_norm_D: as those of attention.
+        attention_shift_D, mlp_shift_D: added to what the norms before attention and the MLP give, or None.
+        parallel: the MLP reads the stream that attention reads, and both are added to it.
+        beside: a mixer that reads the stream that attention reads, and both are added to it; without an MLP of its own.
+    """
+
+    q: Projection
+    k: Projection | None
+    v: Projection | None
+    out: Projection
+    attention_norm_D: Tensor | None
+    q_norm_d: Tensor | None = None
+    k_norm_d: Tensor | None = None
+    window: int = 0
+    rotary: int | None = 0
+    gate: Projection | None = None
+    up: Projection | None = None
+    down: Projection | None = None
+    mlp_norm_D: Tensor | None = None
+    attention_end_norm_D: Tensor | None = None
+    mlp_end_norm_D: Tensor | None = None
+    experts: Experts | None = None
+    attention_shift_D: Tensor | None = None
+    mlp_shift_D: Tensor | None = None
+    parallel: bool = False
+    beside: StateBlock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlock:
+    """A layer with a state-space mixer in the place of attention, or what is beside it; see ssm.h.
+
+    Attributes:
+        project: to z, x, B, C and dt of a row, in this order.
+        out: from the gated and normed rows.
+        mixer: sizes and parameters of what lies between.
+        mixer_norm_D: gain of the norm before it.
+        gain_I, norm_group, norm_eps: of the gated norm, and over how many channels each is taken; 0: rows are gated and
+            multiplied by the gain, and not normed.
+        norm_first: the norm is taken before the gate.
+        gate, up, down, experts, mlp_norm_D: as in :class:`Block`.
+    """
+
+    project: Projection
+    out: Projection
+    mixer: Mixer
+    mixer_norm_D: Tensor
+    gain_I: Tensor
+    norm_group: int
+    norm_eps: float
+    norm_first: bool = False
+    gate: Projection | None = None
+    up: Projection | None = None
+    down: Projection | None = None
+    mlp_norm_D: Tensor | None = None
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MLPBlock:
+    """A layer that does not look back: an MLP alone.
+
+    Attributes:
+        gate, up, down, mlp_norm_D: as in :class:`Block`.
+    """
+
+    up: Projection
+    down: Projection
+    mlp_norm_D: Tensor
+    gate: Projection | None = None
+
+
+class PackedBlock(NamedTuple):
+    """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`.
+
+    ``experts`` are their gates and ups, and their downs; those of all of them lie one behind the other. ``mixer`` are
+    the in and the out projection of one beside attention.
+    """
+
+    qkv: Tiles | None
+    out: Tiles | None
+    gate_up: Tiles | None
+    down: Tiles | None
+    experts: tuple[Tiles, Tiles] | None = None
+    mixer: tuple[Tiles, Tiles] | None = None
+
+
+class Head(NamedTuple):
+    """A packed head, which several decoders may share.
+
+    Attributes:
+        scale: of its logits.
+        cap: a scaled logit x becomes ``cap * tanh(x / cap)``; 0: it stays.
+        bias_V: float32, added before that, as many as the tiles have outputs; or None.
+    """
+
+    packed: Tiles
+    vocab_size: int
+    scale: float = 1.0
+    cap: float = 0.0
+    bias_V: Tensor | None = None
+
+
+Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A decoder.
+
+    Attributes:
+        dtype: float32 or bfloat16, of weights that are not quantised, keys and values.
+        width, heads, kv_heads, head_dim: sizes; ``head_dim`` a multiple of 16 of at most 512, ``width`` one of 32.
+        mlp_width: of the widest MLP; each is a multiple of 32; 0: no block has one. Experts have widths of their own.
+        norm_eps: of all norms.
+        scaling: of attention scores.
+        num_blocks: how many blocks there are.
+        blocks: they, first to last; read once, so that each may be made when it is asked for.
+        rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2; or several.
+        max_length: positions that a row may have.
+        final_norm_D: gain of the norm before the head.
+        head: projection to V logits, or another decoder's packed head.
+        embedding_VD: in ``dtype``; None: every forward is entered with hidden states.
+        activation: of gates, or of MLPs without: "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
+        centred: norms subtract the mean first (LayerNorm); else they do not (RMSNorm).
+        final_shift_D: added to what the norm before the head gives, or None.
+        places_ND: in ``dtype``, of ``max_length`` positions: added to embeddings; or None.
+        interleaved: rotary pairs elements 2 i and 2 i + 1 of a head, not i and i + half.
+        score_cap: a scaled attention score x becomes ``score_cap * tanh(x / score_cap)``; 0: it stays.
+        embedding_scale: of embeddings.
+        residual_scale: of what attention and MLPs add to the stream.
+        logit_scale, logit_cap: of a head that is a projection; see :class:`Head`.
+    """
+
+    dtype: torch.dtype
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    norm_eps: float
+    scaling: float
+    num_blocks: int
+    blocks: Iterable[Block | StateBlock | MLPBlock]
+    rotary: Rotary | tuple[Rotary, ...]
+    max_length: int
+    final_norm_D: Tensor
+    head: Projection | Head
+    embedding_VD: Tensor | None = None
+    activation: str = "silu"
+    interleaved: bool = False
+    score_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    centred: bool = False
+    final_shift_D: Tensor | None = None
+    places_ND: Tensor | None = None

@@ -1,0 +1,268 @@
+"""A fused decoder that is entered with pairs: a feature, and the token behind it (chain.h).
+
+    paired     the feature enters, the token's part is added to queries, keys and values of the first layer
+    else       a product of the feature, plus the token's part, enters
+
+Of a chain several passes are one native call: a row's best token, or the one that is going to be drawn, and its own
+output are the pair that its next pass reads (chains.py). Of a tree all levels are one native call (tree.h), and what
+comes back is the tree.
+
+Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.cache import KVCache
+from foretoken.forward.native_plan import NativePlan
+from foretoken.forward.span import Span
+from foretoken.native import checks, structs, team
+from foretoken.native.chains import Ahead, OpenChain, Pass
+from foretoken.native.decoder import FusedDecoder
+from foretoken.native.layout import Head, Layout, Projection
+from foretoken.native.packing import described
+
+_PIECE = 1024  # tokens of the table that are computed at once
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How pairs enter.
+
+    Attributes:
+        embedding_VW: of the tokens.
+        token: from an embedding to its part, without a bias.
+        token_norm_W: gain of a norm before it, or None.
+        feature: what enters is this of the feature, plus the part; None: the feature enters, the part comes beside.
+        before_W: gain of a norm of a feature that enters as it is, or None.
+        behind_W: gain of the norm through which a row's output becomes the next feature, or None.
+        final_norm: False if the head is to read a row's output as it is.
+        table_bytes: of a table of all parts, at most; beyond it every part is computed when it is needed.
+    """
+
+    embedding_VW: Tensor
+    token: Projection
+    token_norm_W: Tensor | None = None
+    feature: Projection | None = None
+    before_W: Tensor | None = None
+    behind_W: Tensor | None = None
+    final_norm: bool = True
+    table_bytes: int = 0
+
+
+class Extent(NamedTuple):
+    """How far a tree may grow within one call.
+
+    Attributes:
+        most: nodes that it is to have, at most.
+        deepest: of its longest path.
+        least: what the probability of a path has to exceed for its last node to be expanded.
+    """
+
+    most: int
+    deepest: int
+    least: float
+
+
+class GrownTree(NamedTuple):
+    """The best nodes of a tree, parents first, in the order in which they were met.
+
+    Attributes:
+        tokens, parents: of each; -1: it hangs on the root.
+        shares: the probability that it stands if its parent does.
+        odd: whether logits were met that are no numbers.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    shares: Sequence[float]
+    odd: bool
+
+
+class PairDecoder(FusedDecoder):
+    """A decoder over pairs.
+
+    Args:
+        layout: without an embedding.
+        pairing: how pairs enter its first layer.
+        library: compiled decoder.c.
+    """
+
+    def __init__(self, layout: Layout, pairing: Pairing, library: ctypes.CDLL) -> None:
+        super().__init__(layout, library)
+        self._columns, self._final_norm = pairing.token.outputs, pairing.final_norm
+        embedding_VW = pairing.embedding_VW.detach().to(self._dtype).contiguous()
+        token = self._packed(pairing.token)
+        self._keep += [embedding_VW, token]
+        self._entry = structs.Entry(
+            embedding=embedding_VW.data_ptr(),
+            token=described(token),
+            num_tokens=len(embedding_VW),
+            columns=self._columns,
+        )
+        for name, gain in (
+            ("token_norm", pairing.token_norm_W),
+            ("before", pairing.before_W),
+            ("behind", pairing.behind_W),
+        ):
+            if gain is not None:
+                setattr(self._entry, name, self._floats(gain))
+        if pairing.feature is not None:
+            feature = self._packed(pairing.feature)
+            self._keep.append(feature)
+            self._entry.feature = described(feature)
+            if pairing.feature.bias_O is not None:
+                self._entry.bias = self._floats(pairing.feature.bias_O)
+        checks.check_pairing(self.sizes, self._model.qkv_stride, pairing.token, pairing.feature)
+        if len(embedding_VW) * self._columns * 4 <= pairing.table_bytes:
+            table_VO = torch.cat([self._parts(ids) for ids in torch.arange(len(embedding_VW)).split(_PIECE)])
+            self._keep.append(table_VO)
+            self._entry.table = table_VO.data_ptr()
+
+    def passes(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        features_TW: Tensor,
+        *,
+        top: int,
+        head: Head | None = None,
+        ids_C: Tensor | None = None,
+        ahead: Sequence[Ahead] = (),
+    ) -> list[Pass]:
+        """Read pairs; with ``ahead`` as many passes of a chain as are foreseen, in one native call.
+
+        Args:
+            batch: their tokens; the rows are written into the cache.
+            features_TW: on the CPU.
+            top: how many tokens of each wanted row to rank; with ``ahead`` 1 at least.
+            head: read in place of its own one, of the same width and dtype.
+            ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
+            ahead: for each segment, whose last row is the one that is wanted; there is room for all its passes.
+        Returns:
+            the first pass and those that were made behind it; there may be fewer than were foreseen.
+        Raises:
+            InputError: a token is not in the embedding.
+            ValueError: something does not fit this decoder; see checks.py.
+            MemoryError: there is no memory for the first pass.
+        """
+        own_head, depth = self.head if head is None else head, self._model.num_layers
+        span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
+        checks.check(self.sizes, batch, NativePlan(cache), span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        checks.check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
+        rows, width = len(batch.tokens), self._model.width
+        count = max((each.most for each in ahead), default=1)
+        model = self._model if head is None else self._with_head(head)
+        own = team.current()
+        call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
+        scratch = torch.empty(rows * (2 * width + self._columns))
+        chain = OpenChain(call, len(batch.wanted), count, ahead, ids_C, model.logits_stride)
+        chain.native.features = call.native.entering
+        chain.native.entering = scratch.data_ptr()
+        chain.native.elements = scratch.data_ptr() + 4 * rows * width
+        chain.native.parts = scratch.data_ptr() + 8 * rows * width
+        chain.run(self.library, own, model, self._entry)
+        return chain.passes(own_head.vocab_size, call.tapped[0])
+
+    def trees(
+        self,
+        batch: PackedBatch,
+        cache: KVCache,
+        features_TW: Tensor,
+        *,
+        extents: Sequence[Extent],
+        width: int,
+        top: int,
+        head: Head | None = None,
+        ids_C: Tensor | None = None,
+    ) -> list[GrownTree]:
+        """Read pairs, and grow a tree behind the last one of every segment: EAGLE-2's, all levels in one native call.
+
+        Args:
+            batch, cache, features_TW, head, ids_C: as for :meth:`passes`.
+            extents: for each segment, whose last row is the one that is wanted; there is room for ``width`` rows of
+                each level that is read.
+            width: nodes of a level that are expanded.
+            top: children that a node gets, at most ``width``.
+        Returns:
+            a tree for each segment: the one that drafting/reranked_tree.py records and reranks level by level.
+        Raises:
+            InputError: a token is not in the embedding.
+            ValueError: something does not fit this decoder; see checks.py.
+            MemoryError: there is no memory for it.
+        """
+        own_head, depth = self.head if head is None else head, self._model.num_layers
+        span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
+        checks.check(self.sizes, batch, NativePlan(cache), span)
+        checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
+        checks.check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, (), top)
+        checks.check_trees(self.sizes, batch, cache, extents, width, top)
+        model = self._model if head is None else self._with_head(head)
+        own = team.current()
+        forwards = max(
+            width, *(each.deepest for each in extents)
+        )  # results of a level, and positions beyond the batch's
+        call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=forwards)
+        rows = max(len(batch.tokens), width * len(extents))
+        scratch = torch.empty(rows * (3 * model.width + self._columns))
+        place = scratch.data_ptr()
+        growths, results = (structs.Growth * len(extents))(), []
+        for growth, extent in zip(growths, extents, strict=True):
+            growth.most, growth.deepest, growth.least = extent
+            nodes = (
+                array("i", bytes(4 * extent.most)),
+                array("i", bytes(4 * extent.most)),
+                array("f", bytes(4 * extent.most)),
+            )
+            growth.tokens, growth.parents, growth.shares = (each.buffer_info()[0] for each in nodes)
+            results.append(nodes)
+        trees = structs.Trees(
+            first=ctypes.pointer(call.native),
+            features=call.native.entering,
+            entering=place,
+            gathered=place + 4 * rows * model.width,
+            elements=place + 8 * rows * model.width,
+            parts=place + 12 * rows * model.width,
+            ids=None if ids_C is None else ids_C.data_ptr(),
+            width=width,
+            drafts=growths,
+        )
+        handle = own.handle(self.library)  # held while the call runs
+        if self.library.foretoken_trees(
+            handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(trees)
+        ):
+            raise MemoryError(f"there is no memory for {len(extents)} trees")
+        return [
+            GrownTree(tokens[: growth.count], parents[: growth.count], shares[: growth.count], bool(growth.odd))
+            for growth, (tokens, parents, shares) in zip(growths, results, strict=True)
+        ]
+
+    def _parts(self, ids_T: Tensor) -> Tensor:
+        """[T, O] of tokens."""
+        ids, width = ids_T.to(torch.int32), self._model.width
+        scratch, parts_TO = torch.empty(2 * len(ids) * width), torch.empty(len(ids), self._columns)
+        own = team.current()
+        handle = own.handle(self.library)
+        if self.library.foretoken_token_parts(
+            handle.address,
+            ctypes.addressof(self._model),
+            ctypes.addressof(self._entry),
+            ids.data_ptr(),
+            len(ids),
+            own.threads,
+            scratch.data_ptr(),
+            scratch.data_ptr() + 4 * len(ids) * width,
+            parts_TO.data_ptr(),
+        ):
+            raise MemoryError("there is no memory for a table of tokens")
+        return parts_TO

@@ -1,0 +1,150 @@
+"""Paths through a lattice in one native call (paths.h): equal to what methods/diffuspec/search.py finds, to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foretoken.native.structs import P
+
+_I, _F = ctypes.c_int64, ctypes.c_double
+MOST_SLOTS = 64  # of paths.h
+
+
+class _Order(ctypes.Structure):
+    _fields_ = [*((name, _I) for name in ("count", "wide")), *((name, P) for name in ("contexts", "starts", "tokens")),
+                *((name, P) for name in ("own", "below"))]  # fmt: skip
+
+
+class _Grams(ctypes.Structure):
+    _fields_ = [("vocab", _I), ("single", P), ("pairs", _Order), ("triples", _Order)]
+
+
+class _Search(ctypes.Structure):
+    _fields_ = [
+        *((name, _I) for name in ("slots", "top")),
+        *((name, P) for name in ("ids", "shares", "ends")),
+        *((name, _I) for name in ("num_ends", "most")),
+        *((name, _F) for name in ("mass", "balance")),
+        ("grams", ctypes.POINTER(_Grams)),
+        *((name, _I) for name in ("u", "v", "width", "nodes", "count")),
+        *((name, P) for name in ("tokens", "parents", "logs")),
+    ]
+
+
+class Entries(NamedTuple):
+    """One order of a trigram model, by context; see methods/diffuspec/trigram.py.
+
+    Attributes:
+        contexts: int64 [C], increasing.
+        starts: int32 [C + 1].
+        tokens: [N], increasing within a context; uint16 or int32.
+        own: float32 [N].
+        below: float32 [C].
+    """
+
+    contexts: np.ndarray
+    starts: np.ndarray
+    tokens: np.ndarray
+    own: np.ndarray
+    below: np.ndarray
+
+
+class NativeGrams:
+    """A trigram model as native code reads it.
+
+    Args:
+        single: float32 [V].
+        pairs, triples: the orders above it.
+    """
+
+    def __init__(self, single: np.ndarray, pairs: Entries, triples: Entries) -> None:
+        kinds = (np.int64, np.int32, None, np.float32, np.float32)
+        self._keep: list[np.ndarray] = [np.ascontiguousarray(single, np.float32)]
+        orders = []
+        for order in (pairs, triples):
+            wide = order.tokens.dtype != np.uint16
+            arrays = [
+                np.ascontiguousarray(each, kind or (np.int32 if wide else np.uint16))
+                for each, kind in zip(order, kinds, strict=True)
+            ]
+            self._keep += arrays
+            orders.append(_Order(len(order.contexts), int(wide), *(each.ctypes.data for each in arrays)))
+        self.native = _Grams(len(single), self._keep[0].ctypes.data, *orders)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """By what paths are found; see methods/diffuspec/search.py.
+
+    Attributes:
+        mass, most: of pruning.
+        width: of the beam.
+        balance: weight of the lattice.
+        grams: None: the lattice decides alone.
+    """
+
+    mass: float
+    most: int
+    width: int
+    balance: float
+    grams: NativeGrams | None
+
+
+def found(
+    library: ctypes.CDLL,
+    rules: Rules,
+    ids: Sequence[int],
+    shares: Sequence[float],
+    *,
+    slots: int,
+    past: tuple[int, int],
+    ends: Collection[int],
+    nodes: int,
+    tree: bool,
+) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+    """The best path, or the best nodes of a tree: tokens, parents (-1: the root) and what the lattice gives each.
+
+    Args:
+        ids, shares: of the ranked tokens of each slot, slot by slot, best first; in the trigram model's vocabulary.
+        past: the last two tokens of the text.
+        ends: tokens behind which nothing follows.
+        nodes: at most.
+    Raises:
+        ValueError: there are more slots than native code has room for.
+        MemoryError: there is none.
+    """
+    if not 0 < slots <= MOST_SLOTS or len(ids) != len(shares) or len(ids) % slots:
+        raise ValueError(f"{slots} slots with {len(ids)} ranked tokens and {len(shares)} shares")
+    top = len(ids) // slots
+    of_ids, of_shares, of_ends = array("i", ids), array("f", shares), array("i", ends)
+    tokens, parents, logs = (array(kind, bytes(size * nodes)) for kind, size in (("i", 4), ("i", 4), ("d", 8)))
+    search = _Search(
+        slots=slots,
+        top=top,
+        ids=of_ids.buffer_info()[0],
+        shares=of_shares.buffer_info()[0],
+        ends=of_ends.buffer_info()[0],
+        num_ends=len(of_ends),
+        most=rules.most,
+        mass=rules.mass,
+        balance=rules.balance,
+        u=past[0],
+        v=past[1],
+        width=0 if tree else rules.width,
+        nodes=nodes,
+        tokens=tokens.buffer_info()[0],
+        parents=parents.buffer_info()[0],
+        logs=logs.buffer_info()[0],
+    )
+    if rules.grams is not None:
+        search.grams = ctypes.pointer(rules.grams.native)
+    if library.foretoken_search(ctypes.addressof(search)):
+        raise MemoryError(f"there is no memory for a search over {slots} slots")
+    count: int = search.count
+    return tokens[:count], parents[:count], logs[:count]

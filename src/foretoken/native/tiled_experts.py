@@ -1,0 +1,58 @@
+"""The library's module of routed experts over weights that the fused decoder has packed: its layers keep working."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from torch import nn
+
+from foretoken.forward.quantised_experts import ByExpert, QuantisedExperts
+from foretoken.forward.quantised_weight import QuantisedLinear
+from foretoken.native.packing import TiledLinear, TiledPair, Tiles
+
+
+class TiledExperts(ByExpert):
+    """Routed experts, called as the library calls its own.
+
+    Args:
+        own: the module that this stands for; it is given back by :meth:`unpacked`, and has no weights until then.
+        gate_up, down: of all experts, packed one behind the other; the gate's tiles and the other factor's in turn.
+        library: compiled decoder.c.
+    """
+
+    def __init__(self, own: Any, gate_up: Tiles, down: Tiles, library: ctypes.CDLL) -> None:
+        super().__init__()
+        self._own = (own,)  # not registered
+        self._gate_up, self._down, self._library = gate_up, down, library
+        self.act_fn = own.act_fn
+        if isinstance(own, QuantisedExperts):
+            self.num_experts, self.width, self.channels = own.num_experts, own.width, own.channels
+            own.weights = []
+            return
+        self.num_experts, self.width, self.channels = own.down_proj.shape
+        own.gate_up_proj = own.down_proj = None
+
+    def linears(self, expert: int) -> tuple[TiledPair, TiledLinear]:
+        """One expert's projections: [..., D] to the gate and the other factor [..., 2 F], and [..., F] to [..., D]."""
+        both, down = (
+            packed[expert * tiles : (expert + 1) * tiles]
+            for packed, tiles in ((self._gate_up, self.channels // 8), (self._down, self.width // 16))
+        )
+        gate, up = (TiledLinear(each, self.channels, None, self._library) for each in (both[0::2], both[1::2]))
+        return TiledPair(gate, up), TiledLinear(down, self.width, None, self._library)
+
+    def unpacked(self) -> Any:
+        """The module that there was, with the same weights bit for bit."""
+        (own,) = self._own
+        if isinstance(own, QuantisedExperts):
+            pairs = []
+            for expert in range(self.num_experts):
+                gate_up, down = (each.unpacked() for each in self.linears(expert))
+                assert isinstance(gate_up, QuantisedLinear)
+                assert isinstance(down, QuantisedLinear)
+                pairs.append((gate_up.quantised, down.quantised))
+            return QuantisedExperts(pairs, self.act_fn)
+        for name in ("gate_up_proj", "down_proj"):
+            setattr(own, name, nn.Parameter(getattr(self, name), requires_grad=False))
+        return own

@@ -1,0 +1,238 @@
+/* What the caller hands over; mirrored field by field in structs.py. */
+
+#define MAX_HEAD_DIM 512
+#define MAX_TAPS 8
+#define ABI 13
+#define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
+/* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
+ * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
+#if defined(__AVX512F__)
+#define PARTS 1
+#define REGISTERS 32
+#define MOST_ROWS 14
+#define TILES_FOR(MR) ((MR) <= 6 ? 4 : 2)
+#define GROUP 4
+#else
+#if defined(__AVX__)
+#define PARTS 2
+#define REGISTERS 16
+#define MOST_ROWS 6
+#elif defined(__aarch64__)
+#define PARTS 4
+#define REGISTERS 32
+#define MOST_ROWS 6
+#else
+#define PARTS 4
+#define REGISTERS 16
+#define MOST_ROWS 3
+#endif
+#define TILES_FOR(MR) (2 * (MR) <= MOST_ROWS ? (4 * (MR) <= MOST_ROWS ? 4 : 2) : 1)
+#define GROUP 1
+#endif
+/* Attention takes columns in tiles and rows in panels, see tiles.h; up to so many rows, query heads folded into them, use
+ * a tile while it is near. Of their values so many parts are summed at a time. */
+#ifndef TILE /* a test may take less */
+#define TILE 256
+#define PANEL 96
+#endif
+#if REGISTERS > 16
+#define VALUES_FOR(MR) ((MR) <= 6 ? 4 : 2)
+#else
+#define VALUES_FOR(MR) ((MR) <= 3 ? 4 : (MR) <= 6 ? 2 : 1)
+#endif
+#define LANES (16 / PARTS)
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vf __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef float part __attribute__((vector_size(4 * LANES)));
+typedef float part_unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t part_of_signs __attribute__((vector_size(4 * LANES)));
+typedef int32_t part_of_signs_unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int8_t codes_unaligned __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef uint32_t part_of_units __attribute__((vector_size(4 * LANES)));
+typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
+
+/* A Mamba-2 mixer; see ssm.h. A projected row is z [inner], x, B and C [channels], dt [heads]. */
+typedef struct {
+    int64_t place; /* among the model's mixers */
+    int64_t heads, groups, state, width, taps, channels, inner, stride, norm_group;
+    double low, high, eps;                    /* limits of dt */
+    const float *conv, *conv_bias;            /* [taps][channels], the row itself last; [channels] or NULL */
+    const float *rate, *step_bias, *skip;     /* [heads] */
+    const float *gain;                        /* [inner] */
+    int64_t norm_first;                       /* before the gate; no norm at all where `norm_group` is 0 */
+} Mixer;
+
+/* A packed weight, in tiles of 16 outputs. */
+typedef struct {
+    const void *tiles;      /* aligned to 64 bytes if quantised; NULL: there is none */
+    int64_t stride;         /* bytes from a tile to the next; if quantised, a multiple of 64 */
+    int64_t bits;           /* 8 or 4: quantised.h says how; 0: [unit][16] of the model's elements */
+    int64_t group;          /* inputs that share a scale */
+    int64_t half, minimum;  /* whether scales are float16, and whether there are minimums */
+    int64_t offset;         /* what is to be subtracted from codes */
+    const int32_t *order;   /* column i is of input order[i]; NULL: of input i */
+} Matrix;
+
+/* Experts in the place of an MLP; see experts.h. */
+typedef struct {
+    Matrix router;        /* to `count` scores and what opens the shared MLP, padded to whole tiles; not quantised */
+    Matrix gate_up, down; /* of all of them, one behind the other */
+    int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
+    int64_t normed;       /* whether shares are of the chosen ones only */
+    int64_t opens;        /* whether the router's last output, through a sigmoid, is what the layer's MLP counts; else 1 */
+} Experts;
+
+typedef struct Layer {
+    Matrix qkv, out, gate_up, down;
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias; /* in the order of the tiles; or NULL */
+    const float *qkv_scale, *out_scale, *gate_up_scale;          /* of what the weights give, before biases; or NULL */
+    const float *attention_norm, *mlp_norm;         /* of what a branch reads; NULL: the residual stream as it is */
+    const float *attention_shift, *mlp_shift;       /* added to what these norms give; or NULL */
+    const float *attention_end_norm, *mlp_end_norm; /* of what a branch adds; NULL: it is added as it is */
+    const float *q_norm, *k_norm;                   /* over each head, [head][head_dim], or NULL */
+    const float *q_all_norm, *k_all_norm;           /* over all heads together, or NULL */
+    int64_t window;                                 /* 0: full attention */
+    int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
+    int64_t index;
+    int64_t elsewhere;            /* only queries are projected, and all rows of a segment see its `far` keys of the call's
+                                     `elsewhere` */
+    int64_t mlp_width, gated;     /* channels of the MLP; whether `gate_up` has a gate and another factor, tiles in turn */
+    int64_t parallel;             /* the MLP reads the stream that attention read, and both are added to it */
+    const struct Layer *beside;   /* a mixer that reads what attention reads; both are added to the stream; or NULL */
+    const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
+    const Experts *experts;       /* in the place of the MLP, or beside it: then the sum of both; or NULL */
+} Layer;
+
+/* What a gate, or an MLP's channel without one, goes through; mirrored in structs.py. */
+enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU };
+
+/* Read only: several teams may work with it at once. */
+typedef struct {
+    int64_t bf16, num_layers, width, heads, kv_heads, head_dim, vocab;
+    int64_t qkv_stride, mlp_width, logits_stride; /* in floats; of the widest MLP */
+    int64_t activation;
+    int64_t centred;     /* norms subtract the mean first */
+    int64_t interleaved; /* whether a rotation pairs neighbours, not elements of the two halves */
+    double eps, scaling;
+    double score_cap, logit_cap; /* x becomes cap tanh(x / cap), of scores after scaling and of logits; 0: it stays */
+    double logit_scale;          /* before the cap */
+    double embedding_scale, residual_scale; /* of a token's embedding, and of what a branch adds */
+    const Layer *layers;
+    const void *embedding;
+    const void *places; /* [position][width], added to embeddings; or NULL */
+    Matrix head;
+    const float *head_bias; /* [logits_stride], or NULL */
+    const float *final_norm, *final_shift;
+} Model;
+
+typedef struct {
+    int64_t slot, prefix, tail, start, rows;
+    int64_t committed;   /* rows of the slot that never change but are only forgotten; at most `prefix` */
+    int64_t keep;        /* blocks of the prefix to keep in a layer, over all key/value heads; 0: dense attention */
+    int64_t far_slot, far; /* elsewhere: a slot, and how many of its rows are seen; all of them committed */
+    const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
+} Segment;
+
+/* By what blocks are ordered, see methods/sparse/blocks.py; mirrored in structs.py. */
+enum { EXACT, BOUNDS, MEAN };
+/* Whose set of blocks is chosen. */
+enum { PER_HEAD, GLOBAL, PER_LAYER };
+
+/* Attention over selected blocks of the prefix, for the segments that keep some. */
+typedef struct {
+    int64_t size, sinks, locals; /* see forward/native_plan.py */
+    int64_t sets;                /* PER_HEAD, GLOBAL or PER_LAYER */
+    int64_t score;               /* EXACT, BOUNDS or MEAN */
+    int64_t capacity;            /* blocks of a slot and head in `summaries` */
+    int64_t most;                /* blocks of a segment and head in `scores` and `chosen`, at most */
+    const uint8_t *selects;      /* per layer */
+    const float *const *summaries; /* per layer that selects [slot][kv head][capacity][head_dim, of bounds 2 head_dim] */
+    float *scores;                 /* [segment][kv head][most] */
+    int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
+} Blocks;
+
+/* What a request's rows read and leave behind in layers with mixers; see forward/ssm/state.py. */
+typedef struct {
+    int64_t pend, pending; /* the tail's first pending row, and how many there are */
+    int64_t stored;        /* rows of earlier forwards behind the committed prefix */
+    int64_t count, levels; /* rows to walk; states that are open at once */
+    const int32_t *steps;  /* [count][3]: a row behind the prefix, the level of the state it follows (-1: the base) and the
+                              level that it leaves its own at (-1: nobody follows) */
+    const int32_t *taps;   /* [stored + rows][taps]: which rows the convolution reads; the first taps - 1 lie before */
+    float *ahead_base;     /* [mixer][head][state][width]: where a long chunk's state goes; NULL: rows are kept in the tail */
+    void *ahead_conv;      /* [mixer][taps - 1][channels] */
+} StateSegment;
+
+typedef struct {
+    int64_t slots, capacity;
+    float *base;               /* [mixer][slot][head][state][width] */
+    void *conv, *raw;          /* [mixer][slot][taps - 1][channels], [mixer][slot][capacity][channels] */
+    float *gates;              /* [mixer][slot][capacity][2][head] */
+    const uint8_t *limited;    /* [num_rows]: whether dt is limited */
+    const StateSegment *segments;
+} States;
+
+/* One layer's keys and values of another cache, which its owner may be adding to: committed rows alone are read. */
+typedef struct {
+    int64_t groups, capacity;          /* at least as many groups of heads as the model has, whose first ones are read */
+    const void *keys, *values, *tiled; /* as those of a call */
+    const int32_t *known;
+} Elsewhere;
+
+/* By what positions are rotated. */
+typedef struct {
+    const float *cos, *sin; /* [positions][rot_dim / 2] */
+} Angles;
+
+typedef struct {
+    int64_t num_rows, num_segments, num_wanted, capacity, threads;
+    int64_t coded; /* whether keys and values are in codes of 8 bits: coded.h says how */
+    const int32_t *tokens, *positions, *wanted;
+    const Angles *angles; /* as many as the layers speak of */
+    const Segment *segments;
+    const Blocks *blocks; /* or NULL: all attention is dense */
+    void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim], or rows of codes */
+    void *const *tiled;                /* per layer [slot][kv head][tiles][unit][16], tiles = capacity / 16 rounded up:
+                                          the keys once more, those of 16 rows side by side */
+    int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are whole and committed */
+    float *logits;                     /* [num_wanted][logits_stride] */
+    int32_t *best;                     /* [num_wanted] */
+    float *peaks;                      /* [num_wanted] */
+    int64_t top;                       /* how many tokens of each row to rank, 0 for none */
+    int32_t *top_ids;                  /* [num_wanted][top] */
+    float *top_shares;
+    int64_t first, last;               /* layers to run: first <= l < last */
+    const float *entering;             /* [num_rows][width]: what layer `first` reads; NULL: the embedding of the tokens */
+    const float *beside;               /* [num_rows][qkv_stride]: added to what layer `first` projects; or NULL */
+    int64_t skip_norm;                 /* the head reads the residual stream as it is */
+    int64_t num_taps, num_tap_rows;
+    const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */
+    const int32_t *tap_rows;           /* [num_tap_rows] */
+    float *tapped;                     /* [num_taps][num_tap_rows][width] */
+    const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
+    double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
+    const States *states;              /* or NULL: no layer has a mixer */
+    const Elsewhere *elsewhere;        /* or NULL: no layer reads there */
+} Call;
+
+/* Rows of one slot to move together, in every layer. */
+typedef struct {
+    int64_t num_layers, slot, kv_heads, capacity, row_bytes;
+    int64_t to, count; /* rows to .. to + count - 1 */
+    void *const *keys, *const *values;
+    const int64_t *from; /* [count], increasing, from[i] >= to + i */
+} Move;
+
+/* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */
+typedef struct {
+    Matrix w;
+    int64_t bf16, tiles, units, rows, threads;
+    const uint32_t *x;
+    float *out;
+    const float *bias;
+} Linear;
+

@@ -1,0 +1,81 @@
+"""How methods and their options are spelled on the command line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.cli.learn.training import found_device
+from foretoken.cli.shared.settings import parse_methods, parse_settings, speculative_config
+from foretoken.core.errors import ConfigError
+
+
+def test_methods_with_options():
+    methods = parse_methods(
+        "none,ngram,draft_model+num_speculative_tokens=4+tree=topk",
+        ["draft_model.num_drafts=2", "ngram.prompt_lookup_max=3"],
+        target="zoo:base",
+    )
+    assert [method.label for method in methods] == [
+        "none",
+        "ngram",
+        "draft_model+num_speculative_tokens=4+tree=topk",
+    ]
+    assert methods[1].settings == {"prompt_lookup_max": 3}
+    assert methods[2].settings == {"num_drafts": 2, "num_speculative_tokens": 4, "tree": "topk", "model": "zoo:draft"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "message"),
+    [
+        ("ngrm", [], "did you mean 'ngram'"),
+        ("a,,b", [], "commas"),
+        ("ngram,ngram", [], "twice"),
+        ("ngram+a=1+a=2", [], "'a' twice"),
+        ("ngram", ["suffix.tree=false"], "not among"),
+        ("ngram", ["prompt_lookup_max=3"], "METHOD.key=value"),
+        ("ngram", ["ngram.a=1", "ngram.a=2"], "twice"),
+        ("greedy", [], "is a verifier"),
+    ],
+)
+def test_bad_methods(text, sets, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_methods(text, sets, target="zoo:base")
+
+
+def test_settings_are_json_scalars_or_strings():
+    texts = ["a=4", "b=0.5", "c=true", "d=null", "e=zoo:draft", "f=", "g=x=y", 'h="4"']
+    assert parse_settings(texts) == {
+        "a": 4,
+        "b": 0.5,
+        "c": True,
+        "d": None,
+        "e": "zoo:draft",
+        "f": "",
+        "g": "x=y",
+        "h": "4",
+    }
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_settings(["novalue"])
+    with pytest.raises(ConfigError, match="twice"):
+        parse_settings(["a=1", "a=2"])
+
+
+def test_the_draft_model_of_a_method():
+    assert speculative_config("draft_model", {}, target="zoo:base")["model"] == "zoo:draft"
+    assert speculative_config("draft_model", {}, target="grown:base:100m")["model"] == "zoo:draft"
+    assert speculative_config("draft_model", {}, target="./m", draft_model="./d")["model"] == "./d"
+    for target in ("./m", "zoo:moe", "grown:./base:100m", "base"):
+        with pytest.raises(ConfigError, match="add --draft-model"):
+            speculative_config("draft_model", {}, target=target)
+    with pytest.raises(ConfigError, match="does not go with method 'ngram'"):
+        speculative_config("ngram", {}, target="./m", draft_model="./d")
+    with pytest.raises(ConfigError, match="contradicts"):
+        speculative_config("draft_model", {"model": "a"}, target="./m", draft_model="b")
+
+
+def test_a_device_to_train_on():
+    assert found_device("cpu") == "cpu"
+    assert found_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match="unknown device"):
+        found_device("gpu")

@@ -1,0 +1,42 @@
+"""Packed weights lie in large pages where there are any; what they hold is the same."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import pytest
+import torch
+
+from foretoken.native import pages
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 1024, 512), (2048, 1024)], ids=["small", "many pages", "whole pages"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_a_contiguous_copy_of_any_layout(shape, dtype):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    turned = values.transpose(0, 1)
+    for tensor in (values, turned):
+        kept = pages.in_large_pages(tensor)
+        assert kept.is_contiguous()
+        assert kept.dtype == dtype
+        assert torch.equal(kept, tensor)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are not asked")
+def test_the_system_is_asked_for_the_whole_pages_of_a_tensor_and_no_others(monkeypatch):
+    asked = []
+
+    class Library:
+        def madvise(self, begin: ctypes.c_void_p, size: ctypes.c_size_t, advice: ctypes.c_int) -> int:
+            asked.append((begin.value, size.value, advice.value))
+            return -1  # as where it is refused
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", lambda name: Library())
+    tensor = torch.arange(5 << 18, dtype=torch.float32)  # two pages and a half
+    kept = pages.in_large_pages(tensor)
+    assert asked == [(kept.data_ptr(), 4 << 20, 14)]
+    assert kept.data_ptr() % (2 << 20) == 0
+    assert torch.equal(kept, tensor)
+    pages.in_large_pages(torch.zeros(100))
+    assert len(asked) == 1

@@ -1,0 +1,141 @@
+"""Teams of native threads: one each for what overlaps, none lost in a fork, none left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tests.helpers.golden import Session
+from tests.helpers.zoo_llms import target
+
+from foretoken.native import build
+from foretoken.native.team import Team, current
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+
+TOKENS = [5, 9, 14, 23, 41, 7, 88, 3, 120, 77, 15, 16, 99]
+
+
+def logits(tokens: list[int] = TOKENS) -> torch.Tensor:
+    session = Session(target())
+    return session.chunk(session.cache.acquire(), tokens)
+
+
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_a_team_has_the_threads_that_it_was_given() -> None:
+    expected = logits()
+    for threads in (1, 2, 3):
+        with Team(threads) as team:
+            assert current() is team
+            assert team.threads == threads
+            assert torch.equal(logits(), expected)
+        assert current() is not team
+        team.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_a_closed_team_leaves_no_thread_behind() -> None:
+    logits()
+    before = num_threads()
+    team = Team(4)
+    with team:
+        logits()
+    assert num_threads() == before + 3
+    team.close()
+    assert num_threads() == before
+    with pytest.raises(RuntimeError, match="the team is closed"), team:
+        logits()
+
+
+def test_a_team_without_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match="threads=0"):
+        Team(0)
+
+
+def test_python_threads_with_caches_of_their_own_share_a_decoder() -> None:
+    """On the shared team and on teams of their own; every cache keeps its own rows."""
+    texts = [[5 + worker, *TOKENS] for worker in range(4)]
+    expected = [logits(each) for each in texts]
+    wrong: list[int] = []
+
+    def work(worker: int, own: bool) -> None:
+        team = Team(1 + worker % 2)
+        for _ in range(20):
+            if own:
+                with team:
+                    found = logits(texts[worker])
+            else:
+                found = logits(texts[worker])
+            if not torch.equal(found, expected[worker]):
+                wrong.append(worker)
+
+    for own in (False, True):
+        workers = [threading.Thread(target=work, args=(each, own)) for each in range(4)]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+    assert not wrong
+
+
+FORK = """
+    import os, sys, threading
+    import torch
+    torch.set_num_threads(2)
+    from foretoken.forward.batch import PackedBatch
+    from foretoken.models.load import load
+    from foretoken.forward.dense import DensePlan
+
+    model = load("zoo:draft", dtype="float32")
+
+    def forward():
+        cache = model.new_cache(1)
+        batch = PackedBatch()
+        batch.add_chunk(cache.acquire(), 0, [5, 6, 7], wanted=1)
+        return model.forward(batch, DensePlan(cache, batch)).best[0]
+
+    expected = forward()
+    busy = threading.Event()
+
+    def work():
+        while not busy.is_set():
+            forward()
+
+    worker = threading.Thread(target=work)
+    if sys.argv[1] == "busy":
+        worker.start()
+    for _ in range(20):
+        child = os.fork()
+        if not child:
+            os._exit(0 if forward() == expected else 1)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+    assert forward() == expected
+    busy.set()
+    if sys.argv[1] == "busy":
+        worker.join()
+    print("fine")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("parent", ["idle", "busy"])
+def test_a_child_of_a_fork_computes(parent: str) -> None:
+    """The threads of the team are not in the child, nor do its locks mean anything there."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORK), parent],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr[-2000:]
