@@ -10,6 +10,7 @@ from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Features
 from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_runner
+from foretoken.engine.features import feature_backlog
 from foretoken.methods.kangaroo import drafter as kangaroo
 from foretoken.testing import Stub
 from helpers.asking import Always, asked_when
