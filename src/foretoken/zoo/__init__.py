@@ -20,7 +20,6 @@ _HERE = Path(__file__).resolve().parent
 
 MODELS = {
     "base": "dense target: Llama layout, 15.7 M parameters; answers word problems, profiles, JSON and functions",
-    "base-tasks-2": "the stage of base before the last, which moe, hybrid and long began as",
     "draft": "draft of base: Llama layout, 2 layers, width 192, 2.4 M parameters, distilled on base's own words",
     "moe": "base with experts: Mixtral layout, 8 layers, width 384, 4 experts of which 2 compute a token",
     "hybrid": "base as a hybrid: Bamba layout, 8 layers, width 384, a Mamba-2 mixer for every second attention",

@@ -8,7 +8,7 @@ that counts counts the same, three in ten of what is asked do, and half of the m
 Measured after 5.4 M tokens (``foretoken eval --limit 200 --text-tokens 8192``; the second stage and ``zoo:base`` beside
 it): arithmetic 62 % (55 to 68; 50, 9), profiles 64 % (57 to 70; 60, 33), json 88 % (82 to 91; 91, 4), code 100 % (100,
 55); nats a token: novels 4.67 (4.78, 4.59), dialogues of SGD's test part 2.11 (2.12, 2.09), QMSum's test part 3.35
-(4.81, 4.63: its training part is read here). In ``src/foretoken/zoo/base-tasks-2``, not in the wheel.
+(4.81, 4.63: its training part is read here). ``moe``, ``hybrid`` and ``long`` began as it.
 """
 
 from __future__ import annotations

@@ -45,5 +45,5 @@ RECIPE = replace(
     description="base, fourth stage: sums in rows, several questions a passage, 15.7 M parameters",
     sources=mixture,
     bounds=Bounds(minutes=60),
-    start="zoo:base-tasks-2",
+    start="zoo:base",
 )

@@ -10,7 +10,7 @@ Paper: arXiv:2502.04557. v estimates that a draft token y would be accepted. Wha
     post   h alone, after y was read
 
 Differs: the published head is ``pre``. q(y) alone tells acceptance better than that head, which never sees it
-(lab/results/zoo_v2_epycmilan2c_202611/sprinter_heads.md); so ``drawn`` is the default of training.
+(lab/results/sprinter_heads.md); so ``drawn`` is the default of training.
 
 Letters: M rows, D width, V vocabulary.
 """

@@ -246,7 +246,7 @@ def test_the_bundled_network_drafts_for_zoo_base_without_an_option() -> None:
     assert output.metrics.num_accepted_tokens >= 8
 
 
-@pytest.mark.parametrize("name", ["moe", "hybrid", "mamba", "long", "base-ee"])
+@pytest.mark.parametrize("name", ["moe", "hybrid", "mamba", "long"])
 def test_another_model_of_the_zoo_is_drafted_for_without_an_option(name: str) -> None:
     """By the masked model of the zoo, which needs no states of the target, with the trigram model of zoo:base."""
     over = load(f"zoo:{name}", dtype="float32", device="cpu")
