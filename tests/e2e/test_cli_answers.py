@@ -75,7 +75,7 @@ class ScriptedLLM:
                 progress(output)
         return outputs
 
-    def stream(self, prompt, params=None, *, reading=None):
+    def stream(self, prompt, params=None, *, on_prefill=None):
         output = self.answer(prompt, 1)
         for end in range(1, len(output.text) + 1):
             done = end == len(output.text) and "interrupt" not in output.prompt

@@ -308,22 +308,22 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         sampling_params: SamplingParams | None = None,
-        reading: Callable[[int, int], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
         """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request.
 
         Args:
             sampling_params: params under vLLM's name.
-            reading: called after each step until the first token, with how many of the prompt's tokens are read, and
+            on_prefill: called after each step until the first token, with how many of the prompt's tokens are read, and
                 how many there are.
         """
-        if reading is not None and not callable(reading):
-            raise ConfigError(f"reading={reading!r:.60} must be a function that takes two counts of tokens")
+        if on_prefill is not None and not callable(on_prefill):
+            raise ConfigError(f"on_prefill={on_prefill!r:.60} must be a function that takes two counts of tokens")
         (params,) = self._admission.params_for(1, _one_of(params, sampling_params), self.default_params)
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
         (request,) = self.new_requests(prompt, params)
-        return self._driver.stream(request, reading)
+        return self._driver.stream(request, on_prefill)
 
     @arguments
     def stream_chat(

@@ -1,13 +1,13 @@
-"""What an ``LLM`` has done since it was made, as numbers with vLLM's names (``LLM.get_metrics``)."""
+"""Counters over all requests of a driver, and vLLM's names for them (``LLM.get_metrics``)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from foretoken.core.metrics import Metrics
 from foretoken.engine.request import Request
+from foretoken.engine.updates import Tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """It only grows."""
+    """A number that only grows."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """As it is now."""
+    """The present value of a number that rises and falls."""
 
     value: float
 
@@ -42,41 +42,76 @@ class Vector(Metric):
     values: list[int]
 
 
+@dataclass(slots=True)
 class Totals:
-    """Sums over requests that have ended."""
+    """Counters; any thread may read them.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sum = Metrics()
-        self._prompt_tokens = self._cached_tokens = self._succeeded = 0
+    Attributes:
+        prompt_tokens, cached_tokens, tokens: tokens of prompts, those of them that were reused, and generated tokens.
+        steps: (request, step) pairs that emitted tokens.
+        drafts, draft_tokens, accepted_tokens: drafts that were verified, their tokens, and the accepted ones.
+        accepted_at: drafts that were accepted to this depth.
+        ended: finish reason -> requests.
+    """
 
-    def count(self, group: Sequence[Request]) -> None:
-        """Take in the completions of one prompt; what was cancelled counts as far as it came."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    ended: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def count_prompt(self, group: Sequence[Request]) -> None:
+        """Count the prompt of some completions, once."""
         with self._lock:
-            self._prompt_tokens += group[0].num_prompt
-            self._cached_tokens += group[0].num_cached
-            for request in group:
-                self._sum.add(request.metrics)
-                self._succeeded += request.finish_reason in ("stop", "length")
+            self.prompt_tokens += group[0].num_prompt
+
+    def count_progress(self, tracked: Tracked) -> None:
+        """Count what a request has emitted since it was counted last."""
+        metrics = tracked.request.metrics
+        with self._lock:
+            steps, tokens = len(metrics.emitted), metrics.num_tokens
+            self.steps += steps - tracked.steps_counted
+            self.tokens += tokens - tracked.num_counted
+            self.draft_tokens += metrics.num_draft_tokens - tracked.drafted
+            self.accepted_tokens += metrics.num_accepted_tokens - tracked.accepted
+            tracked.num_counted, tracked.steps_counted = tokens, steps
+            tracked.drafted, tracked.accepted = metrics.num_draft_tokens, metrics.num_accepted_tokens
+
+    def count_end(self, tracked: Tracked) -> None:
+        """Count a request that has ended."""
+        self.count_progress(tracked)
+        request, metrics = tracked.request, tracked.request.metrics
+        with self._lock:
+            if tracked.index == 0:
+                self.cached_tokens += request.num_cached
+            reason = request.finish_reason or ""
+            self.ended[reason] = self.ended.get(reason, 0) + 1
+            self.drafts += metrics.drafted_at[0] if metrics.drafted_at else 0
+            self.accepted_at += [0] * (len(metrics.accepted_at) - len(self.accepted_at))
+            for depth, count in enumerate(metrics.accepted_at):
+                self.accepted_at[depth] += count
 
     def metrics(self, running: int, waiting: int) -> list[Metric]:
-        """All of them.
+        """All of them, with vLLM's names.
 
         Args:
             running, waiting: requests that do at the moment.
         """
         with self._lock:
-            total = self._sum
-            drafted = total.drafted_at
             return [
                 Gauge("vllm:num_requests_running", running),
                 Gauge("vllm:num_requests_waiting", waiting),
-                Counter("vllm:request_success", self._succeeded),
-                Counter("vllm:prompt_tokens", self._prompt_tokens),
-                Counter("vllm:prefix_cache_hits", self._cached_tokens),
-                Counter("vllm:generation_tokens", total.num_tokens),
-                Counter("vllm:spec_decode_num_drafts", drafted[0] if drafted else 0),
-                Counter("vllm:spec_decode_num_draft_tokens", total.num_draft_tokens),
-                Counter("vllm:spec_decode_num_accepted_tokens", total.num_accepted_tokens),
-                Vector("vllm:spec_decode_num_accepted_tokens_per_pos", list(total.accepted_at)),
+                Counter("vllm:request_success", self.ended.get("stop", 0) + self.ended.get("length", 0)),
+                Counter("vllm:prompt_tokens", self.prompt_tokens),
+                Counter("vllm:prefix_cache_hits", self.cached_tokens),
+                Counter("vllm:generation_tokens", self.tokens),
+                Counter("vllm:spec_decode_num_drafts", self.drafts),
+                Counter("vllm:spec_decode_num_draft_tokens", self.draft_tokens),
+                Counter("vllm:spec_decode_num_accepted_tokens", self.accepted_tokens),
+                Vector("vllm:spec_decode_num_accepted_tokens_per_pos", list(self.accepted_at)),
             ]

@@ -16,7 +16,8 @@ from foretoken.engine.intake import limits
 from foretoken.engine.intake.vllm_options import absent
 from foretoken.engine.llm import LLM, Messages, Prompt
 from foretoken.engine.output import RequestOutput
-from foretoken.serve.loop import Delta, EngineLoop
+from foretoken.engine.updates import Update
+from foretoken.serve.loop import EngineLoop
 
 _ELSEWHERE = {  # what vLLM's has
     "sampling_params": "it is called params",
@@ -82,7 +83,7 @@ class AsyncLLM:
         return await self.generate(self.llm.chat_prompt(messages), params)
 
     @_arguments
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Delta, None]:
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Update, None]:
         """Complete one prompt, and yield what is new: after each step, or beside other streams together with them, see
         ``foretoken.serve.loop``; ``delta.index`` says of which completion.
 
@@ -99,7 +100,7 @@ class AsyncLLM:
             self.loop.cancel(ticket)
 
     @_arguments
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> AsyncGenerator[Delta, None]:
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> AsyncGenerator[Update, None]:
         """Answer one conversation, see :meth:`stream`."""
         return self.stream(self.llm.chat_prompt(messages), params)
 

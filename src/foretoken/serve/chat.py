@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from foretoken.engine.request import TokenLogprob
+from foretoken.engine.updates import Update
 from foretoken.serve.conversation import Conversation
 from foretoken.serve.errors import ApiError
-from foretoken.serve.loop import Delta
 from foretoken.serve.schema import ChatRequest, NamedTool
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import DONE, Chunks, event
@@ -113,7 +113,7 @@ class Chat:
         reasoning = sum(each.reasoning_tokens for each in self.readers)
         return self.service.usage(self.requests, 1, reasoning=reasoning, told=told)
 
-    def _choice(self, delta: Delta) -> dict[str, Any]:
+    def _choice(self, delta: Update) -> dict[str, Any]:
         reader = self.readers[delta.index]
         piece = reader.read(delta)
         message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
@@ -127,7 +127,7 @@ class Chat:
         }
         return choice | self._shown(delta)
 
-    def _streamed(self, delta: Delta) -> dict[str, Any]:
+    def _streamed(self, delta: Update) -> dict[str, Any]:
         reader = self.readers[delta.index]
         read = reader.read(delta)
         content: dict[str, Any] = {"content": read.content, **_reasoning(read.reasoning)}
@@ -138,7 +138,7 @@ class Chat:
             piece["logprobs"] = self._logprobs(delta.logprobs)
         return piece | self._shown(delta)
 
-    def _shown(self, delta: Delta) -> dict[str, Any]:
+    def _shown(self, delta: Update) -> dict[str, Any]:
         wanted = self.body.speculation is not None and self.body.speculation.show
         return {"speculation": self.service.shown(delta)} if wanted else {}
 

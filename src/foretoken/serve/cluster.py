@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.engine.totals import Totals
 from foretoken.serve import proxy
-from foretoken.serve.loop import EngineLoop, Totals
+from foretoken.serve.loop import EngineLoop
 from foretoken.serve.server import is_loopback
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray

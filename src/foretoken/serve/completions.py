@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from foretoken.engine.llm import Prompt
 from foretoken.engine.request import TokenLogprob
+from foretoken.engine.updates import Update
 from foretoken.serve.errors import ApiError
-from foretoken.serve.loop import Delta
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
 from foretoken.serve.stream import DONE, Chunks, event
@@ -100,7 +100,7 @@ class Completion:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    def _choice(self, delta: Delta) -> dict[str, Any]:
+    def _choice(self, delta: Update) -> dict[str, Any]:
         text = "" if self.nothing else delta.text
         entries: list[TokenLogprob | None] = [] if self.nothing else list(delta.logprobs)
         places = self._places.get(delta.index)

@@ -17,8 +17,8 @@ from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.engine.intake.prompts import OWN_VARIABLES
 from foretoken.engine.request import Request
 from foretoken.engine.text.reasoning import Thinking
+from foretoken.engine.updates import Update
 from foretoken.serve.errors import ApiError, api_error
-from foretoken.serve.loop import Delta
 from foretoken.serve.schema import Message
 from foretoken.serve.service import Service
 from foretoken.serve.tool_choice import ToolChoice
@@ -67,7 +67,7 @@ class AnswerReader:
         """Tokens of the reasoning so far."""
         return 0 if self._thinking is None else self._thinking.num_tokens
 
-    def read(self, delta: Delta) -> Piece:
+    def read(self, delta: Update) -> Piece:
         """Take in what is new."""
         final, reasoning, content, calls = delta.finish_reason is not None, "", delta.text, list[dict[str, Any]]()
         if self._thinking is not None:
@@ -76,7 +76,7 @@ class AnswerReader:
             content, calls = self._calls.read(content, final=final)
         return Piece(reasoning, content, calls)
 
-    def pieces(self, delta: Delta) -> Iterator[Piece]:
+    def pieces(self, delta: Update) -> Iterator[Piece]:
         """Take in what is new, up to the end of each call, so that text and calls come in their order."""
         *calls, rest = delta.text.split(CLOSE) if self._calls is not None else [delta.text]
         tokens = delta.token_ids
@@ -85,7 +85,7 @@ class AnswerReader:
             tokens = []
         yield self.read(replace(delta, text=rest, token_ids=tokens))
 
-    def reason(self, delta: Delta) -> str | None:
+    def reason(self, delta: Update) -> str | None:
         """Why an answer has ended, in OpenAI's words."""
         return "tool_calls" if self.num_calls and delta.finish_reason == "stop" else delta.finish_reason
 

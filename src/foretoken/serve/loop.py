@@ -1,15 +1,14 @@
-"""One thread owns the engine; everybody else hands it orders and gets news.
+"""The server's loop: one thread owns the engine; other threads submit orders and receive updates.
 
-    submit, cancel, drain ──► orders ──► [ engine's thread: orders, one step, news ] ──► one call a step into the
-                                                                                         event loop of whoever asked
+    submit, cancel, drain ──► orders ──► [ engine's thread: orders, one step, updates ] ──► one call a step into the
+                                                                                            submitter's event loop
 
-The engine's thread never waits for a reader: news of a request that nobody has read yet are joined, so that a slow
-reader costs memory for its own text and nothing else.
+The engine's thread never waits for a reader: unread updates of a request are joined, so a slow reader costs memory for
+its own text and nothing else.
 
-What is told takes from the cores that compute: sending a piece and waking its reader is 0.1 to 0.2 ms, for each stream
-and step. So streams have what is new of all of them together, 20 ms after the last time and 5 ms more for each other
-stream, 50 ms at most; a step that lasts longer is told when it ends. First tokens and ends are told at once, and who
-wants the whole is told these two.
+Delivery takes time on the cores that compute: 0.1 to 0.2 ms for each stream and step. So streams get their updates
+together, 20 ms after the last time and 5 ms more for each further stream, 50 ms at most. First tokens and ends are
+delivered at once; a reader of the whole answer gets only these two.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 
 from foretoken.core.errors import ForetokenError
+from foretoken.engine.drive import Driver
 from foretoken.engine.llm import LLM
-from foretoken.engine.request import Request, TokenLogprob
-from foretoken.engine.text.detokenise import TextStream
+from foretoken.engine.request import Request
+from foretoken.engine.totals import Totals
+from foretoken.engine.updates import Tracked, Update
 
 log = logging.getLogger(__name__)
 
 _LOOK = 0.25  # seconds between two looks at deadlines
-_PAUSE = 0.02  # seconds between two tellings of a stream alone
-_PAUSE_MORE = 0.005  # for each stream beside the first
-_LONGEST_PAUSE = 0.05  # about what a reader still sees as flowing
+_PAUSE = 0.02  # seconds between two updates of a single stream
+_PAUSE_MORE = 0.005  # for each further stream
+_LONGEST_PAUSE = 0.05  # text still seems to flow
 _LONGEST_WAIT = 60.0  # seconds that a client is asked to stay away, at most
 
 
@@ -40,7 +40,7 @@ class Overloaded(ForetokenError):
     """The queue is full.
 
     Attributes:
-        retry_after: seconds after which there may be room, estimated from what requests took.
+        retry_after: seconds until a place is likely to be free, estimated from the duration of requests.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -50,42 +50,6 @@ class Overloaded(ForetokenError):
 
 class Stopped(ForetokenError):
     """The loop takes no more requests: it is shutting down, or its engine has died."""
-
-
-@dataclass(slots=True)
-class Delta:
-    """What is new of one completion.
-
-    Attributes:
-        index: which completion of the prompt.
-        text: released text; may be empty while a character or a stop string is incomplete.
-        token_ids: new tokens.
-        drafted: for each of them, whether it was drafted (else the target wrote it).
-        logprobs: one entry for each of them, if asked for.
-        finish_reason: None while it runs; then "stop", "length", "cancelled" or "error".
-        error: the message if it failed.
-        unserved: whether the loop ended it, which was late, shutting down or dead.
-        unfit: whether nothing can be written that is what it asks for.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    drafted: list[bool]
-    logprobs: list[TokenLogprob]
-    finish_reason: str | None = None
-    error: str | None = None
-    unserved: bool = False
-    unfit: bool = False
-
-    def join(self, later: Delta) -> None:
-        """Take in what came after it."""
-        self.text += later.text
-        self.token_ids += later.token_ids
-        self.drafted += later.drafted
-        self.logprobs += later.logprobs
-        self.finish_reason, self.error = later.finish_reason, later.error
-        self.unserved, self.unfit = later.unserved, later.unfit
 
 
 class Ticket:
@@ -107,12 +71,12 @@ class Ticket:
         self.submitted = monotonic()
         self.first_token: float | None = None
         self.ended: float | None = None
-        self._fresh: dict[int, Delta] = {}
+        self._fresh: dict[int, Update] = {}
         self._unfinished = len(requests)
         self._news = asyncio.Event()
 
-    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """What is new, as soon as anything is: at most one delta a completion. Ends when all have."""
+    async def deltas(self) -> AsyncGenerator[list[Update], None]:
+        """Updates as they come, at most one a completion. Ends when all completions have ended."""
         while self._unfinished or self._fresh:
             await self._news.wait()
             self._news.clear()
@@ -120,76 +84,22 @@ class Ticket:
             if fresh:
                 yield [fresh[index] for index in sorted(fresh)]
 
-    def take_in(self, delta: Delta) -> None:
-        """Keep a delta for the reader, joined with what has not been read yet."""
-        waiting = self._fresh.get(delta.index)
+    def take_in(self, update: Update) -> None:
+        """Keep an update for the reader, joined with the unread ones."""
+        waiting = self._fresh.get(update.index)
         if waiting is None:
-            self._fresh[delta.index] = delta
+            self._fresh[update.index] = update
         else:
-            waiting.join(delta)
+            waiting.join(update)
         now = monotonic()
-        if delta.token_ids and self.first_token is None:
+        if update.token_ids and self.first_token is None:
             self.first_token = now
-        if delta.finish_reason is not None:
+        if update.finish_reason is not None:
             self._unfinished -= 1
             if not self._unfinished:
                 self.ended = now
-        if self.streamed or delta.finish_reason is not None:
+        if self.streamed or update.finish_reason is not None:
             self._news.set()
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters over all requests since the loop began; written by the engine's thread, read by anybody.
-
-    Attributes:
-        prompt_tokens, cached_tokens, tokens: of prompts, of these what was reused, and generated.
-        steps: (request, step) pairs that emitted tokens.
-        drafts, draft_tokens, accepted_tokens: what was drafted, and stood.
-        accepted_at: how often a draft stood to this depth.
-        ended: finish reason -> requests.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    tokens: int = 0
-    steps: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-    ended: dict[str, int] = field(default_factory=dict)
-
-    def count_end(self, request: Request) -> None:
-        """Count a request that has ended."""
-        reason, metrics = request.finish_reason or "", request.metrics
-        self.cached_tokens += request.num_cached
-        self.ended[reason] = self.ended.get(reason, 0) + 1
-        self.drafts += metrics.drafted_at[0] if metrics.drafted_at else 0
-        self.accepted_at += [0] * (len(metrics.accepted_at) - len(self.accepted_at))
-        for depth, count in enumerate(metrics.accepted_at):
-            self.accepted_at[depth] += count
-
-
-@dataclass(slots=True)
-class _Run:
-    """How far the news of one request have got.
-
-    Attributes:
-        sent, steps: tokens that its reader was told of, and the steps that emitted them.
-        counted, counted_steps, drafted, accepted: tokens and steps that the totals have; what was drafted, and stood.
-    """
-
-    ticket: Ticket
-    index: int
-    request: Request
-    sent: int = 0
-    steps: int = 0
-    counted: int = 0
-    counted_steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    unserved: bool = False
 
 
 class EngineLoop:
@@ -209,14 +119,16 @@ class EngineLoop:
         self.max_queue = max_queue
         self.max_seconds = max_seconds
         self.totals = Totals()
+        self._driver = Driver(llm.engine, llm.max_num_seqs, self.totals)
         self.failure: BaseException | None = None
         self._orders: deque[Callable[[], None]] = deque()
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Tracked] = {}  # by request id, as are the tickets
+        self._tickets: dict[int, Ticket] = {}
         self._open = 0  # requests that were submitted and have not ended
         self._mean_seconds = 1.0  # of a request, the last ones weighing most
         self._draining = False
         self._stopping = False
-        self._looked = self._told = monotonic()
+        self._looked = self._delivered = monotonic()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="foretoken-engine", daemon=True)
 
@@ -272,9 +184,6 @@ class EngineLoop:
         """
         deadline = None if self.max_seconds is None else monotonic() + self.max_seconds
         ticket = Ticket(requests, asyncio.get_running_loop(), deadline, streamed=streamed)
-        for request in requests:
-            if request.text is None:
-                request.text = TextStream.of(self.llm.tokenizer, request.params, request.tokens)
         with self._changed:
             if not self.accepting:
                 raise Stopped(self._refusal)
@@ -330,7 +239,6 @@ class EngineLoop:
             self._changed.notify()
 
     def _work(self) -> None:
-        engine = self.llm.engine
         try:
             while True:
                 with self._changed:
@@ -341,9 +249,9 @@ class EngineLoop:
                 if self._stopping:
                     break
                 if self._runs:
-                    engine.step()
-                    self._tell()
-                    self._end_what_is_late()
+                    self._driver.step()
+                    self._deliver()
+                    self._end_overdue()
         except BaseException as error:
             log.exception("the engine's thread died")
             self.failure = error
@@ -358,105 +266,69 @@ class EngineLoop:
             self._end([*self._runs.values()], reason)
 
     def _begin(self, ticket: Ticket) -> None:
-        for index, request in enumerate(ticket.requests):
-            self._runs[request.request_id] = _Run(ticket, index, request)
-            self.llm.engine.add(request)
-        self.totals.prompt_tokens += sum(request.num_prompt for request in ticket.requests)
+        for each in self._driver.begin(ticket.requests, streamed=True):
+            self._runs[each.request.request_id] = each
+            self._tickets[each.request.request_id] = ticket
 
     def _cancel(self, ticket: Ticket) -> None:
         self._end([self._runs[each.request_id] for each in ticket.requests if each.request_id in self._runs], None)
 
-    def _end(self, runs: Sequence[_Run], error: str | None) -> None:
+    def _end(self, runs: Sequence[Tracked], error: str | None) -> None:
         for run in runs:
-            self.llm.engine.cancel(run.request)
+            self._driver.cancel(run)
             if error is not None:
                 run.request.error, run.request.finish_reason, run.unserved = error, "error", True
-        self._tell()
+        self._deliver()
 
-    def _end_what_is_late(self) -> None:
+    def _end_overdue(self) -> None:
         now = monotonic()
         if now < self._looked + _LOOK:
             return
         self._looked = now
-        late = [run for run in self._runs.values() if run.ticket.deadline is not None and run.ticket.deadline < now]
+        deadlines = {request_id: ticket.deadline for request_id, ticket in self._tickets.items()}
+        late = [run for key, run in self._runs.items() if (limit := deadlines[key]) is not None and limit < now]
         if late:
             self._end(late, f"the request took longer than {self.max_seconds:g} seconds")
 
-    def _tell(self) -> None:
-        """Hand what is new to the readers, in one call for each event loop.
-
-        Requests are looked at instead of what a step returns: the step may have been another thread's, who uses the
-        LLM beside the loop.
-        """
-        news: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
+    def _deliver(self) -> None:
+        """Hand updates to the readers, in one call for each event loop."""
+        by_home: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Update]]] = {}
         ended = 0
-        with self.llm.engine.lock:  # tokens, text and end as of one moment
-            for run in self._runs.values():
-                if run.request.num_output > run.counted:
-                    self._count(run)
-            fresh = self._due()
-            for run in fresh:
-                news.setdefault(run.ticket.home, []).append((run.ticket, _delta(run)))
-        for run in fresh:
-            request = run.request
-            if request.finish_reason is not None:
+        for run, update in self._driver.news(self._runs.values(), self._due):
+            key = run.request.request_id
+            ticket = self._tickets[key]
+            by_home.setdefault(ticket.home, []).append((ticket, update))
+            if update.finish_reason is not None:
                 ended += 1
-                del self._runs[request.request_id]
-                self.totals.count_end(request)
-                self._mean_seconds += (request.metrics.seconds - self._mean_seconds) / 16
+                del self._runs[key], self._tickets[key]
+                self._mean_seconds += (run.request.metrics.seconds - self._mean_seconds) / 16
         if ended:
             with self._changed:
                 self._open -= ended
                 self._changed.notify_all()
-        for home, items in news.items():
+        for home, items in by_home.items():
             try:
-                home.call_soon_threadsafe(_deliver, items)
-            except RuntimeError:  # that event loop is closed: nobody will read it
+                home.call_soon_threadsafe(_take_in, items)
+            except RuntimeError:  # that event loop is closed: its readers are gone
                 for ticket, _ in items:
                     self._order(lambda ticket=ticket: self._cancel(ticket))  # type: ignore[misc]
 
-    def _due(self) -> list[_Run]:
-        """Those whose readers are told now: of a first token and an end at once, of the rest together with others."""
-        new = [run for run in self._runs.values() if run.request.finished or run.request.num_output > run.sent]
-        at_once = [run for run in new if run.request.finished or not run.sent]
-        flowing = [run for run in new if run.ticket.streamed and run.sent and not run.request.finished]
+    def _due(self, fresh: list[Tracked]) -> list[Tracked]:
+        """Those whose readers get an update now: first tokens and ends at once, the others together."""
+        at_once = [run for run in fresh if run.request.finished or not run.num_read]
+        flowing = [
+            run
+            for run in fresh
+            if run.num_read and not run.request.finished and self._tickets[run.request.request_id].streamed
+        ]
         now = monotonic()
-        if not flowing or now - self._told < min(_LONGEST_PAUSE, _PAUSE + _PAUSE_MORE * (len(flowing) - 1)):
+        if not flowing or now - self._delivered < min(_LONGEST_PAUSE, _PAUSE + _PAUSE_MORE * (len(flowing) - 1)):
             return at_once
-        self._told = now
+        self._delivered = now
         return at_once + flowing
 
-    def _count(self, run: _Run) -> None:
-        """Add to the totals what is new of a request."""
-        metrics, totals = run.request.metrics, self.totals
-        steps = len(metrics.emitted)
-        totals.steps += steps - run.counted_steps
-        totals.tokens += run.request.num_output - run.counted
-        totals.draft_tokens += metrics.num_draft_tokens - run.drafted
-        totals.accepted_tokens += metrics.num_accepted_tokens - run.accepted
-        run.counted, run.counted_steps = run.request.num_output, steps
-        run.drafted, run.accepted = metrics.num_draft_tokens, metrics.num_accepted_tokens
 
-
-def _delta(run: _Run) -> Delta:
-    """What its reader has not been told yet."""
-    request = run.request
-    assert request.text is not None
-    tokens = request.tokens[request.num_prompt + run.sent :]
-    if request.finished:
-        request.text.close()
-    steps = request.metrics.emitted[run.steps :]
-    drafted = [place < step.drafted for step in steps for place in range(step.tokens)]  # the accepted path comes first
-    drafted += [False] * (len(tokens) - len(drafted))  # a step that failed at its end
-    logprobs = [] if request.logprobs is None else request.logprobs[run.sent :]
-    run.sent += len(tokens)
-    run.steps += len(steps)
-    text = request.text.release(final=request.finished)
-    ended = (request.finish_reason, request.error, run.unserved, request.unfit)
-    return Delta(run.index, text, tokens, drafted, logprobs, *ended)
-
-
-def _deliver(items: Sequence[tuple[Ticket, Delta]]) -> None:
+def _take_in(items: Sequence[tuple[Ticket, Update]]) -> None:
     """In the reader's event loop."""
-    for ticket, delta in items:
-        ticket.take_in(delta)
+    for ticket, update in items:
+        ticket.take_in(update)

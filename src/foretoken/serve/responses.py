@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
+from foretoken.engine.updates import Update
 from foretoken.serve.conversation import Conversation, Piece
 from foretoken.serve.errors import ApiError
-from foretoken.serve.loop import Delta
 from foretoken.serve.schema import (
     LOGPROBS,
     Function,
@@ -123,13 +123,13 @@ class Response:
 
     # ------------------------------------------------------------------ inside
 
-    def _changes(self, output: _Output, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _changes(self, output: _Output, delta: Update) -> Iterator[tuple[str, dict[str, Any]]]:
         logprobs = [self.service.logprob(each) for each in delta.logprobs]
         for piece in self.reader.pieces(delta):
             yield from output.add(piece, logprobs)
             logprobs = []
 
-    def _object(self, delta: Delta | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _object(self, delta: Update | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.body
         status = "in_progress" if delta is None else _status(delta)
         return {
@@ -325,7 +325,7 @@ def _tool(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _status(delta: Delta) -> str:
+def _status(delta: Update) -> str:
     return "incomplete" if delta.finish_reason == "length" else "completed"
 
 

@@ -17,8 +17,9 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.text.reasoning import knows_reasoning
+from foretoken.engine.updates import Update
 from foretoken.serve.errors import ApiError, api_error
-from foretoken.serve.loop import Delta, EngineLoop, Ticket
+from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
 from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, ResponsesRequest, Sampling, SchemaFormat
 from foretoken.serve.token_text import TokenText
@@ -160,13 +161,13 @@ class Service:
             self.loop.cancel(ticket)
             self.timings.count(ticket)
 
-    async def whole(self, requests: Sequence[Request]) -> list[Delta]:
+    async def whole(self, requests: Sequence[Request]) -> list[Update]:
         """Run requests to their end: all that came of each.
 
         Raises:
             ApiError: one of them failed; the others are ended.
         """
-        found: dict[int, Delta] = {}
+        found: dict[int, Update] = {}
         with self.running(requests, streamed=False) as ticket:
             async for deltas in ticket.deltas():
                 for delta in deltas:
@@ -219,7 +220,7 @@ class Service:
         }
         return {"speculation": report}
 
-    def shown(self, delta: Delta) -> list[dict[str, Any]]:
+    def shown(self, delta: Update) -> list[dict[str, Any]]:
         """The tokens of a delta and where each comes from; special ones, which are no text, have no bytes."""
         special = self.token_text.special
         return [
@@ -254,7 +255,7 @@ def structure(form: AnyText | JsonObject | SchemaFormat | NamedSchema | None) ->
     return {"json": named.json_schema}
 
 
-def refuse_failure(delta: Delta) -> None:
+def refuse_failure(delta: Update) -> None:
     """Raise what ended a request, if that was a failure.
 
     Raises:

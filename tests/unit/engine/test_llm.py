@@ -376,7 +376,7 @@ def test_a_stream_with_a_stop_string_never_shows_it(stop):
 
 def test_a_stream_tells_how_far_its_prompt_is_read():
     llm, told = with_config(None, max_num_seqs=1, max_rows_per_step=16), []
-    chunks = [*llm.stream([5] * 40, plan(3), reading=lambda *rows: told.append(rows))]
+    chunks = [*llm.stream([5] * 40, plan(3), on_prefill=lambda *rows: told.append(rows))]
     assert told == [(16, 40), (32, 40)]  # the third step gives the first token
     assert [token for chunk in chunks for token in chunk.token_ids] == greedy([5] * 40, 3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from foretoken.core.verdict import Verdict
 from foretoken.engine.request import Request
 from foretoken.engine.totals import Counter, Gauge, Totals, Vector
+from foretoken.engine.updates import Tracked
 from helpers.requests import make_request
 
 
@@ -19,8 +20,10 @@ def ended(reason: str, drafted: int, accepted: int) -> Request:
 
 def test_completions_are_summed_and_their_prompt_counts_once() -> None:
     totals = Totals()
-    totals.count([ended("stop", 3, 2), ended("length", 1, 1), ended("cancelled", 2, 0)])
-    totals.count([ended("error", 0, 0)])
+    for group in ([ended("stop", 3, 2), ended("length", 1, 1), ended("cancelled", 2, 0)], [ended("error", 0, 0)]):
+        totals.count_prompt(group)
+        for index, request in enumerate(group):
+            totals.count_end(Tracked(request, index))
     assert totals.metrics(7, 8) == [
         Gauge("vllm:num_requests_running", 7),
         Gauge("vllm:num_requests_waiting", 8),

@@ -45,7 +45,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
         SAID, ONE, add_generation_prompt=False, continue_final_message=odd
     ),
     "progress": lambda odd: base().generate("x", ONE, progress=None if callable(odd) else odd),
-    "reading": lambda odd: list(base().stream("x", ONE, reading=None if callable(odd) else odd)),
+    "on_prefill": lambda odd: list(base().stream("x", ONE, on_prefill=None if callable(odd) else odd)),
     "stream": lambda odd: list(base().stream(odd, ONE)),
     "max_draft": lambda odd: base().new_requests("x", max_draft=odd),
     "new_requests": lambda odd: base().new_requests("x", odd),

@@ -14,7 +14,8 @@ import pytest
 from foretoken import AsyncLLM
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from foretoken.serve.loop import Delta, EngineLoop, Overloaded, Stopped, Ticket
+from foretoken.engine.updates import Update
+from foretoken.serve.loop import EngineLoop, Overloaded, Stopped, Ticket
 from helpers.zoo_llms import PROMPTS, assert_idle, base, with_config
 
 ENDLESS = SamplingParams(max_tokens=3500, ignore_eos=True)
@@ -37,8 +38,8 @@ def loop(llm: LLM) -> Iterator[EngineLoop]:
     assert_idle(llm)
 
 
-async def read(ticket: Ticket) -> dict[int, Delta]:
-    whole: dict[int, Delta] = {}
+async def read(ticket: Ticket) -> dict[int, Update]:
+    whole: dict[int, Update] = {}
     async for deltas in ticket.deltas():
         for delta in deltas:
             if delta.index in whole:
@@ -66,7 +67,7 @@ def test_what_comes_in_pieces_is_what_generate_gives(loop: EngineLoop, llm: LLM)
     prompts = PROMPTS[:4]
     params = SamplingParams(max_tokens=20, logprobs=1, temperature=0.7, seed=3, n=2)
 
-    async def work() -> list[dict[int, Delta]]:
+    async def work() -> list[dict[int, Update]]:
         tickets = [loop.submit(llm.new_requests(prompt, params)) for prompt in prompts[:2]]
         return await asyncio.gather(*map(read, tickets))
 
@@ -87,12 +88,12 @@ def test_what_comes_in_pieces_is_what_generate_gives(loop: EngineLoop, llm: LLM)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Delta]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
     """What readers were told, each telling for itself."""
-    every: list[Delta] = []
+    every: list[Update] = []
     take_in = Ticket.take_in
 
-    def noted(ticket: Ticket, delta: Delta) -> None:
+    def noted(ticket: Ticket, delta: Update) -> None:
         every.append(replace(delta, token_ids=[*delta.token_ids], drafted=[*delta.drafted]))
         take_in(ticket, delta)
 
@@ -115,7 +116,7 @@ def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_stream_alone_is_told_of_every_step_that_lasts(loop: EngineLoop, llm: LLM, told: list[Delta]) -> None:
+def test_a_stream_alone_is_told_of_every_step_that_lasts(loop: EngineLoop, llm: LLM, told: list[Update]) -> None:
     ticket: Ticket = run(lambda: ended(loop, llm, ENDS))
     assert [len(each.token_ids) for each in told] == [each.tokens for each in ticket.requests[0].metrics.emitted]
     assert loop.totals.steps == len(told)
@@ -123,7 +124,7 @@ def test_a_stream_alone_is_told_of_every_step_that_lasts(loop: EngineLoop, llm: 
 
 @pytest.mark.usefixtures("slow")
 def test_a_stream_alone_is_told_of_short_steps_together(
-    loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
+    loop: EngineLoop, llm: LLM, told: list[Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretoken.serve.loop._PAUSE", 3.0)
     monkeypatch.setattr("foretoken.serve.loop._LONGEST_PAUSE", 1000.0)
@@ -136,7 +137,7 @@ def test_a_stream_alone_is_told_of_short_steps_together(
 
 
 def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
-    loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
+    loop: EngineLoop, llm: LLM, told: list[Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretoken.serve.loop._PAUSE", 1000.0)
     monkeypatch.setattr("foretoken.serve.loop._LONGEST_PAUSE", 1000.0)
@@ -153,7 +154,7 @@ def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
 
 @pytest.mark.usefixtures("slow")
 def test_streams_are_told_again_after_a_pause(
-    loop: EngineLoop, llm: LLM, told: list[Delta], monkeypatch: pytest.MonkeyPatch
+    loop: EngineLoop, llm: LLM, told: list[Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretoken.serve.loop._PAUSE", 1.0)
     monkeypatch.setattr("foretoken.serve.loop._PAUSE_MORE", 2.0)
@@ -168,8 +169,8 @@ def test_streams_are_told_again_after_a_pause(
     assert len(again) > 3
 
 
-def test_who_wants_the_whole_is_woken_by_an_end_only(loop: EngineLoop, llm: LLM, told: list[Delta]) -> None:
-    async def work() -> tuple[Ticket, list[list[Delta]]]:
+def test_who_wants_the_whole_is_woken_by_an_end_only(loop: EngineLoop, llm: LLM, told: list[Update]) -> None:
+    async def work() -> tuple[Ticket, list[list[Update]]]:
         ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDS), streamed=False)
         return ticket, [deltas async for deltas in ticket.deltas()]
 
@@ -198,7 +199,7 @@ def test_a_reader_that_leaves_ends_its_request_within_a_step(loop: EngineLoop, l
 
 
 def test_cancelled_before_it_began(loop: EngineLoop, llm: LLM) -> None:
-    async def work() -> dict[int, Delta]:
+    async def work() -> dict[int, Update]:
         ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
         loop.cancel(ticket)
         return await read(ticket)
@@ -239,7 +240,7 @@ def test_draining_lets_what_runs_end_and_takes_no_more(llm: LLM) -> None:
 def test_closing_ends_what_runs_with_an_error(llm: LLM) -> None:
     loop = EngineLoop(llm).start()
 
-    async def work() -> dict[int, Delta]:
+    async def work() -> dict[int, Update]:
         ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
         async for _ in ticket.deltas():
             break
@@ -264,7 +265,7 @@ def test_an_engine_that_dies_says_so_to_everybody(llm: LLM, monkeypatch: pytest.
     loop = EngineLoop(llm).start()
     monkeypatch.setattr(llm.engine, "step", lambda: 1 / 0)
 
-    async def work() -> dict[int, Delta]:
+    async def work() -> dict[int, Update]:
         ended = await read(loop.submit(llm.new_requests(PROMPTS[0], SHORT)))
         while loop.alive:
             await asyncio.sleep(0.001)

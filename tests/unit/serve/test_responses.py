@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from foretoken.engine.updates import Update
 from foretoken.serve.conversation import AnswerReader
-from foretoken.serve.loop import Delta
 from foretoken.serve.responses import _Output
 from foretoken.serve.tools import CallReader
 
@@ -19,7 +19,7 @@ def told(text: str, size: int) -> tuple[list[dict[str, Any]], list[tuple[str, di
     reader, output, events = AnswerReader(None, CallReader()), _Output(), []
     for begin in range(0, len(text), size):
         reason = "stop" if begin + size >= len(text) else None
-        for piece in reader.pieces(Delta(0, text[begin : begin + size], [], [], [], reason)):
+        for piece in reader.pieces(Update(0, text[begin : begin + size], [], [], [], reason)):
             events += output.add(piece)
     return output.items, [*events, *output.close("completed")]
 

@@ -25,7 +25,7 @@ def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: Samp
     output, ended, interrupted = None, True, False
     reading = _Reading()
     try:
-        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, reading=None if json else reading.told):
+        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, on_prefill=None if json else reading.told):
             reading.clear()
             output = chunk.output
             if not json and chunk.text:
