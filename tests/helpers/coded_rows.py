@@ -1,4 +1,4 @@
-"""What keys and values in codes of 8 bits are, written out: native/coded.h must agree."""
+"""What keys and values in codes of 8 bits are, written out: native/int8_kv.h must agree."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
  *     driver nofork   without the fork
  *     driver bits     single rows and chunks only; prints a hash of each kind's bits, for comparing processors */
 
-#include "decoder.c"
+#include "unit.c" /* all sources, see variants.unit */
 
 #include <stdio.h>
 #include <sys/wait.h>
@@ -258,7 +258,7 @@ static void tree(const Decoder *d, const int32_t *tokens, const float *expected)
         must_equal(logits + (from[i] - PREFIX) * VOCAB, expected + (PREFIX + 1 + i) * VOCAB, VOCAB, "tree");
     const Move move = {.num_layers = LAYERS, .kv_heads = GROUPS, .capacity = CAPACITY,
                        .row_bytes = HEAD_DIM * (d->model.bf16 ? 2 : 4), .to = PREFIX + 1, .count = 3,
-                       .keys = cache.keys, .values = cache.values, .from = from};
+                       .keys = cache.keys, .values = cache.values, .from_rows = from};
     foretoken_move(&move);
     const long begin = PREFIX + 4;
     forward(team, d, &cache, 2, begin, ROWS - begin, tokens + begin, 0, 0, 0, 0, logits);

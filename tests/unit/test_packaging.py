@@ -25,7 +25,7 @@ def test_every_file_beside_the_code_is_declared_as_package_data() -> None:
         for file in (ROOT / "src" / "foretoken").rglob("*")
         if file.is_file() and file.suffix not in (".py", ".pyc", ".md") and "__pycache__" not in file.parts
     }
-    assert {file.suffix for file in beside} >= {".c", ".h", ".jsonl", ".safetensors", ".typed"}
+    assert {file.suffix for file in beside} >= {".c", ".h", ".inc", ".jsonl", ".safetensors", ".typed"}
     assert beside - carried == set()
 
 

@@ -14,8 +14,8 @@ from typing import Generic, Protocol, TypeVar
 from foretoken.core.stop_rule import NO_LIMIT
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
+from foretoken.drafting.feature_heads.native.chains import Ahead
 from foretoken.models.language_model import Output
-from foretoken.native.chains import Ahead
 
 
 class ReadPass(Protocol):

@@ -53,7 +53,7 @@ class KVCache:
         max_slots: requests held at once, at most.
         max_length: rows per slot, at most.
         coded: a row is a scale and a code of 8 bits for each element, uint8 [D + 4]; only the fused decoder writes and
-            reads such rows (native/coded.h).
+            reads such rows (native/int8_kv.h).
     """
 
     def __init__(self, num_layers: int, max_slots: int, max_length: int, *, coded: bool = False) -> None:

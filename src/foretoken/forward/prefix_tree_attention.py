@@ -8,7 +8,7 @@
 
 Paper:   LongSpec, arXiv:2502.17421, section 3.3: the merge, which is algebra and no approximation.
 Exact:   yes: the dense plan's law up to rounding. The fused decoder computes both plans with the same instructions,
-         since it never masks a prefix and merges its tiles like this already (native/tiles.h).
+         since it never masks a prefix and merges its tiles like this already (native/tiles.inc).
 Differs: a layer with a sliding window has a third part: the columns of the prefix that only some rows see, masked.
          Soft caps are applied in every part, an attention sink is one more term of the last sum. A prompt's rows, and
          a single row, which has nothing to merge, are left to the dense plan.

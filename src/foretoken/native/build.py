@@ -164,25 +164,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         found.foretoken_move.restype = None
         found.foretoken_forward.argtypes = [ctypes.c_void_p] * 3
         found.foretoken_linear.argtypes = [ctypes.c_void_p] * 2
-        found.foretoken_chain.argtypes = [ctypes.c_void_p] * 4
-        found.foretoken_trees.argtypes = [ctypes.c_void_p] * 4
-        found.foretoken_fill.argtypes = [ctypes.c_void_p] * 4
-        found.foretoken_search.argtypes = [ctypes.c_void_p]
-        found.foretoken_token_parts.argtypes = [
-            *[ctypes.c_void_p] * 4,
-            *[ctypes.c_int64] * 2,
-            *[ctypes.c_void_p] * 3,
-        ]
-        for function in (
-            found.foretoken_forward,
-            found.foretoken_linear,
-            found.foretoken_chain,
-            found.foretoken_trees,
-            found.foretoken_fill,
-            found.foretoken_search,
-            found.foretoken_token_parts,
-        ):
-            function.restype = ctypes.c_int64
+        found.foretoken_forward.restype = found.foretoken_linear.restype = ctypes.c_int64
     except AttributeError as error:
         raise _Unfit(f"{path} lacks a function ({error})") from None
     return found

@@ -1,14 +1,13 @@
-"""What must hold before a native forward: beyond this call nobody looks at a size again.
+"""Checks before a native forward; native code checks no size again.
 
-A mistake here is one of our own code (a plan, a drafter, an executor) or of a model whose embedding is smaller than
-the tokens it is given. It is told by name; it never reads or writes memory that is not its own.
+A mistake found here is in our own code (a plan, a drafter, an executor), or the model's embedding is smaller than the
+tokens it is given. The error names it; memory of others is never read or written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -122,8 +121,8 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
     if block.rotary is not None:
-        _within("block.rotary", block.rotary, 0, len(halves) - 1)
-        _within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
+        check_within("block.rotary", block.rotary, 0, len(halves) - 1)
+        check_within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
 
 
 def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> None:
@@ -145,7 +144,7 @@ def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> N
 
 def _check_experts(experts: Experts, width: int) -> None:
     count, channels = experts.count, experts.width
-    _within("experts.chosen", experts.chosen, 1, count)
+    check_within("experts.chosen", experts.chosen, 1, count)
     if channels < 32 or channels % 32:
         raise ValueError(f"experts.width={channels}: a multiple of 32")
     if tuple(experts.router_ED.shape) != (count, width):
@@ -186,8 +185,8 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
     num_rows = len(batch.tokens)
     if not num_rows or len(batch.positions) != num_rows:
         raise ValueError(f"a batch has {num_rows} tokens and {len(batch.positions)} positions: one each, for every row")
-    _within("span.first", span.first, 0, span.last)
-    _within("span.last", span.last, span.first, sizes.num_layers)
+    check_within("span.first", span.first, 0, span.last)
+    check_within("span.last", span.last, span.first, sizes.num_layers)
     _check_entry(sizes, batch, span)
     _check_range("batch.wanted", batch.wanted, num_rows)
     if list(span.taps) != sorted(set(span.taps)) or any(not span.first < each <= span.last for each in span.taps):
@@ -217,10 +216,10 @@ def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
         top: tokens of each row to rank.
     """
     values = packed.data if isinstance(packed, CodedTiles) else packed
-    if form_of(packed) != form_of(own) or not _is_plain(values):
+    if form_of(packed) != form_of(own) or not is_plain(values):
         raise ValueError(f"head is {form_of(packed)}: packed like the decoder's own, {form_of(own)}")
-    _within("head.vocab_size", count, 1 + 16 * (len(packed) - 1), 16 * len(packed))
-    _within("top", top, 0, count)
+    check_within("head.vocab_size", count, 1 + 16 * (len(packed) - 1), 16 * len(packed))
+    check_within("top", top, 0, count)
 
 
 def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
@@ -229,151 +228,8 @@ def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
     Raises:
         ValueError: it has not a row for each row of the batch.
     """
-    if beside_TQ.shape != (num_rows, width) or beside_TQ.dtype != torch.float32 or not _is_plain(beside_TQ):
+    if beside_TQ.shape != (num_rows, width) or beside_TQ.dtype != torch.float32 or not is_plain(beside_TQ):
         raise ValueError(f"beside_TQ is {list(beside_TQ.shape)} of {beside_TQ.dtype}: float32 [{num_rows}, {width}]")
-
-
-class Reach(Protocol):
-    """How far a draft is read on within one call (pairs.py)."""
-
-    @property
-    def most(self) -> int: ...
-
-    @property
-    def stands(self) -> Sequence[float]: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def uniforms(self) -> Sequence[float]: ...
-
-
-class Extent(Protocol):
-    """How far a tree may grow within one call (pairs.py)."""
-
-    @property
-    def most(self) -> int: ...
-
-    @property
-    def deepest(self) -> int: ...
-
-
-def check_pairing(sizes: Sizes, beside: int, token: Projection, feature: Projection | None) -> None:
-    """What makes of a pair what enters a decoder.
-
-    Args:
-        beside: columns of queries, keys and values together.
-    Raises:
-        ValueError: the products have other sizes.
-    """
-    expected = (beside if feature is None else sizes.width, sizes.width)
-    if tuple(token.weight_OK.shape) != expected or (feature and tuple(feature.weight_OK.shape) != expected):
-        raise ValueError(f"a pair enters through products of {list(expected)}")
-
-
-def check_chain(
-    sizes: Sizes,
-    batch: PackedBatch,
-    cache: KVCache,
-    num_tokens: int,
-    scored: int,
-    ids_C: Tensor | None,
-    ahead: Sequence[Reach],
-    top: int,
-) -> None:
-    """Passes over pairs, beyond what :func:`check` and :func:`check_head` see.
-
-    Args:
-        num_tokens: of the embedding.
-        scored: rows of the head.
-        ids_C: the tokens that these stand for.
-    Raises:
-        InputError: a token is not in the embedding.
-        ValueError: anything else.
-    """
-    if min(batch.tokens) < 0 or max(batch.tokens) >= num_tokens:
-        odd = next(each for each in batch.tokens if not 0 <= each < num_tokens)
-        raise InputError(f"token {odd} is not in the embedding, which has {num_tokens} entries")
-    if ids_C is not None and (ids_C.shape != (scored,) or ids_C.dtype != torch.int32 or not _is_plain(ids_C)):
-        raise ValueError(f"ids_C is {list(ids_C.shape)} of {ids_C.dtype}: int32 [{scored}]")
-    if not ahead:
-        return
-    lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
-    if list(batch.wanted) != lasts or len(ahead) != len(lasts) or top < 1:
-        raise ValueError(f"{len(ahead)} drafts go on from rows {list(batch.wanted)}, top={top}: from {lasts}, ranked")
-    tenths = len(ahead[0].stands)
-    for segment, last, each in zip(batch.segments, lasts, ahead, strict=True):
-        end = segment.prefix + segment.tail + segment.num_rows + each.most - 1
-        _within("ahead.most", each.most, 1, sizes.max_length - batch.positions[last])
-        if each.temperature > 0 and len(each.uniforms) != 2 * (each.most - 1):
-            raise ValueError(f"{len(each.uniforms)} uniforms for {each.most} passes: two for each but the last one")
-        if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:
-            raise ValueError(
-                f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "
-                "reserve them before the forward"
-            )
-
-
-def check_owner(sizes: Sizes, owner: Sizes, layer: int) -> None:
-    """Whether one decoder can read the keys of another one's layer.
-
-    Raises:
-        ValueError: its heads or its elements are others, or there is no such layer.
-    """
-    _within("layer", layer, 0, owner.num_layers - 1)
-    _within("kv_heads", sizes.kv_heads, 1, owner.kv_heads)
-    if (sizes.head_dim, sizes.dtype) != (owner.head_dim, owner.dtype):
-        raise ValueError(
-            f"head_dim={sizes.head_dim}, {sizes.dtype}: the decoder whose keys are read has {owner.head_dim}, "
-            f"{owner.dtype}"
-        )
-
-
-def check_far(fars: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
-    """What segments see of another decoder's cache: committed rows, in elements.
-
-    Raises:
-        ValueError: it has not so many, or keeps codes.
-    """
-    if len(fars) != num_segments or of.coded:
-        raise ValueError(f"{len(fars)} of {num_segments} segments say what they see of a cache, coded: {of.coded}")
-    for slot, length in fars:
-        _within("far.slot", slot, 0, of.num_slots - 1)
-        _within("far.length", length, 0, of.lengths[slot])
-
-
-def check_trees(
-    sizes: Sizes,
-    batch: PackedBatch,
-    cache: KVCache,
-    growing: Sequence[Extent],
-    width: int,
-    top: int,
-) -> None:
-    """Trees over pairs, beyond what :func:`check`, :func:`check_head` and :func:`check_chain` see.
-
-    Args:
-        growing: of each segment.
-        width: nodes of a level that are expanded.
-        top: children of a node.
-    Raises:
-        ValueError: they do not fit.
-    """
-    lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
-    if list(batch.wanted) != lasts or len(growing) != len(lasts) or not 1 <= top <= width:
-        raise ValueError(
-            f"{len(growing)} trees of {top} of {width} grow from rows {list(batch.wanted)}: from {lasts}, ranked"
-        )
-    for segment, last, each in zip(batch.segments, lasts, growing, strict=True):
-        _within("growth.most", each.most, 1, None)
-        _within("growth.deepest", each.deepest, 1, sizes.max_length - batch.positions[last])
-        end = segment.prefix + segment.tail + segment.num_rows + (each.deepest - 1) * width
-        if segment.seen is not None or end > cache.capacity:
-            raise ValueError(
-                f"slot {segment.slot} is to hold {end} rows of a tree, and the cache has room for {cache.capacity}: "
-                "reserve them before the forward"
-            )
 
 
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
@@ -382,7 +238,7 @@ def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Te
     expected = (cache.num_slots, sizes.kv_heads, cache.capacity, width)
     for layer, pair in enumerate(pairs):
         for what, buffer in zip(("keys", "values"), pair or (), strict=pair is not None):
-            if buffer.shape != expected or buffer.dtype != dtype or not _is_plain(buffer):
+            if buffer.shape != expected or buffer.dtype != dtype or not is_plain(buffer):
                 raise ValueError(
                     f"the cache's {what} of layer {layer} are {list(buffer.shape)} of {buffer.dtype}, but this "
                     f"decoder writes {list(expected)} of {dtype} on the CPU: give it a cache of its own"
@@ -398,7 +254,7 @@ def check_summaries(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks, s
     for layer, each in summaries.items():
         fits = each.dim() == 4 and each.shape[0] >= slots and each.shape[2] >= count
         fits = fits and (each.shape[1], each.shape[3]) == (sizes.kv_heads, width)
-        if not fits or len(shapes) > 1 or each.dtype != torch.float32 or not _is_plain(each):
+        if not fits or len(shapes) > 1 or each.dtype != torch.float32 or not is_plain(each):
             raise ValueError(
                 f"plan.blocks.summaries({layer}) is {list(each.shape)} of {each.dtype}: of every layer alike, float32 "
                 f"[{slots} or more, {sizes.kv_heads}, {count} or more, {width}]"
@@ -427,7 +283,7 @@ def _check_segments(batch: PackedBatch, cache: KVCache) -> None:
     slots = set()
     for segment in batch.segments:
         slot, prefix, tail, rows = segment.slot, segment.prefix, segment.tail, segment.num_rows
-        _within("segment.slot", slot, 0, cache.num_slots - 1)
+        check_within("segment.slot", slot, 0, cache.num_slots - 1)
         if segment.start != start or rows < 1 or prefix < 0 or tail < 0:
             raise ValueError(
                 f"{segment}: segments follow each other, the next from row {start} on, with a row at least"
@@ -438,7 +294,7 @@ def _check_segments(batch: PackedBatch, cache: KVCache) -> None:
                 "reserve them before the forward"
             )
         seen = segment.seen
-        if seen is not None and (seen.shape != (rows, tail + rows) or seen.dtype != torch.bool or not _is_plain(seen)):
+        if seen is not None and (seen.shape != (rows, tail + rows) or seen.dtype != torch.bool or not is_plain(seen)):
             raise ValueError(f"segment.seen is {list(seen.shape)} of {seen.dtype}: bool [{rows}, {tail + rows}]")
         start += rows
         slots.add(slot)
@@ -452,8 +308,8 @@ def _check_segments(batch: PackedBatch, cache: KVCache) -> None:
 def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> None:
     if blocks.size < 16 or blocks.size % 16:
         raise ValueError(f"plan.blocks.size={blocks.size}: a multiple of 16")
-    _within("plan.blocks.sinks", blocks.sinks, 0, None)
-    _within("plan.blocks.locals", blocks.locals, 0, None)
+    check_within("plan.blocks.sinks", blocks.sinks, 0, None)
+    check_within("plan.blocks.locals", blocks.locals, 0, None)
     if blocks.sets not in SETS:
         raise ValueError(f"plan.blocks.sets={blocks.sets!r}: one of {', '.join(SETS)}")
     if blocks.score not in SCORES or (blocks.summaries is None) != (blocks.score == "exact"):
@@ -466,7 +322,7 @@ def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> 
     least = 1 if blocks.sets == "global" else sizes.kv_heads
     for segment, keep in zip(segments, blocks.keep, strict=True):
         if keep:
-            _within("plan.blocks.keep", keep, least, sizes.kv_heads * (segment.prefix // blocks.size))
+            check_within("plan.blocks.keep", keep, least, sizes.kv_heads * (segment.prefix // blocks.size))
 
 
 def _check_range(name: str, values: Sequence[int], end: int) -> None:
@@ -475,11 +331,13 @@ def _check_range(name: str, values: Sequence[int], end: int) -> None:
         raise ValueError(f"{name} holds {odd}: at least 0 and below {end}")
 
 
-def _within(name: str, value: int, least: int, most: int | None) -> None:
+def check_within(name: str, value: int, least: int, most: int | None) -> None:
+    """Refuse a number below ``least`` or above ``most`` (None: no upper bound) with a ValueError."""
     if value < least or (most is not None and value > most):
         limit = f"at least {least}" if most is None else f"{least} to {most}"
         raise ValueError(f"{name}={value}: {limit}")
 
 
-def _is_plain(values: Tensor) -> bool:
+def is_plain(values: Tensor) -> bool:
+    """Whether native code can read a tensor by its address: contiguous, on the CPU."""
     return values.is_contiguous() and values.device.type == "cpu"

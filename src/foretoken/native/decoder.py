@@ -173,7 +173,7 @@ class FusedDecoder:
         if plan.thresholds:
             call.native.thresholds = thresholds.buffer_info()[0]
         if plan.clock is not None:
-            call.native.attention_seconds = ctypes.pointer(attention)
+            call.native.attention_seconds = ctypes.addressof(attention)
         if beside_TQ is not None:
             call.native.beside = beside_TQ.data_ptr()
         handle = own.handle(self.library)  # held while the call runs
@@ -258,7 +258,7 @@ class FusedDecoder:
             capacity=next((each.shape[2] for each in summaries.values()), 0),
             most=most,
             selects=selects.buffer_info()[0],
-            summaries=pointers,
+            summaries=ctypes.addressof(pointers),
             scores=scores.buffer_info()[0],
             chosen=chosen.buffer_info()[0],
         )

@@ -124,7 +124,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StateBlock:
-    """A layer with a state-space mixer in the place of attention, or what is beside it; see ssm.h.
+    """A layer with a state-space mixer in the place of attention, or what is beside it; see ssm.inc.
 
     Attributes:
         project: to z, x, B, C and dt of a row, in this order.

@@ -80,7 +80,7 @@ static inline __attribute__((always_inline)) const char *cut_of(const char *w, l
 
 /* Sums of a block of rows over NT tiles of outputs, [row][NT x 16]. BROAD: there are more than 16 rows, and at most two tiles.
  * next: the tiles behind these, which are asked for early; NULL: those at hand are near, and so are the next.
- * only: as in products.h. x_rest: the rows' inputs behind the last whole cut, then zeros; LINE apart. */
+ * only: as in products.inc. x_rest: the rows' inputs behind the last whole cut, then zeros; LINE apart. */
 static inline __attribute__((always_inline)) void sum_block(const int CODED, const int BROAD, const int NT, const char *w,
                                                             long w_stride, const char *next, const char *x, long x_stride,
                                                             const char *x_rest, long units, const int32_t *only,
@@ -150,7 +150,7 @@ static inline __attribute__((always_inline)) void sum_block(const int CODED, con
     }
 }
 
-/* A product: w, in tiles `stride` bytes apart, times rows of inputs, `x_stride` bytes apart. only: as in products.h. */
+/* A product: w, in tiles `stride` bytes apart, times rows of inputs, `x_stride` bytes apart. only: as in products.inc. */
 typedef struct {
     const char *tiles; /* elements, or parameters and codes */
     long stride;
@@ -240,7 +240,7 @@ static inline __attribute__((always_inline)) void tile_block(const int CODED, co
     if (!direct) leave_sums(sums, rows, NT * 16, out, out_stride, bias, add);
 }
 
-/* Few tiles at a time over all rows, as in products.h; as many as are near together. */
+/* Few tiles at a time over all rows, as in products.inc; as many as are near together. */
 static inline __attribute__((always_inline)) void tile_product_of(const int CODED, const Tiled *y, long first, long end, long rows,
                                                                   float *to, long out_stride, const float *bias, int add) {
     _Alignas(64) char rest[32 * LINE];

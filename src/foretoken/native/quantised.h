@@ -197,7 +197,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
                                                               const Places *at, const char *tile, const char *next,
                                                               int part_of_tile, const char *x, long x_stride, float *out,
                                                               long out_stride, const float *bias, int add) {
-    part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.h */
+    part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.inc */
     sums_of_codes whole[MOST_CODED][4];
     const char *codes = tile + at->codes + part_of_tile * 4 * LANES, *after = next + at->codes;
     const long early = LINES_AHEAD(NP / PARTS), units = at->groups * at->units, far = units > early ? units - early : 0;
@@ -262,7 +262,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
         break;                                                                                                          \
     }
 
-/* Few tiles at a time over all rows, as in products.h. x: coded rows. */
+/* Few tiles at a time over all rows, as in products.inc. x: coded rows. */
 static inline __attribute__((always_inline)) void coded_product_over(const int BITS, const Matrix *w, long first, long end,
                                                                      const char *rows_from, long inputs, long rows, float *to,
                                                                      long out_stride, const float *bias, int add) {

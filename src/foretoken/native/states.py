@@ -11,6 +11,7 @@ Letters: L mixers, S slots, H heads, N state size, P head width, W taps, C chann
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -122,7 +123,7 @@ class NativeStates:
             conv=states.conv_LSWC.data_ptr(),
             raw=states.raw_LSRC.data_ptr(),
             gates=states.gates_LSR2H.data_ptr(),
-            limited=rows,
+            limited=ctypes.cast(ctypes.c_char_p(rows), structs.P),
             segments=segments,
         )
 

@@ -8,6 +8,12 @@
  * each other. Threads do not survive a fork; a team does, and starts new ones in the child.
  */
 
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256

@@ -29,7 +29,7 @@
 #define TILES_FOR(MR) (2 * (MR) <= MOST_ROWS ? (4 * (MR) <= MOST_ROWS ? 4 : 2) : 1)
 #define GROUP 1
 #endif
-/* Attention takes columns in tiles and rows in panels, see tiles.h; up to so many rows, query heads folded into them, use
+/* Attention takes columns in tiles and rows in panels, see tiles.inc; up to so many rows, query heads folded into them, use
  * a tile while it is near. Of their values so many parts are summed at a time. */
 #ifndef TILE /* a test may take less */
 #define TILE 256
@@ -55,7 +55,7 @@ typedef uint32_t part_of_units __attribute__((vector_size(4 * LANES)));
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 
-/* A Mamba-2 mixer; see ssm.h. A projected row is z [inner], x, B and C [channels], dt [heads]. */
+/* A Mamba-2 mixer; see ssm.inc. A projected row is z [inner], x, B and C [channels], dt [heads]. */
 typedef struct {
     int64_t place; /* among the model's mixers */
     int64_t heads, groups, state, width, taps, channels, inner, stride, norm_group;
@@ -190,7 +190,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_rows, num_segments, num_wanted, capacity, threads;
-    int64_t coded; /* whether keys and values are in codes of 8 bits: coded.h says how */
+    int64_t coded; /* whether keys and values are in codes of 8 bits: int8_kv.h says how */
     const int32_t *tokens, *positions, *wanted;
     const Angles *angles; /* as many as the layers speak of */
     const Segment *segments;
@@ -224,7 +224,7 @@ typedef struct {
     int64_t num_layers, slot, kv_heads, capacity, row_bytes;
     int64_t to, count; /* rows to .. to + count - 1 */
     void *const *keys, *const *values;
-    const int64_t *from; /* [count], increasing, from[i] >= to + i */
+    const int64_t *from_rows; /* [count], increasing, from_rows[i] >= to + i */
 } Move;
 
 /* One product: x [rows][units] with packed weights -> out float [rows][tiles * 16]. */

@@ -1,4 +1,7 @@
-"""How decoder.c is compiled, and for which kinds of processors a wheel brings it compiled.
+"""How the native code is compiled, and for which kinds of processors a wheel brings it compiled.
+
+The sources are one unit: the files that ``native_sources.txt`` lists, in its order. decoder.c comes first; the native
+code of a method lies in the method's folder and follows.
 
 A wheel holds one library for each variant of its architecture, in ``prebuilt/``. Which one is used is decided where the
 wheel is installed, by what that processor can do. Standard library only: setup.py runs this file before anything is
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PACKAGE = HERE.parent
 PREBUILT = HERE / "prebuilt"
 FLAGS = (  # whatever the processor
     "-O3",
@@ -117,13 +121,19 @@ def compiler_command() -> list[str] | None:
 
 
 def compile_library(compiler: Sequence[str], options: Sequence[str], target: Path) -> None:
-    """decoder.c as a shared library.
+    """Compile the sources into a shared library.
 
     Raises:
-        OSError, subprocess.SubprocessError: it cannot be compiled.
+        OSError, subprocess.SubprocessError: they cannot be compiled.
     """
-    command = [*compiler, *FLAGS, *options, "-shared", str(HERE / "decoder.c"), "-lm", "-o", str(target)]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    command = [*compiler, *FLAGS, *options, "-shared", "-x", "c", "-", "-lm", "-o", str(target)]
+    subprocess.run(command, input=unit(), capture_output=True, text=True, check=True, timeout=600)
+
+
+def unit() -> str:
+    """The C text that includes all sources."""
+    names = (PACKAGE / "native_sources.txt").read_text(encoding="utf-8").split()
+    return "".join(f'#include "{(PACKAGE / name).resolve().as_posix()}"\n' for name in names)
 
 
 def seal(library: Path) -> None:
@@ -146,7 +156,9 @@ def sealed_digest(library: Path) -> bytes | None:
 def key(words: Sequence[str]) -> str:
     """A name for what these sources are made into under these words."""
     digest = hashlib.sha256()
-    for source in sorted(each for each in HERE.iterdir() if each.suffix in (".c", ".h")):
+    names = (PACKAGE / "native_sources.txt").read_text(encoding="utf-8").split()
+    own = sorted(each for each in HERE.iterdir() if each.suffix in (".c", ".h", ".inc"))
+    for source in (*own, *(PACKAGE / name for name in names[1:])):
         digest.update(source.read_bytes())
     digest.update("\0".join([*words, *FLAGS]).encode())
     return digest.hexdigest()[:20]

@@ -177,7 +177,7 @@ def test_a_library_that_fails_its_self_test_is_not_used(
     assert COMPILER is not None
     source = tmp_path / "source"
     shutil.copytree(variants.HERE, source)
-    products = source / "products.h"
+    products = source / "products.inc"
     text = products.read_text()
     spoilt = text.replace("part y = acc[m][n];", "part y = MR == 3 ? acc[m][n] * 1.0000001f : acc[m][n];")
     assert spoilt != text

@@ -14,11 +14,13 @@ from tests.helpers.zoo_llms import target
 
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
+from foretoken.drafting.feature_heads.native.checks import check_chain
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.span import Span
+from foretoken.methods.longspec.native.target_layer import check_far
 from foretoken.native import build, checks, selftest
 from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Block, Projection
@@ -328,9 +330,9 @@ def test_of_another_cache_committed_rows_are_read(far: tuple[int, int], message:
     cache = KVCache(1, 2, 100)
     cache.commit(cache.acquire(), range(3))
     with refused(message):
-        checks.check_far([far], cache, 1)
+        check_far([far], cache, 1)
     with pytest.raises(ValueError, match="1 of 2 segments"):
-        checks.check_far([(0, 3)], cache, 2)
+        check_far([(0, 3)], cache, 2)
 
 
 @pytest.mark.parametrize(("most", "message"), [(2, None), (3, "ahead.most=3: 1 to 2"), (0, "ahead.most=0")])
@@ -339,7 +341,7 @@ def test_a_chain_ends_where_positions_do(most: int, message: str | None) -> None
     cache.reserve(cache.acquire(), 200)
     reach = SimpleNamespace(most=most, stands=[1.0], temperature=0.0, uniforms=[])
     with refused(message):
-        checks.check_chain(sizes(), chunk(98), cache, 50, 50, None, [reach], 1)
+        check_chain(sizes(), chunk(98), cache, 50, 50, None, [reach], 1)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ SMALL = ("-O0", "-DTILE=32", "-DPANEL=6", "-DMOST_CODED=4")  # less to compile; 
 def driver(compiler: list[str], options: tuple[str, ...], folder: Path) -> str:
     """The program that prints a hash of the bits of each kind of decoder."""
     program = folder / "driver"
+    (folder / "unit.c").write_text(variants.unit())
     flags = [flag for flag in variants.FLAGS if flag not in ("-O3", "-fPIC")]
-    command = [*compiler, *flags, *SMALL, *options, f"-I{variants.HERE}", str(DRIVER), "-lm", "-o", str(program)]
+    command = [*compiler, *flags, *SMALL, *options, f"-I{folder}", str(DRIVER), "-lm", "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return str(program)

@@ -29,6 +29,8 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
+from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree
 from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
@@ -36,8 +38,6 @@ from foretoken.forward.cache import KVCache
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.quantised.rounding import SCHEMES
-from foretoken.native.chains import Ahead
-from foretoken.native.pairs import Extent, GrownTree
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _UNREAD_ROWS = 512  # states of a prompt that wait for the head, at most

@@ -23,10 +23,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from foretoken.drafting.feature_heads.native.pairs import Pairing
 from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.forward import anatomy
 from foretoken.native.layout import Projection
-from foretoken.native.pairs import Pairing
 
 Product = Callable[[Tensor], Tensor]
 """A product with a packed weight: float32 in, float32 out, and a row's bits depend on that row only."""

@@ -30,6 +30,8 @@ from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.block import Block as HeadBlock
 from foretoken.drafting.feature_heads.drafter import HeadPass
 from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
+from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree, PairDecoder
 from foretoken.drafting.feature_heads.state_head import StateHead
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
@@ -39,11 +41,9 @@ from foretoken.forward.span import Span
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.quantised.rounding import rounded_as
-from foretoken.native.chains import Ahead
 from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Block, Head, Layout, Projection
 from foretoken.native.packing import TiledLinear, tiled
-from foretoken.native.pairs import Extent, GrownTree, PairDecoder
 
 _TABLE_BYTES = 64 << 20  # of the token's half at most
 

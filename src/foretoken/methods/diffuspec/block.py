@@ -28,9 +28,9 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
+from foretoken.methods.diffuspec.native.lattice import Block, Filling, LatticeDecoder
 from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.native.lattice import Block, Filling, LatticeDecoder
 from foretoken.native.layout import Layout, Projection
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from foretoken.methods.diffuspec.lattice import Lattice
+from foretoken.methods.diffuspec.native import paths
 from foretoken.methods.diffuspec.search import Node, Scoring, best_nodes, best_path, prune
 from foretoken.methods.diffuspec.trigram import Trigram
-from foretoken.native import build, paths
+from foretoken.native import build
 
 
 class Finder:

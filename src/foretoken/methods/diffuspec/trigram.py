@@ -24,7 +24,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ModelError
 from foretoken.core.files import write_whole
-from foretoken.native.paths import Entries, NativeGrams
+from foretoken.methods.diffuspec.native.paths import Entries, NativeGrams
 
 FILE = "trigram.safetensors"
 _KEPT = 1 << 14  # contexts that were looked up before

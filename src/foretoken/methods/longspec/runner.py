@@ -21,17 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.drafting.feature_heads.native.chains import Ahead
 from foretoken.drafting.ring import Ring
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.target_kv import turned
+from foretoken.methods.longspec.native.target_layer import Far, FarDecoder
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.native.chains import Ahead
 from foretoken.native.decoder import FusedDecoder
-from foretoken.native.far import Far, FarDecoder
 from foretoken.native.layout import Block, Layout, Projection
 from foretoken.native.rotary import RotaryTables
 

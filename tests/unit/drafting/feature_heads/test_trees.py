@@ -17,13 +17,13 @@ from foretoken.core.errors import InputError
 from foretoken.core.protocols import Budget
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT
+from foretoken.drafting.feature_heads.native.pairs import Extent
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
 from foretoken.models.language_model import LanguageModel
-from foretoken.native.pairs import Extent
 from helpers.golden import tokens_of
 from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -11,9 +11,10 @@ import pytest
 
 from foretoken.methods.diffuspec.finder import Finder
 from foretoken.methods.diffuspec.lattice import Lattice
+from foretoken.methods.diffuspec.native import paths
 from foretoken.methods.diffuspec.search import Node
 from foretoken.methods.diffuspec.trigram import Trigram
-from foretoken.native import build, paths
+from foretoken.native import build
 
 VOCAB = 40
 pytestmark = pytest.mark.skipif(build.library() is None, reason="there is no compiled decoder on this machine")

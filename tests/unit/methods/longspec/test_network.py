@@ -22,11 +22,11 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.methods.longspec.drafter import LongSpecDrafter
+from foretoken.methods.longspec.native.target_layer import Far
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.longspec.train import KeyedTarget, read
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
-from foretoken.native.far import Far
 from foretoken.train.replies import Replies
 from helpers.golden import Session, tokens_of
 from helpers.requests import make_request

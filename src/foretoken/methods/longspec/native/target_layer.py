@@ -6,7 +6,7 @@
 
 Committed rows never change, so that their owner may be computing meanwhile: where its tiles are whole they are read,
 and the keys behind these are laid out in memory of this forward. Tokens enter; of a chain all passes are one native
-call (chains.py).
+call (drafting/feature_heads/native/chains.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.drafting.feature_heads.native.chains import Ahead, Entry, OpenChain, Pass
+from foretoken.drafting.feature_heads.native.checks import check_chain
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.native import checks, structs, team
-from foretoken.native.chains import Ahead, OpenChain, Pass
 from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Head, Layout
 
@@ -51,9 +52,9 @@ class FarDecoder(FusedDecoder):
 
     def __init__(self, layout: Layout, owner: FusedDecoder, layer: int) -> None:
         super().__init__(layout, owner.library)
-        checks.check_owner(self.sizes, owner.sizes, layer)
+        check_owner(self.sizes, owner.sizes, layer)
         self._owner, self._layer = owner, layer
-        self._entry = structs.Entry(num_tokens=self.sizes.embedded)
+        self._entry = Entry(num_tokens=self.sizes.embedded)
 
     def passes(
         self,
@@ -86,8 +87,8 @@ class FarDecoder(FusedDecoder):
         span = Span(0, self._model.num_layers)
         checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        checks.check_chain(self.sizes, batch, cache, self.sizes.embedded, own_head.vocab_size, ids_C, ahead, top)
-        checks.check_far(fars, of, len(batch.segments))
+        check_chain(self.sizes, batch, cache, self.sizes.embedded, own_head.vocab_size, ids_C, ahead, top)
+        check_far(fars, of, len(batch.segments))
         count = max((each.most for each in ahead), default=1)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
@@ -107,3 +108,31 @@ class FarDecoder(FusedDecoder):
         chain = OpenChain(call, len(batch.wanted), count, ahead, ids_C, model.logits_stride)
         chain.run(self.library, own, model, self._entry)
         return chain.passes(own_head.vocab_size, torch.empty(count * len(batch.wanted), 0))
+
+
+def check_owner(sizes: checks.Sizes, owner: checks.Sizes, layer: int) -> None:
+    """Whether one decoder can read the keys of another one's layer.
+
+    Raises:
+        ValueError: its heads or its elements are others, or there is no such layer.
+    """
+    checks.check_within("layer", layer, 0, owner.num_layers - 1)
+    checks.check_within("kv_heads", sizes.kv_heads, 1, owner.kv_heads)
+    if (sizes.head_dim, sizes.dtype) != (owner.head_dim, owner.dtype):
+        raise ValueError(
+            f"head_dim={sizes.head_dim}, {sizes.dtype}: the decoder whose keys are read has {owner.head_dim}, "
+            f"{owner.dtype}"
+        )
+
+
+def check_far(fars: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
+    """What segments see of another decoder's cache: committed rows, in elements.
+
+    Raises:
+        ValueError: it has not so many, or keeps codes.
+    """
+    if len(fars) != num_segments or of.coded:
+        raise ValueError(f"{len(fars)} of {num_segments} segments say what they see of a cache, coded: {of.coded}")
+    for slot, length in fars:
+        checks.check_within("far.slot", slot, 0, of.num_slots - 1)
+        checks.check_within("far.length", length, 0, of.lengths[slot])

@@ -11,13 +11,29 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
 from foretoken.native import structs
 from foretoken.native.call import OpenCall, Ranked
+from foretoken.native.declared import Header, function
 from foretoken.native.team import Team
+
+_HEADER = Header(Path(__file__).with_name("chain.h"))
+
+
+class Entry(ctypes.Structure):
+    """How pairs of a feature and a token enter."""
+
+    _fields_ = _HEADER.fields("Entry", structs.Matrix)
+
+
+class Chain(ctypes.Structure):
+    """Passes over pairs."""
+
+    _fields_ = _HEADER.fields("Chain", structs.Call, structs.Segment)
 
 
 class Ahead(NamedTuple):
@@ -96,7 +112,7 @@ class OpenChain:
                 uniforms.extend([0.0] * (2 * count - len(each.uniforms)))
         next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
         self._held = (most, free, stands, least, reach, own_rows, temperature, uniforms, weights, next_positions, ids_C)
-        self.native = structs.Chain(
+        self.native = Chain(
             first=ctypes.pointer(call.native),
             passes=count,
             most=most.buffer_info()[0],
@@ -117,16 +133,15 @@ class OpenChain:
             tokens=self._read.buffer_info()[0],
         )
 
-    def run(self, library: ctypes.CDLL, team: Team, model: structs.Model, entry: structs.Entry) -> None:
+    def run(self, library: ctypes.CDLL, team: Team, model: structs.Model, entry: Entry) -> None:
         """Make them.
 
         Raises:
             MemoryError: there is no memory for the first pass.
         """
         handle = team.handle(library)  # held while the call runs
-        if library.foretoken_chain(
-            handle.address, ctypes.addressof(model), ctypes.addressof(entry), ctypes.addressof(self.native)
-        ):
+        run = function(library, "foretoken_chain", *[structs.P] * 4)
+        if run(handle.address, ctypes.addressof(model), ctypes.addressof(entry), ctypes.addressof(self.native)):
             raise MemoryError(f"there is no memory for a forward of {self._call.native.num_rows} rows")
 
     def passes(self, vocab_size: int, following_MW: Tensor) -> list[Pass]:

@@ -16,22 +16,38 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretoken.drafting.feature_heads.native.chains import Ahead, Entry, OpenChain, Pass
+from foretoken.drafting.feature_heads.native.checks import check_chain, check_pairing, check_trees
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.native import checks, structs, team
-from foretoken.native.chains import Ahead, OpenChain, Pass
+from foretoken.native.declared import Header, function
 from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Head, Layout, Projection
 from foretoken.native.packing import described
 
+_HEADER = Header(Path(__file__).with_name("tree.h"))
 _PIECE = 1024  # tokens of the table that are computed at once
+
+
+class Growth(ctypes.Structure):
+    """One tree."""
+
+    _fields_ = _HEADER.fields("Growth")
+
+
+class Trees(ctypes.Structure):
+    """Trees over pairs."""
+
+    _fields_ = _HEADER.fields("Trees", structs.Call, Growth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,7 @@ class PairDecoder(FusedDecoder):
         embedding_VW = pairing.embedding_VW.detach().to(self._dtype).contiguous()
         token = self._packed(pairing.token)
         self._keep += [embedding_VW, token]
-        self._entry = structs.Entry(
+        self._entry = Entry(
             embedding=embedding_VW.data_ptr(),
             token=described(token),
             num_tokens=len(embedding_VW),
@@ -122,7 +138,7 @@ class PairDecoder(FusedDecoder):
             self._entry.feature = described(feature)
             if pairing.feature.bias_O is not None:
                 self._entry.bias = self._floats(pairing.feature.bias_O)
-        checks.check_pairing(self.sizes, self._model.qkv_stride, pairing.token, pairing.feature)
+        check_pairing(self.sizes, self._model.qkv_stride, pairing.token, pairing.feature)
         if len(embedding_VW) * self._columns * 4 <= pairing.table_bytes:
             table_VO = torch.cat([self._parts(ids) for ids in torch.arange(len(embedding_VW)).split(_PIECE)])
             self._keep.append(table_VO)
@@ -159,7 +175,7 @@ class PairDecoder(FusedDecoder):
         span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
         checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        checks.check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
+        check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
         rows, width = len(batch.tokens), self._model.width
         count = max((each.most for each in ahead), default=1)
         model = self._model if head is None else self._with_head(head)
@@ -205,8 +221,8 @@ class PairDecoder(FusedDecoder):
         span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
         checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        checks.check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, (), top)
-        checks.check_trees(self.sizes, batch, cache, extents, width, top)
+        check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, (), top)
+        check_trees(self.sizes, batch, cache, extents, width, top)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         forwards = max(
@@ -216,7 +232,7 @@ class PairDecoder(FusedDecoder):
         rows = max(len(batch.tokens), width * len(extents))
         scratch = torch.empty(rows * (3 * model.width + self._columns))
         place = scratch.data_ptr()
-        growths, results = (structs.Growth * len(extents))(), []
+        growths, results = (Growth * len(extents))(), []
         for growth, extent in zip(growths, extents, strict=True):
             growth.most, growth.deepest, growth.least = extent
             nodes = (
@@ -226,7 +242,7 @@ class PairDecoder(FusedDecoder):
             )
             growth.tokens, growth.parents, growth.shares = (each.buffer_info()[0] for each in nodes)
             results.append(nodes)
-        trees = structs.Trees(
+        trees = Trees(
             first=ctypes.pointer(call.native),
             features=call.native.entering,
             entering=place,
@@ -238,9 +254,8 @@ class PairDecoder(FusedDecoder):
             drafts=growths,
         )
         handle = own.handle(self.library)  # held while the call runs
-        if self.library.foretoken_trees(
-            handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(trees)
-        ):
+        grow = function(self.library, "foretoken_trees", *[structs.P] * 4)
+        if grow(handle.address, ctypes.addressof(model), ctypes.addressof(self._entry), ctypes.addressof(trees)):
             raise MemoryError(f"there is no memory for {len(extents)} trees")
         return [
             GrownTree(tokens[: growth.count], parents[: growth.count], shares[: growth.count], bool(growth.odd))
@@ -253,7 +268,10 @@ class PairDecoder(FusedDecoder):
         scratch, parts_TO = torch.empty(2 * len(ids) * width), torch.empty(len(ids), self._columns)
         own = team.current()
         handle = own.handle(self.library)
-        if self.library.foretoken_token_parts(
+        parts = function(
+            self.library, "foretoken_token_parts", *[structs.P] * 4, *[ctypes.c_int64] * 2, *[structs.P] * 3
+        )
+        if parts(
             handle.address,
             ctypes.addressof(self._model),
             ctypes.addressof(self._entry),

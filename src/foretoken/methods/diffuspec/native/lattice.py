@@ -9,6 +9,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,29 +22,20 @@ from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.native import checks, structs, team
 from foretoken.native.call import Ranked
+from foretoken.native.declared import Header, function
 from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Layout, Projection
 from foretoken.native.packing import described
 
-_I, _P = ctypes.c_int64, structs.P
+_HEADER = Header(Path(__file__).with_name("lattice.h"))
 
 
 class _Filler(ctypes.Structure):
-    _fields_ = [
-        *((name, structs.Matrix) for name in ("context", "enter")),
-        *((name, _P) for name in ("embedding", "masks", "key_gains")),
-        *((name, _I) for name in ("depths", "target_width", "slots")),
-    ]
+    _fields_ = _HEADER.fields("Filler", structs.Matrix)
 
 
 class _Fill(ctypes.Structure):
-    _fields_ = [
-        ("call", ctypes.POINTER(structs.Call)),
-        *((name, _I) for name in ("rows", "requests")),
-        *((name, _P) for name in ("states", "slot", "position", "roots")),
-        ("lasts", ctypes.POINTER(_P)),
-        *((name, _P) for name in ("fused", "product", "entered", "entering", "elements")),
-    ]
+    _fields_ = _HEADER.fields("Fill", structs.Call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +174,7 @@ class LatticeDecoder(FusedDecoder):
         for block in blocks:
             end += block.read
             lasts.append(fused_TF[end - 1 : end] if block.last_1F is None else block.last_1F)
-        pointers = (_P * len(blocks))(*(each.data_ptr() for each in lasts))
+        pointers = (structs.P * len(blocks))(*(each.data_ptr() for each in lasts))
         states_TF = states_TF.contiguous()
         roots = array("i", [block.root for block in blocks])
         fill = _Fill(
@@ -193,7 +185,7 @@ class LatticeDecoder(FusedDecoder):
             slot=slot.buffer_info()[0],
             position=position.buffer_info()[0],
             roots=roots.buffer_info()[0],
-            lasts=pointers,
+            lasts=ctypes.addressof(pointers),
             fused=fused_TF.data_ptr(),
             product=product,
             entered=entered,
@@ -201,8 +193,7 @@ class LatticeDecoder(FusedDecoder):
             elements=product + 4 * read * columns,
         )
         handle = own.handle(self.library)  # held while the call runs
-        if self.library.foretoken_fill(
-            handle.address, ctypes.addressof(model), ctypes.addressof(self._filler), ctypes.addressof(fill)
-        ):
+        run = function(self.library, "foretoken_fill", *[structs.P] * 4)
+        if run(handle.address, ctypes.addressof(model), ctypes.addressof(self._filler), ctypes.addressof(fill)):
             raise MemoryError(f"there is no memory for {len(blocks)} blocks behind {read} rows")
         return call.ranked(self.head.vocab_size, {}), [each.clone() for each in lasts]

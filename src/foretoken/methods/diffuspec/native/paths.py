@@ -6,35 +6,31 @@ import ctypes
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.native.structs import P
+from foretoken.native.declared import ADDRESS, Header, function
 
-_I, _F = ctypes.c_int64, ctypes.c_double
+_HEADER = Header(Path(__file__).with_name("paths.h"))
 MOST_SLOTS = 64  # of paths.h
 
 
-class _Order(ctypes.Structure):
-    _fields_ = [*((name, _I) for name in ("count", "wide")), *((name, P) for name in ("contexts", "starts", "tokens")),
-                *((name, P) for name in ("own", "below"))]  # fmt: skip
+class Order(ctypes.Structure):
+    """One order of a trigram model."""
+
+    _fields_ = _HEADER.fields("Order")
 
 
-class _Grams(ctypes.Structure):
-    _fields_ = [("vocab", _I), ("single", P), ("pairs", _Order), ("triples", _Order)]
+class Grams(ctypes.Structure):
+    """A trigram model."""
+
+    _fields_ = _HEADER.fields("Grams", Order)
 
 
 class _Search(ctypes.Structure):
-    _fields_ = [
-        *((name, _I) for name in ("slots", "top")),
-        *((name, P) for name in ("ids", "shares", "ends")),
-        *((name, _I) for name in ("num_ends", "most")),
-        *((name, _F) for name in ("mass", "balance")),
-        ("grams", ctypes.POINTER(_Grams)),
-        *((name, _I) for name in ("u", "v", "width", "nodes", "count")),
-        *((name, P) for name in ("tokens", "parents", "logs")),
-    ]
+    _fields_ = _HEADER.fields("Search", Grams)
 
 
 class Entries(NamedTuple):
@@ -74,8 +70,8 @@ class NativeGrams:
                 for each, kind in zip(order, kinds, strict=True)
             ]
             self._keep += arrays
-            orders.append(_Order(len(order.contexts), int(wide), *(each.ctypes.data for each in arrays)))
-        self.native = _Grams(len(single), self._keep[0].ctypes.data, *orders)
+            orders.append(Order(len(order.contexts), int(wide), *(each.ctypes.data for each in arrays)))
+        self.native = Grams(len(single), self._keep[0].ctypes.data, *orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def found(
     )
     if rules.grams is not None:
         search.grams = ctypes.pointer(rules.grams.native)
-    if library.foretoken_search(ctypes.addressof(search)):
+    if function(library, "foretoken_search", ADDRESS)(ctypes.addressof(search)):
         raise MemoryError(f"there is no memory for a search over {slots} slots")
     count: int = search.count
     return tokens[:count], parents[:count], logs[:count]

@@ -1,0 +1,168 @@
+/* Memory of a forward: what it writes into, apart from the caller's own arrays, is reserved before it begins. */
+
+/* Make a buffer hold `bytes`, its content lost; 0 if there is no memory. */
+static int reserve(Buffer *buffer, size_t bytes) {
+    if (buffer->size >= bytes) return 1;
+    const size_t size = (bytes + bytes / 2 + 63) / 64 * 64; /* half as much again: prefixes grow row by row */
+    free(buffer->data);
+    buffer->data = aligned_alloc(64, size);
+    buffer->size = buffer->data ? size : 0;
+    if (buffer->data) memset(buffer->data, 0, size);
+    return buffer->data != 0;
+}
+
+/* Reserve so many stages, all of them cleared. */
+static int clear_stages(Team *team, Job *job, long count) {
+    if (!reserve(&team->stages, count * sizeof(Stage))) return 0;
+    job->stages = team->stages.data;
+    for (long i = 0; i < count; i++) {
+        atomic_store_explicit(&job->stages[i].next, 0, memory_order_relaxed);
+        atomic_store_explicit(&job->stages[i].done, 0, memory_order_relaxed);
+    }
+    return 1;
+}
+
+static long larger(long a, long b) { return a > b ? a : b; }
+
+/* Everything that a forward writes into, apart from the caller's own arrays. */
+static int reserve_workspace(Team *team, Job *job, long threads) {
+    const Model *m = job->model;
+    const Call *call = job->call;
+    const long T = call->num_rows, group = m->heads / m->kv_heads;
+    const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
+    long projected = m->qkv_stride, mixed = 0, attended = m->heads * m->head_dim, walked = 0, levels = 0;
+    for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
+    long gated = T * 2 * m->mlp_width, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
+    int beside = m->residual_scale != 1;
+    for (long l = call->first; l < call->last; l++) {
+        const Experts *experts = m->layers[l].experts;
+        if (experts) {
+            const long chosen = T * experts->chosen;
+            choices = larger(choices, chosen);
+            gated = larger(gated, chosen * larger(2 * experts->width, m->width));
+            hidden = larger(hidden, chosen * experts->width);
+            routed = larger(routed, router_tiles(experts) * 16);
+            pairs = larger(pairs, room_for_pairs(experts, T));
+        }
+        const Layer *y = m->layers + l;
+        const Mixer *x = y->beside ? y->beside->mixer : y->mixer;
+        beside |= y->attention_end_norm || y->mlp_end_norm || y->parallel || y->beside || y->out_scale;
+        beside |= experts && y->gate_up.tiles;
+        if (!x) continue;
+        projected = larger(projected, x->stride);
+        mixed = larger(mixed, x->inner);
+        attended = larger(attended, x->inner);
+        walked = larger(walked, 2 * x->width + 2 * x->state + levels * x->state * x->width);
+    }
+    const size_t rows[ROW_BUFFERS] = {T * m->width * 4,
+                                      T * projected * 4,
+                                      larger(T * mixed, gated) * 4,
+                                      T * attended * entered,
+                                      hidden * entered,
+                                      beside ? T * m->width * 4 : 0,
+                                      choices ? T * m->width * entered : 0,
+                                      choices * sizeof(int32_t),
+                                      choices * sizeof(float),
+                                      choices ? T * sizeof(float) : 0,
+                                      (T + call->num_wanted + call->num_tap_rows) * sizeof(int32_t)};
+    for (int i = 0; i < ROW_BUFFERS; i++)
+        if (!reserve(team->rows + i, rows[i])) return 0;
+    job->residual = team->rows[0].data;
+    job->qkv_out = team->rows[1].data;
+    job->gate_up_out = team->rows[2].data;
+    job->attended = team->rows[3].data;
+    job->hidden = team->rows[4].data;
+    job->branch = team->rows[5].data;
+    job->entering = team->rows[6].data;
+    job->choices = team->rows[7].data;
+    job->shares = team->rows[8].data;
+    job->opened = team->rows[9].data;
+
+    const long tokens = panel_tokens(m), folded = tokens * group;
+    long most_columns = 0, most_blocks = 0, behind = 0; /* behind: what a tree's rows see beside the prefix, at most */
+    for (long i = 0; i < call->num_segments; i++) {
+        const Segment *s = call->segments + i;
+        if (s->keep && call->blocks->score == EXACT) most_columns = larger(most_columns, s->prefix + s->tail + 16);
+        if (s->seen) behind = larger(behind, s->tail + s->rows);
+        if (call->blocks) most_blocks = larger(most_blocks, s->prefix / call->blocks->size);
+    }
+    long coded = 0, line = 0;
+    for (long l = call->first; l < call->last; l++) {
+        const Layer *y = m->layers + l, *z = y->beside;
+        const Experts *x = y->experts;
+        const long inputs[8] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, y->mlp_width,
+                                m->width, x ? x->width : 0, m->width, z ? z->mixer->inner : 0};
+        const Matrix *matrices[8] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0,
+                                     z ? &z->qkv : 0, z ? &z->out : 0};
+        for (int i = 0; i < 8; i++) {
+            if (!matrices[i] || !matrices[i]->bits) continue;
+            coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
+            line = larger(line, LINES_OF(matrices[i]) * inputs[i]);
+        }
+    }
+    if (m->head.bits) {
+        coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
+        line = larger(line, LINES_OF(&m->head) * m->width);
+    }
+    long rest = -16; /* columns of elsewhere that are not laid out there */
+    for (long i = 0; call->elsewhere && i < call->num_segments; i++) {
+        const Segment *s = call->segments + i;
+        for (long g = 0; g < m->kv_heads; g++)
+            rest = larger(larger(rest, 0), s->far - 16L * call->elsewhere->known[s->far_slot * call->elsewhere->groups + g]);
+    }
+    const Matrix keys = coded_keys(0, m->head_dim);
+    const long lines = call->coded ? 24 : 12; /* of scores */
+    const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
+                                            folded * (16 + m->head_dim + 1) * sizeof(float),
+                                            larger(lines * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
+                                            larger(T, call->num_wanted) * m->width * entered,
+                                            2 * m->kv_heads * most_blocks * sizeof(float),
+                                            larger((most_blocks + 2) * sizeof(Run), larger(m->mlp_width, pairs) * sizeof(int32_t)),
+                                            12 * TILE * sizeof(float),
+                                            behind * (tokens + folded) * sizeof(float),
+                                            coded,
+                                            line * sizeof(float),
+                                            call->coded ? 2 * folded * coded_bytes(&keys, m->head_dim) : 0,
+                                            call->coded ? TILE * (m->head_dim + 2) * sizeof(float) : 0,
+                                            routed * sizeof(float),
+                                            (rest + 16) * m->head_dim * (m->bf16 ? 2 : 4)};
+    const size_t held = team->scratch.size / sizeof(Scratch);
+    if (held < (size_t)threads) {
+        Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));
+        if (!more) return 0;
+        memset(more + held, 0, (threads - held) * sizeof(Scratch));
+        team->scratch = (Buffer){more, threads * sizeof(Scratch)};
+    }
+    job->scratch = team->scratch.data;
+    for (long t = 0; t < threads; t++)
+        for (int part = 0; part < PARTS_OF_SCRATCH; part++)
+            if (!reserve(job->scratch[t].part + part, parts[part])) return 0;
+    return 1;
+}
+
+/* Rows that neither the head nor a tap reads after the last layer exist for its keys and values alone: nearly all rows of a
+ * prompt. Everything after its attention is computed without them. */
+static void leave_unread_out(Team *team, Job *job, Call *rest) {
+    const Call *call = job->call;
+    const Layer *last = job->model->layers + call->last - 1;
+    const long T = call->num_rows, M = call->num_wanted;
+    const int tapped = call->num_taps && call->taps[call->num_taps - 1] == call->last;
+    const long N = tapped ? call->num_tap_rows : 0;
+    if (call->last <= call->first || M >= T || N >= T) return;
+    if (!last->qkv.tiles || last->mixer || last->beside || call->thresholds) return;
+    int32_t *places = team->rows[10].data, *wanted = places + T, *tap_rows = wanted + M, count = 0;
+    memset(places, 0, T * sizeof(int32_t));
+    for (long i = 0; i < M; i++) places[call->wanted[i]] = 1;
+    for (long i = 0; i < N; i++) places[call->tap_rows[i]] = 1;
+    for (long r = 0; r < T; r++) places[r] = places[r] ? count++ : -1;
+    for (long i = 0; i < M; i++) wanted[i] = places[call->wanted[i]];
+    for (long i = 0; i < N; i++) tap_rows[i] = places[call->tap_rows[i]];
+    if (count == T) return;
+    *rest = *call;
+    rest->num_rows = count;
+    rest->wanted = wanted;
+    rest->tap_rows = tap_rows;
+    if (!tapped) rest->num_taps = 0;
+    job->rest = rest;
+    job->places = places;
+}
