@@ -23,9 +23,9 @@ from torch import Tensor
 
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.judge.labels import Labels, read_states
 from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.store import Store
 from foretoken.methods.judge.train import best_without_head, quality, without_head
 from foretoken.models.fingerprint import fingerprint_of

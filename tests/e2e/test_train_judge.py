@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.main import main
-from foretoken.methods.judge.head import JudgeHead
+from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.train import best_without_head
 from foretoken.models.load import load
 from helpers.mistakes import assert_one_line

@@ -10,7 +10,7 @@ import pytest
 from foretoken import zoo
 from foretoken.cli.main import main
 from foretoken.methods.kangaroo import train as kangaroo
-from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train import mixture, outputs
 from helpers.mistakes import assert_one_line

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.main import main
-from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.methods.sprinter.network import SprinterHead
 from helpers.heads import head
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

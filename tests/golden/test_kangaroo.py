@@ -13,7 +13,7 @@ import pytest
 
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
-from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.load import load
 from foretoken.native import decoder
 from helpers.adapters import teach
@@ -263,9 +263,9 @@ def test_nothing_is_said_when_the_interpreter_ends(monkeypatch: pytest.MonkeyPat
     """Modules may be gone before the last adapter is."""
     llm = fresh()
     drafter: Any = llm.recipe.drafter
-    if drafter._head._fused is None:
+    if drafter._head._native is None:
         pytest.skip("no fused decoder here")
-    gone = weakref.ref(drafter._head._fused)
+    gone = weakref.ref(drafter._head._native)
     said: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     monkeypatch.setattr(decoder, "ctypes", None)

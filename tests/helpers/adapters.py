@@ -17,8 +17,8 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
-from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -59,7 +59,7 @@ class OracleHead:
     def forward(
         self, batch: PackedBatch, cache: KVCache, hidden_TD: torch.Tensor, *, top: int, head: HeadRows | None = None
     ) -> Output:
-        """As AdapterHead.forward; layers that are run here do not count as the target's."""
+        """As AdapterRunner.forward; layers that are run here do not count as the target's."""
         counted = self._target.layer_rows
         span = Span(self._depth, self._target.num_layers, hidden_TD)
         output = self._target.forward(batch, DensePlan(cache, batch), top=top, span=span, head=head)

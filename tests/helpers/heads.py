@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foretoken import zoo
 from foretoken.drafting.logistic import Logistic
-from foretoken.methods.sprinter.head import HeadConfig, SprinterHead
+from foretoken.methods.sprinter.network import HeadConfig, SprinterHead
 from foretoken.models.fingerprint import fingerprint
 
 WIDTH = 192  # of zoo:draft

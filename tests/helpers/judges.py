@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken import zoo
 from foretoken.drafting.logistic import Logistic
-from foretoken.methods.judge.head import JudgeConfig, JudgeHead
+from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 
 WIDTH = 384  # of zoo:base

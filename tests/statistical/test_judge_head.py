@@ -8,9 +8,9 @@ import pytest
 
 from foretoken.drafting.learned_part import find
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.judge.labels import read_states
 from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.train import best_without_head, quality, without_head
 from foretoken.models.load import load
 

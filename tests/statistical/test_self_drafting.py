@@ -29,8 +29,8 @@ from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.methods.eagle.network import Eagle
-from foretoken.methods.kangaroo.adapter import Adapter
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.longspec.drafter import LongSpecDrafter
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.scylla.network import Scylla

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foretoken.drafting.learned_part import find
-from foretoken.methods.sprinter.head import SprinterHead
 from foretoken.methods.sprinter.labels import Collecting, collect, prompts_of
+from foretoken.methods.sprinter.network import SprinterHead
 from foretoken.methods.sprinter.train import baselines, by_source
 from foretoken.models.load import load
 from foretoken.train.sources import task

@@ -1,4 +1,4 @@
-"""One linear unit with a sigmoid behind it: what SPRINTER's and Judge Decoding's heads are made of.
+"""One linear unit followed by a sigmoid, as in the heads of SPRINTER and Judge Decoding.
 
     x [M, D] ── w.x + b ── sigmoid ── a probability a row
 
@@ -34,18 +34,18 @@ class Logistic:
 
     @classmethod
     def random(cls, width: int, *, bias: float, spread: float, seed: int) -> Logistic:
-        """Normal weights of a standard deviation; with ``spread`` 0 a constant."""
+        """Draw normal weights of standard deviation ``spread``; with 0 the unit is a constant."""
         return cls(spread * torch.randn(width, generator=torch.Generator().manual_seed(seed)), bias)
 
     def probabilities(self, x_MD: Tensor) -> Tensor:
         """The sigmoid of w.x + b, float32 [M]."""
-        # in float64: how a row is summed depends on the rows beside it, and what a row gets must not
+        # in float64: the order of summation depends on the number of rows, a row's result must not
         return torch.sigmoid(x_MD.double() @ self.weight_D.double().to(x_MD.device) + self.bias).float()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticConfig(LearnedConfig):
-    """What a logistic head is, and whose.
+    """Input of a logistic head, and the models that it was trained for.
 
     Attributes:
         width: of the states that it reads.
@@ -60,7 +60,7 @@ class LogisticConfig(LearnedConfig):
 
     @property
     def num_inputs(self) -> int:
-        """Numbers that the unit weighs: those of a state, and what a subclass puts beside it."""
+        """Inputs of the unit: the elements of a state, and those that a subclass adds."""
         return self.width
 
 
@@ -68,8 +68,8 @@ class LogisticHead(LearnedPart):
     """A learned part that is one logistic unit; saved as ``weight`` [inputs] and ``bias`` [1].
 
     Args:
-        config: whose it is.
-        unit: w and b of the states as a model gives them; whatever scaling they were trained under is folded in.
+        config: its models and input.
+        unit: w and b for states as a model gives them; the scaling of training is folded in.
     """
 
     def __init__(self, config: Any, unit: Logistic) -> None:
@@ -77,7 +77,7 @@ class LogisticHead(LearnedPart):
         self.unit = unit
 
     def judge(self, hidden_MD: Tensor) -> Tensor:
-        """What the head says of each row, float32 [M] in [0, 1], from states [M, D] of any float type."""
+        """Return the probability of each row, float32 [M], from states [M, D] of any float type."""
         return self.unit.probabilities(hidden_MD)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ class LogisticHead(LearnedPart):
 
     @classmethod
     def of(cls: type[Head], config: LogisticConfig, tensors: Mapping[str, Tensor]) -> Head:
-        """The head that a config and saved weights describe.
+        """Build the head that a config and saved weights describe.
 
         Raises:
             ValueError, KeyError: they do not fit each other.
@@ -100,7 +100,7 @@ class LogisticHead(LearnedPart):
         """Refuse a model whose states have another width.
 
         Raises:
-            MismatchError: they have.
+            MismatchError: the widths differ.
         """
         width = model.config.get_text_config(decoder=True).hidden_size
         if self.config.width != width:

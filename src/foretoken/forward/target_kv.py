@@ -1,7 +1,7 @@
-"""The last layer of a target that sees its whole context: which it is, and by which angles its keys were turned.
+"""The target's last layer of full attention: its index, its sizes, and the rotary tables of its keys.
 
-A drafter that reads this layer's keys in place has to turn its own queries by the same tables: base, scaling for long
-contexts and the factor that such a scaling puts on cos and sin.
+A drafter that reads this layer's keys in place must rotate its own queries by the same tables: the same base, the same
+scaling for long contexts, and the factor that such a scaling puts on cos and sin.
 
 Letters: T rows, d head width, G key/value heads.
 """
@@ -17,17 +17,17 @@ from torch import Tensor
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward import anatomy
 
-# Families in which every layer has rotary keys by one table, element i paired with i + half of the table's width.
+# Families whose layers all rotate keys by one table, element i paired with i + half of the table's width.
 FAMILIES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-_TABLES = frozenset({"default", "linear", "llama3", "yarn"})  # that do not depend on the sequence at hand
+_TABLES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence
 
 
 @dataclass(frozen=True, slots=True)
-class FarKeys:
-    """Where the keys and values of a whole context are, and how to ask them.
+class TargetKV:
+    """The layer that caches keys and values of the whole context, and what a query against them needs.
 
     Attributes:
-        layer: of the target, from 0.
+        layer: index in the target, from 0.
         heads, kv_heads, head_dim: of its attention.
         rotary: the target's module of rotary tables.
     """
@@ -39,7 +39,7 @@ class FarKeys:
     rotary: Any
 
     def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin where the target is, float32 [T, d / 2 or less], the attention factor in them."""
+        """Return cos and sin on the target's device, float32 [T, d / 2 or less], the attention factor included."""
         device = self.rotary.inv_freq.device
         with torch.no_grad():
             cos, sin = self.rotary(torch.zeros(1, 1, device=device), positions_T[None].to(device))
@@ -47,21 +47,21 @@ class FarKeys:
         return cos[0, :, :half], sin[0, :, :half]
 
 
-def turned(x: Tensor, cos_Th: Tensor, sin_Th: Tensor) -> Tensor:
-    """Rotary positions on [..., T, d]; what lies beyond the tables' width is left as it is."""
+def apply_rotary(x: Tensor, cos_Th: Tensor, sin_Th: Tensor) -> Tensor:
+    """Apply rotary positions to [..., T, d]; elements beyond the tables' width stay unchanged."""
     half = cos_Th.shape[-1]
     left, right = x[..., :half], x[..., half : 2 * half]
     pieces = [left * cos_Th - right * sin_Th, right * cos_Th + left * sin_Th]
     return torch.cat([*pieces, x[..., 2 * half :]] if 2 * half < x.shape[-1] else pieces, dim=-1)
 
 
-def find(model: Any, name: str) -> FarKeys:
-    """Where they are in a causal language model of transformers.
+def find(model: Any, name: str) -> TargetKV:
+    """Find the last layer of full attention in a causal language model of transformers.
 
     Args:
-        name: what messages call it.
+        name: of the model, for messages.
     Raises:
-        UnsupportedArchitecture: no layer sees the whole context, or its keys are not turned in a way that is known.
+        UnsupportedArchitecture: no layer sees the whole context, or the rotation of its keys is not a known one.
     """
     text = model.config.get_text_config(decoder=True)
     kind = model.config.model_type
@@ -83,7 +83,7 @@ def find(model: Any, name: str) -> FarKeys:
             f"'{name}' has rotary tables of type '{tables}': known are {', '.join(sorted(_TABLES))}"
         )
     heads = text.num_attention_heads
-    return FarKeys(
+    return TargetKV(
         layer=layer,
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
@@ -93,7 +93,7 @@ def find(model: Any, name: str) -> FarKeys:
 
 
 def last_full_layer(text: Any) -> int | None:
-    """The last layer without a window, from a decoder's configuration; None: there is none."""
+    """Return the last layer without a window, from a decoder's configuration; None: all layers have one."""
     kinds = getattr(text, "layer_types", None)
     if kinds is None:
         kinds = ["sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"]

@@ -1,8 +1,8 @@
 """Structures and enumerations of C as ctypes has them, read from the header that declares them.
 
 Only the forms that our headers use are read: ``typedef struct { ... } Name;`` with fields of ``int64_t``, ``double``
-and other numbers, of structures by value, and of pointers; and ``enum { A, B };``. A pointer to a structure is typed, so
-that its object stays alive with the field; every other pointer is an address.
+and other numbers, of structures by value, and of pointers; and ``enum { A, B };``. A pointer to a structure is typed,
+so that its object stays alive with the field; every other pointer is an address.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class FusedDecoder:
         """
         own_head = self.head if head is None else head
         if self._elsewhere.intersection(range(span.first, span.last)):
-            raise ValueError("a layer that reads another decoder's keys is run by FarDecoder.passes")
+            raise ValueError("a layer that reads another decoder's keys is run by CrossAttentionDecoder.passes")
         checks.check(self.sizes, batch, plan, span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
         if beside_TQ is not None:

@@ -11,9 +11,9 @@ import pytest
 from foretoken.core.errors import MismatchError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
-from foretoken.methods.judge.head import JudgeHead
-from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.methods.judge.network import JudgeHead
+from foretoken.methods.kangaroo.network import Adapter
+from foretoken.methods.sprinter.network import SprinterHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.drafting.learned_part import CONFIG, INDEX, WEIGHTS, LearnedPart, find, find_all
-from foretoken.methods.judge.head import JudgeHead
-from foretoken.methods.kangaroo.adapter import Adapter
-from foretoken.methods.sprinter.head import SprinterHead
+from foretoken.methods.judge.network import JudgeHead
+from foretoken.methods.kangaroo.network import Adapter
+from foretoken.methods.sprinter.network import SprinterHead
 from foretoken.models.load import load
 from helpers.zoo_llms import target
 

@@ -20,7 +20,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
 from foretoken.forward import anatomy
-from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
 from foretoken.testing import Random, Recorder

@@ -20,7 +20,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.span import Span
-from foretoken.methods.longspec.native.target_layer import check_far
+from foretoken.methods.longspec.native.target_layer import check_prefixes
 from foretoken.native import build, checks, selftest
 from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Block, Projection
@@ -323,16 +323,21 @@ def test_every_head_that_selects_for_itself_keeps_a_block(keep: int, sets: str, 
 
 
 @pytest.mark.parametrize(
-    ("far", "message"),
-    [((0, 3), None), ((0, 4), "far.length=4: 0 to 3"), ((0, -1), "far.length=-1"), ((1, 0), "far.slot=1: 0 to 0")],
+    ("prefix", "message"),
+    [
+        ((0, 3), None),
+        ((0, 4), "prefix.length=4: 0 to 3"),
+        ((0, -1), "prefix.length=-1"),
+        ((1, 0), "prefix.slot=1: 0 to 0"),
+    ],
 )
-def test_of_another_cache_committed_rows_are_read(far: tuple[int, int], message: str | None) -> None:
+def test_only_committed_rows_of_another_cache_are_read(prefix: tuple[int, int], message: str | None) -> None:
     cache = KVCache(1, 2, 100)
     cache.commit(cache.acquire(), range(3))
     with refused(message):
-        check_far([far], cache, 1)
+        check_prefixes([prefix], cache, 1)
     with pytest.raises(ValueError, match="1 of 2 segments"):
-        check_far([(0, 3)], cache, 2)
+        check_prefixes([(0, 3)], cache, 2)
 
 
 @pytest.mark.parametrize(("most", "message"), [(2, None), (3, "ahead.most=3: 1 to 2"), (0, "ahead.most=0")])

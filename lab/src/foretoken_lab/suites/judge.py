@@ -21,9 +21,9 @@ from typing import Any
 from foretoken.bench.harness import Method
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.drafting import learned_part
-from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.judge.labels import read_states
 from foretoken.methods.judge.mining import Mining, mine
+from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.train import quality, without_head
 from foretoken.models.load import load
 from foretoken.testing import Random, Scripted, Texts

@@ -29,9 +29,9 @@ from foretoken.drafting import learned_part
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
-from foretoken.methods.judge.head import JudgeHead
 from foretoken.methods.judge.labels import read_states
 from foretoken.methods.judge.mining import RANDOM, Mining, mine
+from foretoken.methods.judge.network import JudgeHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.train.roc import auc

@@ -1,19 +1,19 @@
 """The recurrence of a state-space layer over a tree, three ways: node by node, all at once, and a chain in chunks.
 
-A row brings a key k, a query q, a value v, the logarithm l <= 0 of what it leaves of the state, and a factor b. With
-the state S of its parent:
+A row has a key k, a query q, a value v, the logarithm l <= 0 of the decay of the state, and a factor b. With the state
+S of its parent:
 
     Mamba-2     S <- e^l S + k (b v)^T                        y = S^T q        k = B, q = C, v = x, b = dt, l = dt A
     delta net   S <- e^l S + k (b (v - e^l S^T k))^T          y = S^T q        l = log alpha, b = beta
 
-``walk`` is this very recurrence, depth first: its result for a row is the same whatever else stands in the tree.
+``walk`` is this recurrence, depth first: its result for a row does not depend on the rest of the tree.
 ``tree_scan`` computes all rows at once. Let a_i be the sum of l over a row's path; then, with S_0 the state before
 the root,
 
     u_i = b_i (v_i - [delta net] (e^{a_i} S_0^T k_i + sum over strict ancestors j of e^{a_i - a_j} (k_i . k_j) u_j))
     y_i = e^{a_i} S_0^T q_i + sum over ancestors j and i itself of e^{a_i - a_j} (q_i . k_j) u_j
 
-and the state behind a path is e^{a_v} S_0 + sum over its rows of e^{a_v - a_j} k_j u_j^T (``fold``).
+and the state after a path is e^{a_v} S_0 + sum over its rows of e^{a_v - a_j} k_j u_j^T (``fold``).
 
 Paper:   Wu et al. 2025, arXiv:2505.14969, section 4 (tree scan: the mask of ancestors in the place of the causal one);
          Dao and Gu 2024, arXiv:2405.21060, section 6 (chunks); arXiv:2608.20961 (the triangular solve of a delta net).
@@ -37,11 +37,11 @@ CHUNK_ROWS = 64
 
 
 class Rows(NamedTuple):
-    """What rows bring to the recurrence, all of one floating dtype, float32 or wider.
+    """The rows' inputs of the recurrence, all of one floating dtype, float32 or wider.
 
     Attributes:
         k_TGN, q_TGN, v_THP, decay_TH, factor_TH: k, q, v, l and b above.
-        delta: whether a row writes what the state does not say already (a delta net).
+        delta: whether a row writes the difference between its value and the state's (a delta net).
     """
 
     k_TGN: Tensor
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
     delta: bool
 
     def of(self, rows: Sequence[int] | slice) -> Rows:
-        """Some of the rows."""
+        """Select some of the rows."""
         index = rows if isinstance(rows, slice) else list(rows)
         k, q, v, decay, factor, delta = self
         return Rows(k[index], q[index], v[index], decay[index], factor[index], delta)
@@ -62,19 +62,19 @@ class Rows(NamedTuple):
 
 
 def chain_of(num_rows: int) -> list[int]:
-    """The parents of a chain."""
+    """Return the parents of a chain."""
     return list(range(-1, num_rows - 1))
 
 
 def walk(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The recurrence row by row.
+    """Compute the recurrence row by row.
 
     Args:
         state_HNP: the state before the root; not changed.
         rows: T of them, a parent before its children.
-        parents: of each row; -1: it follows ``state_HNP``; -2: it is not looked at, and its output is 0.
+        parents: of each row; -1: it follows ``state_HNP``; -2: it is ignored, and its output is 0.
     Returns:
-        y [T, H, P], and the state behind the last row that was looked at.
+        y [T, H, P], and the state after the last row that is not ignored.
     """
     heads, groups = rows.v_THP.shape[1], rows.k_TGN.shape[1]
     k_THN1 = rows.k_TGN.repeat_interleave(heads // groups, 1)[..., None]
@@ -88,7 +88,7 @@ def walk(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> tuple[Tensor,
         if parent == -2:
             continue
         before = states[parent]
-        if last_child[parent] == row:  # nobody else goes on from there
+        if last_child[parent] == row:  # no later row continues from there
             del states[parent]
         after = before * kept_TH11[row]
         u_HP = rows.v_THP[row]
@@ -103,7 +103,7 @@ def walk(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> tuple[Tensor,
 
 
 def tree_scan(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> Tensor:
-    """All rows of a tree at once: y [T, H, P]; arguments as for :func:`walk`. By a Triton kernel where there is one."""
+    """Compute all rows of a tree at once, y [T, H, P]; arguments as for :func:`walk`. Uses Triton if it can."""
     a_HT = _path_sums(rows.decay_TH, parents).T
     seen_TT = _ancestors(parents).to(a_HT.device)
     unseen_T11 = (torch.tensor(parents) == -2).to(a_HT.device)[:, None, None]
@@ -121,7 +121,7 @@ def tree_scan(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> Tensor:
 
 
 def fold(state_HNP: Tensor, rows: Rows) -> Tensor:
-    """The state behind a chain of rows, in closed form: activation replay from a path's inputs."""
+    """Return the state after a chain of rows, in closed form: activation replay from a path's inputs."""
     if not len(rows):
         return state_HNP
     parents = chain_of(len(rows))
@@ -134,7 +134,7 @@ def fold(state_HNP: Tensor, rows: Rows) -> Tensor:
 
 
 def chunk_scan(state_HNP: Tensor, rows: Rows, size: int = CHUNK_ROWS) -> tuple[Tensor, Tensor]:
-    """A chain, so many rows at once: y [T, H, P] and the state behind it."""
+    """Compute a chain, ``size`` rows at a time: y [T, H, P] and the state after it."""
     outputs = []
     for start in range(0, len(rows), size):
         part = rows.of(slice(start, start + size))
@@ -153,7 +153,7 @@ def _path_sums(decay_TH: Tensor, parents: Sequence[int]) -> Tensor:
 
 
 def _ancestors(parents: Sequence[int]) -> Tensor:
-    """bool [T, T]: of each row its ancestors and itself."""
+    """Tree mask, bool [T, T]: of each row its ancestors and itself."""
     seen = torch.zeros(len(parents), len(parents), dtype=torch.bool)
     for row, parent in enumerate(parents):
         if parent >= 0:
@@ -163,7 +163,7 @@ def _ancestors(parents: Sequence[int]) -> Tensor:
 
 
 def _lasting(a_HT: Tensor, seen_TT: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is left at row i of what row j wrote: e^{a_i - a_j} for ancestors j, else 0; [H, T, T]."""
+    """Decay from row j to row i: e^{a_i - a_j} for ancestors j, else 0; [H, T, T]."""
     apart_HTT = (a_HT[:, :, None] - a_HT[:, None, :]).masked_fill(~seen_TT, -torch.inf)
     return apart_HTT.to(dtype).exp()
 

@@ -1,9 +1,9 @@
 """Lattices from the block network (network.py): one pass over the target's states fills all slots.
 
-    cache    row i: keys and values of the states of token i, of committed tokens only; the root x_n has none yet
-    pass     k slots behind it, all of which see each other; never committed
+    cache    row i: keys and values from the target's states of token i, for committed tokens; the root x_n has none yet
+    pass     k slots after them, all of which see each other; never committed
 
-So the cache holds what the target's states make of it and nothing else: what is drafted, and refused, leaves no trace.
+The cache depends on the target's states only, so rejected drafts leave no trace in it.
 
 Letters: T rows, F width of the fused depths, L layers, G key/value heads, d head width, k slots, W width.
 """
@@ -33,7 +33,7 @@ from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.native.layout import Layout, Projection
 
-_SLOTS = 1024  # requests at once, at most; buffers grow with use
+_SLOTS = 1024  # most requests at once; buffers grow with use
 
 
 class BlockLattices(LatticeNetwork):
@@ -41,7 +41,7 @@ class BlockLattices(LatticeNetwork):
 
     Args:
         network: copied.
-        target: whose states are read; with a fused decoder, the network is fused too.
+        target: gives the states; with a native decoder, the network runs natively, too.
         top: tokens of each slot to rank.
     """
 
@@ -75,7 +75,7 @@ class BlockLattices(LatticeNetwork):
 
     @property
     def cache(self) -> KVCache:
-        """Of its context rows."""
+        """Keys and values of the context rows."""
         return self._cache
 
     def on_forward(self, features: Sequence[Features]) -> None:
@@ -89,7 +89,7 @@ class BlockLattices(LatticeNetwork):
 
     @torch.inference_mode()
     def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
-        """One pass for all requests whose rows before the root are known; the head reads the slots asked for."""
+        """Run one pass for all requests whose rows before the root are known; the head scores the asked slots."""
         found: list[Lattice | None] = [None] * len(contexts)
         ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
         if not ready:
@@ -105,7 +105,7 @@ class BlockLattices(LatticeNetwork):
         return found
 
     def _at_once(self, states: Sequence[Unread], roots: Sequence[int], counts: Sequence[int]) -> Output:
-        """Everything in one native call."""
+        """Read the waiting rows and fill the slots in one native call."""
         assert self._decoder is not None
         blocks = [
             Block(state.slot, root, state.num_waiting, None if state.num_waiting else state.last, count)
@@ -120,7 +120,7 @@ class BlockLattices(LatticeNetwork):
         return Output.ranked(ranked, self._columns)
 
     def _filled(self, states: Sequence[Unread], roots: Sequence[int], counts: Sequence[int]) -> Output:
-        """The same piece by piece."""
+        """The same with torch."""
         self._read(states)
         batch, lasts = PackedBatch(), []
         for state, root in zip(states, roots, strict=True):
@@ -136,7 +136,7 @@ class BlockLattices(LatticeNetwork):
         return self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
 
     def _ready(self, context: Context) -> Unread | None:
-        """A request all of whose rows before the root are known; a draft that was never judged is forgotten."""
+        """The state of a request if all rows before its root are known; drops a draft that was never verified."""
         state = self._unread.get(context.request_id)
         if state is None:
             return None
@@ -145,7 +145,7 @@ class BlockLattices(LatticeNetwork):
         return state if rows == read > 0 and rows + self.slots < self._cache.max_length else None
 
     def _read(self, states: Sequence[Unread]) -> None:
-        """Keys and values of the rows that wait, in every layer."""
+        """Write keys and values of the waiting rows, in every layer."""
         fresh = [(state, state.num_waiting) for state in states if state.num_waiting]
         if not fresh:
             return
@@ -180,7 +180,7 @@ class BlockLattices(LatticeNetwork):
         return rotate(keys, cos_Td, sin_Td).to(dtype), values.to(dtype)
 
     def _pass(self, batch: PackedBatch, entering_TW: Tensor) -> Output:
-        """The layers over all slots, the head over those that are wanted, which are ranked."""
+        """Run the layers over all slots, and the head over the wanted ones."""
         net, depth = self._net, self._net.num_layers
         plan = DensePlan(self._cache, batch)
         cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
@@ -193,7 +193,7 @@ class BlockLattices(LatticeNetwork):
         return Output.of(self._head.score(net.read_out(h_TW[batch.wanted])), top=self._top, columns=self._columns)
 
     def _native(self, network: BlockNetwork, weight_KW: Tensor) -> LatticeDecoder:
-        """All of it in native code: a row's bits depend on its own block and past only."""
+        """Describe the network for native code, where a row's bits depend on its own block and past only."""
         config, target = network.config, self._target
         assert target.fused is not None
         whole = network.ids_K is None

@@ -1,24 +1,27 @@
-"""The block network: a masked block of slots, filled in one pass over what the target made of the text before it.
+"""The block network: a masked block of slots, filled in one pass, with the target's states as context.
 
-    s_i         the target's states of row i, a depth beside the other, each normed
-    context     keys and values of row i in layer l  =  W_l s_i, keys rotated to position i: nothing else is read of it
-    entering    slot j of the block behind root x_n:   mask_j + enter([e(x_n); s_{n-1}])      at position n + j
+    s_i         the target's states of row i, those of several depths concatenated, each normed
+    context     keys and values of row i in layer l  =  W_l s_i, keys rotated to position i; no other use of s_i
+    input       slot j of the block after root x_n:   mask_j + W_in [e(x_n); s_{n-1}]      at position n + j
     layers      every slot sees the context and all k slots, itself and later ones included
-    slot j ── norm ── rows of the target's head: q of x_{n+j}, given x_0 .. x_n and not the slots before it
+    slot j ── norm ── rows of the target's head: q of x_{n+j}, given x_0 .. x_n but not the other slots' tokens
 
-Paper: DFlash, arXiv:2602.06036: features of several depths are fed as keys and values to every layer of a block
-diffusion drafter. Differs: states are normed before they are fused, and a product of its own makes each layer's keys
-and values of them at once (own fusion weights for each layer, as DFlare, arXiv:2606.02091, has them); root and last
-state enter every slot instead of the root being a row of the block; a mask of its own for each slot; two layers and
-three depths.
+:meth:`BlockNetwork.forward` computes this for one block. Serving (``block.py``, with torch or in native code) and
+training (``many_blocks.py``) are tested to be equal to it.
 
-Letters: B sequences, T positions, F width of the target's states, W width, L layers, G key/value heads, d head width,
-A anchors of a sequence, k slots, V vocabulary, K draft vocabulary.
+Paper: DFlash, arXiv:2602.06036: features of several depths are the keys and values of every layer of a block diffusion
+drafter. It stands in the place of the diffusion language model of DiffuSpec, arXiv:2510.02358. Differs: states are
+normed before they are fused, and each layer has fusion weights of its own for its keys and values (as in DFlare,
+arXiv:2606.02091); root and last state enter every slot instead of the root being a row of the block; every slot has a
+mask of its own; two layers and three depths.
+
+Letters: N rows before the root, B sequences, T positions, F width of the target's states, W width, L layers, H query
+heads, G key/value heads, d head width, A anchors of a sequence, k slots, V vocabulary, K draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +43,12 @@ MOST_SLOTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class BlockNetworkConfig(BlockConfig):
-    """What a block network is, and whose.
+    """Sizes of a block network, and the target that it was trained for.
 
     Attributes:
         layers: L.
         slots: k, tokens that a pass drafts.
-        depths: of the target's residual stream that are read, increasing.
+        depths: depths of the target's residual stream that are read, increasing.
     """
 
     sizes = (*BlockConfig.sizes, "layers", "slots")
@@ -74,10 +77,10 @@ class BlockNetworkConfig(BlockConfig):
 
 
 class BlockNetwork(StateHead):
-    """The weights, and their arithmetic piece by piece.
+    """The block network: its weights, the plain forward pass, and the pieces of serving and training.
 
     Args:
-        config: what it is.
+        config: its sizes.
         ids_K: int64, increasing: the tokens that it scores; None: all.
     """
 
@@ -97,7 +100,44 @@ class BlockNetwork(StateHead):
         self.layers = nn.ModuleList([Block(config) for _ in range(config.layers)])
         self.norm = Norm(config.width, eps=config.norm_eps)
 
-    # ------------------------------------------------------------------ the arithmetic
+    # ------------------------------------------------------------------ the network on one page
+
+    def forward(self, states_NF: Tensor, e_W: Tensor) -> Tensor:
+        """What the target's head reads for the k slots of one block, [k, W].
+
+        Args:
+            states_NF: the target's states of rows 0 .. n - 1, depths side by side; row n, the root, has none yet.
+            e_W: embedding of the root x_n.
+        """
+        config, n, eps = self.config, len(states_NF), self.config.norm_eps
+        s_NF = F.rms_norm(states_NF.unflatten(-1, (len(config.depths), -1)), (config.target_width,), eps=eps).flatten(1)
+        # context: keys and values of all layers in one product
+        both = self.context(s_NF).unflatten(-1, (2, config.layers, config.kv_heads, config.head_dim))
+        context_k, context_v = both.permute(1, 2, 3, 0, 4)  # [L, G, N, d] each
+        # input of slot j: its mask, the root and the last state
+        h_kW = self.masks + self.enter(torch.cat([e_W, s_NF[-1]]))
+        cos, sin = self.rotary_at(torch.arange(n + config.slots + 1, device=e_W.device))
+        at = slice(n + 1, None)  # positions of the slots
+        for number in range(config.layers):
+            layer, heads = self.layer(number), self.layer(number).self_attn
+            u_kW = layer.input_layernorm(h_kW)
+            projections = (heads.q_proj, heads.k_proj, heads.v_proj)
+            q, k, v = (each(u_kW).unflatten(-1, (-1, config.head_dim)).transpose(0, 1) for each in projections)
+            k_context = context_k[number]
+            if heads.q_norm is not None and heads.k_norm is not None:
+                q, k, k_context = heads.q_norm(q), heads.k_norm(k), heads.k_norm(k_context)
+            q = rotate(q, cos[at], sin[at])
+            keys = torch.cat([rotate(k_context, cos[:n], sin[:n]), rotate(k, cos[at], sin[at])], dim=1)
+            values = torch.cat([context_v[number], v], dim=1)
+            # no mask: every slot sees the whole context and the whole block
+            attended = F.scaled_dot_product_attention(q[None], keys[None], values[None], enable_gqa=True)[0]
+            h_kW = h_kW + heads.o_proj(attended.transpose(0, 1).flatten(1))
+            m_kW, mlp = layer.post_attention_layernorm(h_kW), layer.mlp
+            h_kW = h_kW + mlp.down_proj(F.silu(mlp.gate_proj(m_kW)) * mlp.up_proj(m_kW))
+        out_kW: Tensor = self.norm(h_kW)
+        return out_kW
+
+    # ------------------------------------------------------------------ its pieces, for serving and training
 
     def fused(self, states_TF: Tensor) -> Tensor:
         """s [..., F]: the target's states, each depth normed for itself."""
@@ -105,7 +145,7 @@ class BlockNetwork(StateHead):
         return F.rms_norm(depths, depths.shape[-1:], eps=self.config.norm_eps).flatten(-2)
 
     def split_context(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
-        """What ``context`` gives, as keys and values of all layers, [..., T, L, G, d]; keys are normed, not rotated."""
+        """Split the product of ``context`` into keys and values of all layers, [..., T, L, G, d]; keys not rotated."""
         config = self.config
         heads = product_TO.unflatten(-1, (2, config.layers, config.kv_heads, config.head_dim))
         keys, values = heads[..., 0, :, :, :], heads[..., 1, :, :, :]
@@ -114,12 +154,12 @@ class BlockNetwork(StateHead):
         return keys, values
 
     def key_gains(self) -> Tensor:
-        """[L, 1, d]: of the norms of each layer's keys."""
+        """Gains of the norms of each layer's keys, [L, 1, d]."""
         norms = [self.layer(number).self_attn.k_norm for number in range(self.num_layers)]
         return torch.stack([norm.weight for norm in norms if norm is not None])[:, None]
 
     def entering(self, e_AW: Tensor, s_AF: Tensor) -> Tensor:
-        """What enters the first layer, [..., A, k, W].
+        """Input of the first layer, [..., A, k, W].
 
         Args:
             e_AW: embeddings of roots.
@@ -127,48 +167,13 @@ class BlockNetwork(StateHead):
         """
         return self.enter(torch.cat([e_AW, s_AF], dim=-1))[..., None, :] + self.masks
 
-    def blocks(self, states_BTF: Tensor, tokens_BT: Tensor, anchors_BA: Tensor, embedding_VW: Tensor) -> Tensor:
-        """What the head reads, [B, A, k, W], for many blocks of a sequence at once.
-
-        Args:
-            states_BTF: the target's states of rows 0..T-1, the depths side by side.
-            tokens_BT: x.
-            anchors_BA: positions of roots, from 1 on; what lies at and behind one is not seen from its block.
-            embedding_VW: see ``embedding_of``.
-        """
-        config, length = self.config, states_BTF.shape[1]
-        slots, group = config.slots, config.heads // config.kv_heads
-        s_BTF = self.fused(states_BTF)
-        keys, values = self.split_context(self.context(s_BTF))
-        positions = torch.arange(length + slots, device=tokens_BT.device)
-        cos_Td, sin_Td = self.rotary_at(positions)
-        before_BAF = s_BTF.gather(1, (anchors_BA - 1)[..., None].expand(-1, -1, s_BTF.shape[-1]))
-        h = self.entering(F.embedding(tokens_BT.gather(1, anchors_BA), embedding_VW), before_BAF)
-        at_BAk = anchors_BA[..., None] + torch.arange(1, slots + 1, device=tokens_BT.device)
-        cos, sin = (each[at_BAk][:, :, None] for each in (cos_Td, sin_Td))  # [B, A, 1, k, d / 2]
-        unseen = positions[:length] >= anchors_BA[..., None]  # [B, A, T]
-        for number in range(self.num_layers):
-            read, residual = self.go_on(number, h)
-            q, k, v = self.project(read, cos, sin, number)  # [B, A, H or G, k, d]
-            k_ctx = rotate(keys[:, :, number].transpose(1, 2), cos_Td[:length], sin_Td[:length])  # [B, G, T, d]
-            v_ctx = values[:, :, number].transpose(1, 2)
-            q = q.unflatten(2, (config.kv_heads, group)) * config.head_dim**-0.5  # [B, A, G, n, k, d]
-            far = torch.einsum("bagnkd,bgtd->bagnkt", q, k_ctx).masked_fill(unseen[:, :, None, None, None], -torch.inf)
-            near = torch.einsum("bagnkd,bagjd->bagnkj", q, k)
-            weights = torch.cat([far, near], dim=-1).softmax(-1)
-            out = torch.einsum("bagnkt,bgtd->bagnkd", weights[..., :length], v_ctx)
-            out = out + torch.einsum("bagnkj,bagjd->bagnkd", weights[..., length:], v)
-            attended = out.permute(0, 1, 4, 2, 3, 5).reshape(*anchors_BA.shape, slots, -1)
-            h = self.close(residual, attended, number)
-        return self.read_out(h)
-
-    # ------------------------------------------------------------------ files, and whose it is
+    # ------------------------------------------------------------------ files, and the target of a network
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width, vocabulary or depth.
 
         Raises:
-            MismatchError: it is one; the field of ``config.json`` is named.
+            MismatchError: a field of ``config.json`` differs; it is named.
         """
         super().check_shape(model)
         config = self.config
@@ -184,7 +189,7 @@ class BlockNetwork(StateHead):
 
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:
-        """Begin with the last state's deepest depth entering every slot, and the target's final norm."""
+        """Start with the last state's deepest depth as the input of every slot, and the target's final norm."""
         width = self.config.width
         if self.config.target_width == width:
             self.enter.weight.mul_(0.3)
@@ -194,13 +199,13 @@ class BlockNetwork(StateHead):
             self.norm.weight.copy_(gain_D)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights, bf16, and the ids of the tokens that it scores."""
+        """All weights in bfloat16, and the ids of the scored tokens."""
         found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
         return found if self.ids_K is None else {**found, IDS: self.ids_K}
 
     @classmethod
     def of(cls, config: BlockNetworkConfig, tensors: Mapping[str, Tensor]) -> BlockNetwork:
-        """The network that a config and saved weights describe, float32.
+        """Build the network that a config and saved weights describe, float32.
 
         Raises:
             ValueError: they do not fit each other; the tensor is named.
@@ -214,11 +219,11 @@ class BlockNetwork(StateHead):
     def random(
         cls, target: LanguageModel, *, draft_vocab_size: int | None = None, seed: int = 0, **fields: Any
     ) -> BlockNetwork:
-        """A network that nobody trained.
+        """Return an untrained network.
 
         Args:
-            draft_vocab_size: how many tokens it scores, every so many-th one; at most, and without it, all.
-            fields: others of the config.
+            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None, or more: all.
+            fields: further fields of the config.
         """
         size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
         config = config_for(target.config, target.name, fingerprint_of(target.source), draft_vocab_size=size, **fields)
@@ -229,28 +234,8 @@ class BlockNetwork(StateHead):
 
     @classmethod
     def how(cls, target: str, draft: str, config: BlockNetworkConfig | None = None) -> str:
-        """The command that trains a network."""
+        """Return the command that trains a network."""
         return f"foretoken train diffuspec --target {target} --out DIR"
-
-
-def unrolled(
-    network: BlockNetwork,
-    states_BTF: Tensor,
-    tokens_BT: Tensor,
-    embedding_VW: Tensor,
-    steps: int,
-    wanted_BC: Tensor,
-) -> Iterator[Tensor]:
-    """What the network reads out from every column, as drafting/feature_heads/unroll.py has it for chains of pairs.
-
-    Returns:
-        for s = 0, 1, ..: of the columns that are asked about, [N, W]: slot s + 1 of the block whose root is x_{c+1}.
-    """
-    length = tokens_BT.shape[1]
-    anchors_BA = torch.arange(1, length, device=tokens_BT.device).expand(len(tokens_BT), -1)
-    rows = network.blocks(states_BTF, tokens_BT, anchors_BA, embedding_VW)
-    for step in range(min(steps, network.config.slots, length - 1)):
-        yield rows[:, :, step][wanted_BC]
 
 
 def config_for(
@@ -262,15 +247,15 @@ def config_for(
     mlp_width: int | None = None,
     **fields: Any,
 ) -> BlockNetworkConfig:
-    """A network that fits a model of transformers: its layers are as ``fields_for`` makes them, with normed heads; it
-    reads the target after a quarter, half and three quarters of its layers.
+    """Return the config of a network that fits a model of transformers: layers as ``fields_for`` makes them; it reads
+    the target after a quarter, half and three quarters of its layers.
 
     Args:
         config: the target's configuration.
         draft_vocab_size: None: all of the vocabulary.
-        fields: others of :class:`BlockNetworkConfig`.
+        fields: further fields of :class:`BlockNetworkConfig`.
     Raises:
-        UnsupportedArchitecture: the target does not say its sizes.
+        UnsupportedArchitecture: the target's configuration lacks a size.
     """
     found = fields_for(
         config, target, fingerprint, title=BlockNetwork.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width

@@ -1,15 +1,14 @@
-"""Training of the block network (network.py): the target's law at every slot, of many blocks of a text at once.
+"""Training of the block network (network.py): the target's distribution at every slot, many blocks of a text at once.
 
     loss = mean over slots j of all blocks, weighted e^(-(j - 1) / gamma), of  -sum over kept v of p_j(v) log q_j(v)
 
-p_j is the target's law at slot j under the true text before it, q_j the network's, which sees the text up to the root.
-A trigram model of the text that was read is stored beside the network (trigram.py).
+p_j is the target's distribution at slot j given the true text before it; q_j is the network's, which sees the text up
+to the root. A trigram model of the same text is stored beside the network (trigram.py).
 
-Texts are by default the target's own answers, greedy ones and drawn ones; roots are drawn among the positions of
-replies.
+Texts are by default the target's own answers, both greedy and drawn; roots are drawn among the positions of replies.
 
-Paper: DFlash, arXiv:2602.06036 (position-weighted loss, random anchors). Differs: the target's whole law is learnt and
-not its token, at every slot, also behind one that would have been refused.
+Paper: DFlash, arXiv:2602.06036 (position-weighted loss, random anchors). Differs: the loss is against the whole
+distribution of the target, not its token, and at every slot, also after one that would have been rejected.
 
 Letters: B sequences, T positions, A anchors of a sequence, k slots, N used positions, W width, K draft vocabulary.
 """
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError
+from foretoken.methods.diffuspec.many_blocks import many_blocks, unrolled
 from foretoken.methods.diffuspec.network import (
     LAYERS,
     MOST_SLOTS,
@@ -33,7 +33,6 @@ from foretoken.methods.diffuspec.network import (
     BlockNetwork,
     BlockNetworkConfig,
     config_for,
-    unrolled,
 )
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.train.feature_heads.course import Course, HeadShape, Stage, recipe_for, vocabulary_of
@@ -42,13 +41,13 @@ from foretoken.train.feature_heads.objective import HeadObjective
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.recipe import Recipe
 
-TRIGRAM_LEAST = 2  # times that a triple was met, to be kept
+TRIGRAM_LEAST = 2  # occurrences from which a triple is kept
 _ANCHORS = 32  # blocks of one sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(HeadShape):
-    """What is trained, beside the target.
+    """Sizes of the network to train.
 
     Attributes:
         layers: L.
@@ -88,8 +87,8 @@ class BlockLoss(HeadObjective):
         row_BT = torch.full(used_BT.shape, -1, dtype=torch.int64, device=device)
         row_BT[used_BT] = torch.arange(int(used_BT.sum()), device=device)
         anchors_BA = _anchors(used_BT, generator)
-        rows = model.blocks(lesson.states_BTF, lesson.tokens_BT, anchors_BA, self._embedding_VW)
-        at_BAk = anchors_BA[..., None] + torch.arange(slots, device=device)  # row a + j - 1 is the law of slot j
+        rows = many_blocks(model, lesson.states_BTF, lesson.tokens_BT, anchors_BA, self._embedding_VW)
+        at_BAk = anchors_BA[..., None] + torch.arange(slots, device=device)  # row a + j - 1 is p_j
         inside = at_BAk < used_BT.shape[1]
         sequence = torch.arange(len(used_BT), device=device)[:, None, None]
         of_BAk = torch.where(inside, row_BT[sequence, at_BAk.clamp_max(used_BT.shape[1] - 1)], -1)
@@ -114,7 +113,7 @@ def _anchors(used_BT: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def recipe(target: str, own_words: float) -> Recipe:
-    """What decides a run on text, beside the shape.
+    """Return the recipe of a training run, apart from the network's shape.
 
     Raises:
         ConfigError: the share is out of range.
@@ -123,12 +122,12 @@ def recipe(target: str, own_words: float) -> Recipe:
 
 
 def course(target: str, shape: Shape, own_words: float) -> Course:
-    """What is trained, and how.
+    """Describe the training of one network.
 
     Args:
-        own_words: share of the text that the target writes.
+        own_words: share of the text that the target generates.
     Raises:
-        ConfigError: the share is out of range, or the target has fewer tokens than are to be scored.
+        ConfigError: the share is out of range, or the target has fewer tokens than the network is to score.
     """
 
     def config(target: Any, name: str, fingerprint: str, size: int | None) -> BlockNetworkConfig:

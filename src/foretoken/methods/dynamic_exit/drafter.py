@@ -1,12 +1,12 @@
-"""DEL: draft with the first E layers of the target; E and the length follow what every exit would have said.
+"""DEL: draft with the first E layers of the target; E and the length follow from the acceptance of every exit.
 
-    draft     layers [0, E) ── final norm ── head          E layers a token, the target's own weights
-    verify    layers [E, L) over all drafted rows
-    re-read   every exit's hidden states, which are there anyway, through norm and head: shadow tokens
-    learn     alpha[e] = how often exit e agreed with the whole model, with decay
-    choose    E, n = argmax of (1 + alpha + ... + alpha^n) / cost of a step with n drafts from exit E
+    1 choose     E, n = argmax of (1 + alpha + ... + alpha^n) / cost of a step with n drafts from exit E
+    2 draft      layers [0, E) ── final norm ── head, n times: E layers a token, the target's own weights
+    3 verify     the engine runs layers [E, L) over all drafted rows
+    4 re-read    hidden states of every exit, which steps 2 and 3 computed, through norm and head: shadow tokens
+    5 learn      alpha[e] = how often exit e agreed with the whole model, with decay
 
-How alpha is kept and the best exit found is in statistics.py.
+``propose`` does steps 1 and 2, ``observe`` 4 and 5. statistics.py keeps alpha and finds the best exit.
 
 Letters: T packed rows, D width, L layers, X exits that are re-read.
 """
@@ -37,51 +37,50 @@ from foretoken.methods.dynamic_exit.statistics import (
 )
 from foretoken.models.language_model import LanguageModel, Output
 
-_DEAREST = 10_000  # layers that a head may cost: costs of layers vanish beside much more
-PROBE_EVERY = 16  # steps without a draft before one token is drafted all the same (ours)
+_DEAREST = 10_000  # largest cost of a head in layers: beyond it the layers would not count
+PROBE_EVERY = 16  # of so many steps without a draft, one drafts a probing token (ours)
 
 
 @dataclass(slots=True)
 class _State:
-    """One request: what was learnt, and its hidden states of the step under way, depth -> [rows, D]."""
+    """One request: its statistics, and its hidden states of the current step, depth -> [rows, D]."""
 
     statistics: Statistics
     drafted: EarlyExitBuilder | None = None
-    said: list[int] = field(default_factory=list)  # most probable token of the drafting exit, per drafted row
+    best_of_exit: list[int] = field(default_factory=list)  # most probable token of the drafting exit, per drafted row
     shares: list[float] = field(default_factory=list)  # and its probability
     rounds: int = 0
-    informed: bool = False  # by earlier requests: its prompt need not be learnt from
-    exit: int = 0  # of the draft under way
-    own: bool = False  # follows from nothing but its own past
-    own_rounds: int = 0  # steps in which it was asked for a draft
-    root: int = (
-        -1
-    )  # of the last of them; asked again about the same one, after a neighbour's fault, it is no other step
-    learnt: int = 0  # rows without a draft up to here have been learnt from; they may be shown again, too
-    looks: bool = True  # whether hidden states of the forward to come are learnt from
+    informed: bool = False  # started from the statistics of earlier requests, so its prompt is not re-read
+    exit: int = 0  # of the current draft
+    own: bool = False  # plans by its own past only
+    own_rounds: int = 0  # steps in which a draft was requested
+    # length at the last of them; a second request for the same root, after a neighbour's fault, is no other step
+    root: int = -1
+    learnt: int = 0  # rows without a draft before this one were learnt from; a forward may return them again
+    looks: bool = True  # whether to learn from hidden states of the next forward
     hidden: dict[int, Tensor] = field(default_factory=dict)
     best: Sequence[int] = ()
 
 
 class DynamicExitDrafter(Drafter):
-    """Self-speculation whose exit layer and length are chosen before every step from what all exits would have said.
+    """Self-speculation whose exit layer and length are chosen before every step by the acceptance of all exits.
 
     Paper:   arXiv:2504.05598 (DEL), on LayerSkip's self-speculation, arXiv:2404.16710.
-    Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is fixed before a
-             step from the past, the stop looks at a drafted token that is verified all the same: lossless under any
-             lossless verifier of chains.
-    Differs: one exit for a batch; a planned length of 0 is honoured, with one probing token every 16 steps, and nothing
-             is drafted where plain decoding was faster; the cost is
-             measured unless asked for in layers, and then counts norm and head; shadow tokens are re-read only every
-             ``reread_every`` steps, since the head, cheap beside the layers of a large model, is dear beside those of a
-             small one (between them the drafting exit is learnt from alone), and in steps without a draft only when
-             probing; with the dynamic stop the exit is chosen by what such drafts come to, since nobody plans their
-             length (the paper plans as if it were fixed); a request starts from what the one before it ended with, at
-             the weight of 8 columns, and only the first ones from their prompts and with one token from the shallowest
-             exit; the threshold compares plain confidences with plain ones when sampling. A seeded request whose tokens
-             depend on the draft has an exit and a length of its own, from its own past and from costs in layers: it
-             starts from nothing, and where several exits draft in one step, the forward goes on from that of most
-             drafts, and computes the others from the first layer.
+    Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is chosen before a
+             step, and the token that triggers the stop is verified, too: lossless under any lossless verifier of
+             chains.
+    Differs: Choice: one exit for a batch. A planned length of 0 is plain decoding, with one probing token every 16
+             steps, and there are no drafts where plain decoding was faster. The cost is measured, or on request in
+             layers, which then include norm and head. With the dynamic stop an exit is chosen by the expected length of
+             drafts that stop there; the paper plans as if the length were fixed.
+             Re-reading: only every ``reread_every`` steps, because the head is expensive compared with the layers of a
+             small model; in between only the drafting exit is learnt from. In steps without a draft only when probing.
+             Start: a request starts from the statistics of the one before it, at the weight of 8 columns; only the
+             first ones learn from their prompts and draft one token from the shallowest exit.
+             Threshold: when sampling it compares probabilities at temperature 1 with probabilities at temperature 1.
+             Seeded requests whose tokens depend on the draft have an exit and a length of their own, from their own
+             past and from costs in layers, and start without statistics. Where several exits draft in one step, the
+             verification resumes from the exit of most drafts, and computes the others from the first layer.
     """
 
     name = "del"
@@ -102,13 +101,13 @@ class DynamicExitDrafter(Drafter):
 
         Attributes:
             exit_layer: None: chosen before every step; a number of layers: always this one (LayerSkip).
-            draft_length: None: the confidence threshold decides; 'planned': the length that goes with the chosen
-                exit (the paper's ablation without dynamic exit); a number: always so many tokens.
-            decay: of the statistics, per step in which an exit was seen.
-            reread_every: steps between two re-readings of all exits; 1 as published, for where the head is cheap.
-            prompt_rows: last rows of a prompt that the exits are judged by before there was any request; 32 as
-                published, where it is done for every request.
-            cost: what the objective divides by: 'measured' milliseconds on this machine, or 'layers' loaded.
+            draft_length: None: the confidence threshold decides; 'planned': the length that belongs to the chosen
+                exit (the paper's ablation without dynamic exit); a number: always this many tokens.
+            decay: of the statistics, per step in which an exit was observed.
+            reread_every: steps between two re-readings of all exits; 1 as published, which suits a cheap head.
+            prompt_rows: last rows of a prompt from which the first requests learn; 32 as published, where every
+                request learns from its prompt.
+            cost: divisor of the objective: 'measured' milliseconds on this machine, or 'layers' loaded.
             head_cost: with cost='layers': norm and head in layers; None: by their parameters. The paper has 0.
             min_exit: shallowest exit to consider.
             draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
@@ -167,7 +166,7 @@ class DynamicExitDrafter(Drafter):
                 )
         self._fixed = config.exit_layer is not None and isinstance(config.draft_length, int)
         self._exits = range(config.min_exit, self._layers)
-        # what is never learnt from need not be seen
+        # without learning no hidden states are needed
         depths = tuple(range(1, self._layers + 1))
         self._blind = Needs(hidden_layers=HiddenLayers((), 0))
         self._all = Needs(hidden_layers=HiddenLayers(depths, config.prompt_rows))
@@ -186,14 +185,14 @@ class DynamicExitDrafter(Drafter):
         self._round = 0
 
     def _worth_rereading(self, costs: Costs) -> list[int]:
-        """The exits but for those that would not pay if they were always right."""
+        """The exits that would pay if they were always right."""
         return [each for each in self._exits if at_best(costs, each) > 1.0 / costs.plain]
 
     def attach(self, cache: Any) -> None:
         self.early_exit.attach(cache)
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Keep the hidden states of this step's rows; a prompt's last rows are learnt from at once."""
+        """Keep the hidden states of this step's rows; learn from a prompt's last rows at once (steps 4 and 5)."""
         if self._fixed:
             return
         reading = False
@@ -212,11 +211,11 @@ class DynamicExitDrafter(Drafter):
             if at_end and not (state.informed and each.begin + rows == each.context.num_prompt):
                 self._reread(each.context.request_id, state, range(rows))
                 state.learnt = each.begin + rows
-        if not reading:  # until it is asked again
+        if not reading:  # until the next choice requests hidden states
             self.needs = self._blind
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Draft with the exit chosen for this step; every token is one forward of the first layers for the batch."""
+        """Choose an exit for this step (step 1) and draft with it (step 2), a forward of the batch for each token."""
         growing = [
             EarlyExitBuilder(
                 context, replace(budget, max_nodes=min(budget.max_nodes, budget.max_depth), stop_rule=None)
@@ -225,16 +224,19 @@ class DynamicExitDrafter(Drafter):
             if min(budget.max_nodes, budget.max_depth) > 0
         ]
         self._round += 1
+        # 1. choose E and n; drafts of one exit form a group
         groups = self._groups(growing)
+        # 2. draft n tokens from layers [0, E)
         self._columns.begin([draft.context for draft in growing])
         for exit_layer, group in groups.items():
             self._grow(group, exit_layer)
+        # 3. is the engine's: layers [E, L), for the exit of most drafts
         resumed = max(groups, key=lambda each: (len(groups[each]), each), default=0)
         drafts = {draft.context.request_id: self._finish(draft, resumed) for draft in growing}
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def _groups(self, growing: Sequence[EarlyExitBuilder]) -> dict[int, list[EarlyExitBuilder]]:
-        """Plan the step: exit -> the drafts that are drawn from it; their budgets say how long they may be."""
+        """Choose for every draft: exit -> its drafts, with the chosen length in their budgets."""
         groups: dict[int, list[EarlyExitBuilder]] = {}
         own = [draft for draft in growing if draft.budget.own_past and not self._fixed]
         shared = [draft for draft in growing if not draft.budget.own_past or self._fixed]
@@ -243,7 +245,7 @@ class DynamicExitDrafter(Drafter):
             plan = self._plan([draft.context for draft in shared])
             plans = [(draft, *plan) for draft in shared]
         elif not self._fixed:
-            self.needs = self._blind  # only those draft that say themselves whether they look
+            self.needs = self._blind  # only seeded requests draft, and each has its own ``looks``
         plans += [(draft, *self._plan_own(draft.context)) for draft in own]
         if any(self._states[draft.context.request_id].looks for draft in own):
             self.needs = self._all
@@ -255,7 +257,7 @@ class DynamicExitDrafter(Drafter):
         return groups
 
     def _grow(self, active: list[EarlyExitBuilder], exit_layer: int) -> None:
-        """Draw the drafts of one exit, a token of each at a time."""
+        """Draw the drafts of one exit, one token of each at a time."""
         taps = tuple(range(1, exit_layer + 1)) if self.needs is self._all else (exit_layer,)
         with torch.inference_mode():
             while active:
@@ -269,7 +271,7 @@ class DynamicExitDrafter(Drafter):
                     self.early_exit.read(closing, exit_layer, taps, scored=False)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the columns that the drafting exit was right about, and the first where it was not."""
+        """Learn from the columns where the drafting exit was right, and the first where it was wrong."""
         self._columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
@@ -280,14 +282,15 @@ class DynamicExitDrafter(Drafter):
             if self._fixed:
                 continue
             exit_layer = state.exit
-            wrong = next((i for i, token in enumerate(state.said) if state.best[i] != token), len(state.said))
-            if state.hidden:
+            drafted_best = state.best_of_exit
+            wrong = next((i for i, token in enumerate(drafted_best) if state.best[i] != token), len(drafted_best))
+            if state.hidden:  # 4. re-read every exit, 5. learn
                 if outcome.draft.resume is not None:
                     below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
                     state.hidden = {**state.hidden, **below}
                 self._reread(outcome.request_id, state, range(wrong + 1))
-            else:  # what the drafting exit said is known all the same
-                count = min(wrong + 1, len(state.said))
+            else:  # 5. learn from the drafting exit, whose tokens are known without re-reading
+                count = min(wrong + 1, len(drafted_best))
                 matches = [column < wrong for column in range(count)]
                 state.statistics.learn(exit_layer, self.config.decay, matches, state.shares[:count])
 
@@ -297,10 +300,10 @@ class DynamicExitDrafter(Drafter):
         if state is not None and state.rounds:
             self._prior = state.statistics.handed_on()
         if not self._states and not self._fixed and self._prior is None:
-            self.needs = self._all  # the next forward may be a prompt's, to be learnt from
+            self.needs = self._all  # the next forward may be a prompt's, from which to learn
 
     def _begin(self, context: Context) -> _State:
-        """Start a request, from what earlier ones ended with if there are any."""
+        """Start a request, from the statistics of earlier ones if there are any."""
         prior = self._prior
         state = _State(
             Statistics.empty(self._layers) if prior is None else prior.handed_on(), informed=prior is not None
@@ -337,7 +340,7 @@ class DynamicExitDrafter(Drafter):
         """Exit and longest draft of one request, from its own past and from costs in layers."""
         config = self.config
         state = self._states.get(context.request_id)
-        if state is None or not state.own:  # what was learnt of its prompt depends on who else was there
+        if state is None or not state.own:  # statistics of its prompt depend on other requests
             state = self._states[context.request_id] = _State(Statistics.empty(self._layers), own=True)
         state.own_rounds += len(context.tokens) != state.root
         state.root = len(context.tokens)
@@ -355,14 +358,14 @@ class DynamicExitDrafter(Drafter):
         return exit_layer, length
 
     def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
-        """One more token; unsure tokens are kept and verified, but not continued."""
+        """Draw one more token; an unsure token is kept and verified, but not continued."""
         node = draft.draw(output, row, self.name)
         if node is None:
             draft.frontier = []
             return
         stop = not draft.has_room(node)
         state = self._states[draft.context.request_id]
-        state.said[node:], state.shares[node:] = [output.best[row]], [output.top_shares[row]]
+        state.best_of_exit[node:], state.shares[node:] = [output.best[row]], [output.top_shares[row]]
         if not stop and self.config.draft_length is None:
             token = draft.tokens[node]
             plain = output.best[row] == token
@@ -372,7 +375,7 @@ class DynamicExitDrafter(Drafter):
         draft.frontier = [] if stop else [node]
 
     def _finish(self, draft: EarlyExitBuilder, resumed: int) -> Draft:
-        """The draft; verification goes on from its exit if that is where it does for the whole step."""
+        """Return the draft; verification resumes from its exit if that is the exit of the whole step."""
         if not draft.tokens:
             return NO_DRAFT
         state = self._states[draft.context.request_id]
@@ -382,7 +385,7 @@ class DynamicExitDrafter(Drafter):
     # ------------------------------------------------------------------ learning
 
     def _reread(self, request_id: int, state: _State, columns: range) -> None:
-        """Re-read the exits at these rows in one call of the drafts' head, and update every exit's statistics."""
+        """Steps 4 and 5: score the exits at these rows in one call of the head, and update every exit's statistics."""
         hopeful = self._own_hopeful if state.own else self._hopeful
         exits = hopeful if self.config.exit_layer is None else [self.config.exit_layer]
         depths = [depth for depth in exits if depth in state.hidden]
@@ -395,5 +398,5 @@ class DynamicExitDrafter(Drafter):
         output = self._columns.score(torch.cat([state.hidden[depth][rows] for depth in depths]), request_id)
         for place, depth in enumerate(depths):
             rows = slice(place * count, (place + 1) * count)
-            matches = [said == true for said, true in zip(output.best[rows], truth, strict=True)]
+            matches = [token == true for token, true in zip(output.best[rows], truth, strict=True)]
             state.statistics.learn(depth, self.config.decay, matches, output.top_shares[rows])

@@ -1,4 +1,4 @@
-"""Training of the judge's head (head.py): labels, fit, threshold, and what it is worth on held-out questions.
+"""Training of the judge's head (network.py): labels, fit, threshold, and its quality on held-out questions.
 
 Paper: arXiv:2501.19309. The target stays frozen; D + 1 numbers are trained.
 Differs: labels come from tasks that can be checked (mining.py), or from a user's annotations (triples.py).
@@ -30,9 +30,9 @@ from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge.fit import fit, macro_auc
-from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, Marked, read_states
 from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.methods.judge.store import Store
 from foretoken.methods.judge.triples import check_tail, read_triples
 from foretoken.models.fingerprint import fingerprint_of

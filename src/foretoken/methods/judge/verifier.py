@@ -1,7 +1,7 @@
-"""Judge Decoding: a token stands if the exact test lets it, or if a trained head finds nothing wrong with it.
+"""Judge Decoding: accept a token if the exact test accepts it, or if a trained head judges that it is correct.
 
     row      0: x_t     1: d_1     2: d_2     3: d_3
-    law        p_0        p_1        p_2        p_3      of the next token: d_i is tested against row i - 1
+    p          p_0        p_1        p_2        p_3      of the next token: d_i is tested against row i - 1
     state      e_0        e_1        e_2        e_3      of the token itself, after reading it: d_i is judged by row i
 
 Letters: M rows, D width of the target, V vocabulary.
@@ -30,7 +30,7 @@ from foretoken.verifiers.walk import Pick, Siblings
 
 
 class Head(Protocol):
-    """What judges; methods/judge/head.py has one. ``config`` says its ``threshold`` and what it reads (``normed``)."""
+    """A judge, as in methods/judge/network.py; its ``config`` has a ``threshold`` and ``normed``."""
 
     config: Any
 
@@ -40,34 +40,34 @@ class Head(Protocol):
 
 
 class JudgeVerifier(BudgetedVerifier):
-    """Accept while the exact test or the judge says yes; what follows the first refusal is what the exact rule emits.
+    """Accept while the exact test or the judge accepts; after the first rejection emit as the exact rule does.
 
     Paper:   Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309, section 4: accept if the standard test or
         sigmoid(w.e + b) > delta, e the target's last hidden state of the token itself.
-    Exact:   no. With J(x) = 1 where the judge would let x stand, S = sum (p - q)+, and the filters' p:
+    Exact:   no. With J(x) = 1 where the judge would accept x, S = sum (p - q)+, and p after the filters:
 
                  e(x) = min(p, q) + J(x) (q - p)+ + (1 - J) share of (p - q)+,     share = sum (1 - J) (q - p)+ / S
                  TV(e, p) = sum J(x) (q - p)+
 
-             Of J only the drafted token's value is known: the target has read no other. So a drafted y with J(y) = 1 is
-             charged (1 - p(y)/q(y))+, whether or not the exact test let it stand: the mean over the draw is TV(e, p),
+             J is known for the drafted token only, since the target has read no other. So a drafted y with J(y) = 1 is
+             charged (1 - p(y)/q(y))+, whether or not the exact test accepted it: the mean over the draw is TV(e, p),
              an unbiased estimate, and (log q/p)+ for the divergence, whose mean is at least KL(e, p). For point masses
              (q = 1) both are exact given the draft; at temperature 0 a token that is not the argmax costs 1. Checked by
              enumeration in tests/unit/methods/judge/test_verifier.py.
-    Differs: guards. On the judge's word alone there stands no token that ends the request, no special one
-             (``guarded``), and none with p = 0 (filtered, forbidden); of consecutive ones at most ``max_run``; there is
-             a budget. Where p >= q the exact test is certain, and the judge is not asked. Chains only. With
+    Differs: guards. The judge alone cannot accept a token that ends the request, a special one (``guarded``), or one
+             with p = 0 (filtered, forbidden), and at most ``max_run`` consecutive ones; there is a budget. Where
+             p >= q the exact test certainly accepts, and the judge is not evaluated. Chains only. With
              ``threshold=1`` the judge is off, and the rule is `recursive` on a chain, bit for bit.
 
     Args:
         config: options.
         head: the judge.
-        guarded: tokens that never stand on its word alone, beside those that end the request.
+        guarded: tokens that the judge alone cannot accept, in addition to those that end the request.
     """
 
     name = "judge"
     declared = Declared(
-        learned_part="foretoken.methods.judge.head:JudgeHead",
+        learned_part="foretoken.methods.judge.network:JudgeHead",
         knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
     )
     laws: tuple[type[Law], ...] = (PointMass, Sampled)
@@ -78,10 +78,10 @@ class JudgeVerifier(BudgetedVerifier):
         """Options of the judge.
 
         Attributes:
-            head: a folder written by `foretoken train judge`; None: what lies beside the target's weights in ``judge``.
-            threshold: the judge's word counts above this, in [0, 1]; None: what the head was calibrated to. 1 switches
-                it off.
-            max_run: so many tokens in a row may stand on the judge's word alone; None: any number.
+            head: a folder written by `foretoken train judge`; None: the folder ``judge`` beside the target's weights.
+            threshold: the judge accepts above this probability, in [0, 1]; None: the head's calibrated one. 1 switches
+                the judge off.
+            max_run: consecutive tokens that the judge alone may accept; None: any number.
             max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
                 no bound, 0: exact.
         """
@@ -111,15 +111,15 @@ class JudgeVerifier(BudgetedVerifier):
         self.needs = Needs(last_state=LastState(head.config.normed) if self.threshold < 1.0 else None)
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.
+        """Decide one draft within the request's remaining budget; tokens beyond the budget are tested exactly.
 
         Args:
             draft: chain of N nodes, point masses or independent draws.
-            target: N + 1 rows with ``hidden_MD``. The judge is asked once, for all nodes, when the exact test first may
-                refuse one.
-            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus, as the
-                exact rule has them.
-            spent: what the request has emitted and spent.
+            target: N + 1 rows with ``hidden_MD``. The judge evaluates all nodes at once, when the exact test may first
+                reject one.
+            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus, as in
+                the exact rule.
+            spent: tokens and distortion of the request until now.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
@@ -128,7 +128,7 @@ class JudgeVerifier(BudgetedVerifier):
         check_fit(self, draft, target)
         account = Account(spent, self.config.max_distortion)
         approved = cache(lambda: self.approved(draft, target))
-        run = 0  # tokens in a row, up to here, that stand on the judge's word alone
+        run = 0  # consecutive tokens, the last one included, that the judge alone accepted
 
         def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
             nonlocal run
@@ -157,7 +157,7 @@ class JudgeVerifier(BudgetedVerifier):
         return descend(draft, target, rng, account, step)
 
     def approved(self, draft: Draft, target: Laws) -> list[bool]:
-        """Of every node: whether its token may stand on the judge's word."""
+        """For every node, whether the judge accepts its token."""
         if self.needs.last_state is None:
             return [False] * len(draft)
         never = self.guarded | target.stop_ids

@@ -1,9 +1,9 @@
 """Kangaroo: the target's first layers and a small adapter draft, the other layers verify.
 
-    f = layers[0, E)(token)      first exit: the target's own, its keys and values are kept for verification
-    y = adapter(f)               one attention layer with a cache of its own
-    q = softmax(head(y))         the target's head
-    stop when max q <= threshold second exit; the token itself is verified all the same
+    f = layers[0, E)(token)       first exit: keys and values of these layers are kept for verification
+    y = adapter(f)                one attention layer with a cache of its own
+    q = softmax(head(y))          the target's head
+    stop when max q <= threshold  second exit; the token that is unsure is verified, too
 
 Letters: T packed rows, D width.
 """
@@ -29,12 +29,13 @@ from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.learned_part import find_all
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
-from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
 from foretoken.methods.kangaroo.exit_choice import choose_exit
+from foretoken.methods.kangaroo.network import Adapter
+from foretoken.methods.kangaroo.runner import AdapterRunner
 from foretoken.models.language_model import LanguageModel, Output
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
-_CHUNK_ROWS = 512  # of a forward of the adapter that only reads
+_CHUNK_ROWS = 512  # rows of an adapter forward without the head
 
 
 @dataclass(slots=True)
@@ -44,8 +45,8 @@ class _State:
     slot: int
     waiting: list[Tensor] = field(default_factory=list)
     num_waiting: int = 0
-    drafted: EarlyExitBuilder | None = None  # until observe says what became of it
-    num_adapted: int = 0  # of its nodes: how many the adapter has read
+    drafted: EarlyExitBuilder | None = None  # the draft whose verdict is not known yet
+    num_adapted: int = 0  # its nodes that the adapter has read
 
     def wait(self, rows_TD: Tensor) -> None:
         self.waiting.append(rows_TD)
@@ -59,17 +60,17 @@ class KangarooDrafter(Drafter):
              order of expansion is not published: ours takes, level by level, the ``width`` best nodes by cumulative
              probability, and expands those whose own best continuation is more probable than the threshold.
     Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; the stop
-             looks only at laws before a draw and every drafted token is verified. Lossless under any lossless verifier
-             that knows the kind.
-    Differs: batches (requests stop drafting one by one); sampling; nothing is drafted where plain decoding was faster;
-             adapter rows are read when a draft is asked for: until then the exit's hidden states wait, as much memory
-             as half of one layer's keys and values or more.
+             depends only on distributions before a draw, and every drafted token is verified. Lossless under any
+             lossless verifier that knows the kind.
+    Differs: batches (requests stop drafting one by one); sampling; no drafts where plain decoding was faster; the
+             adapter reads committed rows when a draft is requested: until then the exit's hidden states are kept, at
+             least half the memory of one layer's keys and values.
     """
 
     name = "kangaroo"
     laws: tuple[type[Law], ...] = (Sampled,)
     declared = Declared(
-        learned_part="foretoken.methods.kangaroo.adapter:Adapter",
+        learned_part="foretoken.methods.kangaroo.network:Adapter",
         variants=(
             Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
             Variant(
@@ -89,8 +90,8 @@ class KangarooDrafter(Drafter):
         Attributes:
             adapter: a folder written by `foretoken train kangaroo`, or one with a folder exit-E for each of several
                 depths; None: what lies beside the target's weights in ``kangaroo``.
-            exit_layer: layers that draft; 'auto' measures every adapter there is and explains its choice. None: the
-                only adapter, or of several the one of the depth nearest to an eighth of the target.
+            exit_layer: layers that draft; 'auto' measures every available adapter and explains its choice. None: the
+                only adapter, or of several the one whose depth is nearest to an eighth of the target.
             threshold: drafting stops where the most probable token has at most this probability; None: 0.6 for
                 chains, 0.4 for trees. 0 never stops, 1 drafts one token a step.
             tree: propose a tree of the most probable continuations instead of a chain.
@@ -135,7 +136,7 @@ class KangarooDrafter(Drafter):
         self.needs = Needs(hidden_layers=HiddenLayers((self.exit_layer,)))
         self._most = 60 if config.tree else config.max_depth
         self.offers = Offers(evidence=(GreedyLaws,), length=self._most, resumes=True)
-        self._head = AdapterHead(target, adapter)
+        self._head = AdapterRunner(target, adapter)
         self._cache = KVCache(1, _SLOTS, target.max_length)
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
         self._top = min(config.width, len(self._columns)) if config.tree else 1
@@ -151,14 +152,14 @@ class KangarooDrafter(Drafter):
                 continue
             state = self._states.get(each.context.request_id)
             if state is None:
-                if each.begin or not self._cache.free_slots:  # whose beginning was not seen cannot be drafted for
+                if each.begin or not self._cache.free_slots:  # no drafts for a request whose first rows were not seen
                     continue
                 state = self._states[each.context.request_id] = _State(self._cache.acquire())
             known = self._cache.lengths[state.slot] + state.num_waiting
             state.wait(each.hidden[self.exit_layer][max(0, known - each.begin) :])
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request; every level is one forward of the first layers and one of the adapter."""
+        """Grow one draft per request; a level is one forward of the first layers and one of the adapter."""
         growing: list[tuple[EarlyExitBuilder, _State]] = []
         for context, budget in zip(contexts, budgets, strict=True):
             state = self._states.get(context.request_id)
@@ -181,7 +182,7 @@ class KangarooDrafter(Drafter):
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Keep the adapter's rows of accepted nodes; an accepted node that it has not read waits."""
+        """Keep the adapter's rows of accepted nodes; queue the accepted nodes that it has not read."""
         self._columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
@@ -236,10 +237,10 @@ class KangarooDrafter(Drafter):
     # ------------------------------------------------------------------ the adapter
 
     def _adapt(self, active: Sequence[tuple[EarlyExitBuilder, _State]]) -> tuple[Output, list[int]]:
-        """One forward of adapter and head over each draft's newest rows, behind what waits.
+        """Run adapter and head over the queued rows, then each draft's newest rows.
 
         Returns:
-            the output, and the row in it of each draft's first frontier node.
+            the output, and for each draft the row of its first frontier node.
         """
         batch, rows, starts = PackedBatch(), [], []
         for draft, state in active:
@@ -277,7 +278,7 @@ class KangarooDrafter(Drafter):
         return output, starts
 
     def _catch_up(self, state: _State) -> None:
-        """Read what waits in chunks, without the head; the rest is read with the root."""
+        """Read queued rows in whole chunks, without the head; the remainder is read together with the root."""
         if state.num_waiting < _CHUNK_ROWS:
             return
         waiting_TD = torch.cat(state.waiting)
@@ -292,7 +293,7 @@ class KangarooDrafter(Drafter):
         state.waiting, state.num_waiting = [waiting_TD[whole:]], len(waiting_TD) - whole
 
     def _rewind(self, state: _State, context: Context) -> None:
-        """Forget a draft that was never judged; the adapter has read its root, which is read again."""
+        """Drop a draft that was never verified, and the adapter's row of its root, which is read again."""
         state.drafted, state.num_adapted = None, 0
         committed = len(context.tokens) - 1
         if self._cache.lengths[state.slot] > committed:
@@ -300,7 +301,7 @@ class KangarooDrafter(Drafter):
 
 
 def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:
-    """The adapter that is asked for, checked against the target; and why it is this one, if that was measured."""
+    """Return the configured adapter, checked against the target, and the reason for it if that was measured."""
     depth = config.exit_layer
     found = {adapter.config.exit_layer: adapter for adapter in find_all(Adapter, config.adapter, target)}
     if depth == "auto":

@@ -16,7 +16,8 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
-from foretoken.methods.kangaroo.adapter import Adapter, AdapterHead
+from foretoken.methods.kangaroo.network import Adapter
+from foretoken.methods.kangaroo.runner import AdapterRunner
 from foretoken.models.language_model import LanguageModel
 
 _OPENINGS = (  # of several kinds, so that the choice is not made for one of them
@@ -81,7 +82,7 @@ def _written(target: LanguageModel, opening: str) -> tuple[list[int], int]:
 
 def _measure(target: LanguageModel, adapter: Adapter, texts: list[tuple[list[int], int]]) -> _Measured:
     depth = adapter.config.exit_layer
-    head = AdapterHead(target, adapter)
+    head = AdapterRunner(target, adapter)
     agreed = asked = 0
     for tokens, begin in texts:
         cache, own = target.new_cache(1), KVCache(1, 1, target.max_length)

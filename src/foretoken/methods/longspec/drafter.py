@@ -1,11 +1,13 @@
-"""LongSpec: one block over a short window of its own and the target's last keys drafts a chain or a tree.
+"""LongSpec: one block with a short window of its own and the target's last KV cache drafts a chain or a tree.
 
-    ring      keys and values of the last 512 tokens before the root       follow from the tokens alone
-    level 1   the root reads the ring, and the target's P committed keys            gap 1
-    level j   nodes at position P + j - 1 read ring, ancestors, and the same P keys   gap j
-    step      the target commits what stands; the ring gets these tokens when it is next asked
+    ring      keys and values of the last 512 tokens before the root             they follow from the tokens alone
+    level 1   the root attends to the ring, and to the target's P committed keys            gap 1
+    level j   nodes at position P + j - 1 attend to ring, ancestors, and the same P keys    gap j
+    step      the target commits the accepted tokens; the next ``propose`` writes them into the ring
 
-Nothing of a draft is kept, and nothing of a prompt is read but its last 512 tokens.
+A draft leaves nothing in the ring, and of a prompt only the last 512 tokens are read.
+
+Read in this order: network.py (the paper's forward pass), this file, runner.py (a level of many requests at once).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.learned_part import find
+from foretoken.drafting.level_tree import extend_chain, grow_levels
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.drafting.ring import Ring
 from foretoken.forward import target_kv
@@ -41,8 +44,8 @@ class _Builder(RerankedBuilder):
     """A draft while it grows.
 
     Attributes:
-        slot: of the ring.
-        rows: of the root and of each node that was read, its place behind the ring's tokens.
+        slot: slot of the ring.
+        rows: root or node that was read -> its row after the ring's tokens.
     """
 
     slot: int = field(kw_only=True)
@@ -53,11 +56,11 @@ class LongSpecDrafter(Drafter):
     """Drafts with one block that reads the keys and values of the target's last layer of full attention.
 
     Paper:   arXiv:2502.17421: the network (section 3.1), the beam of widths 4, 16, 16, 16, 16 (section 3.3).
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses, which the
-             released code's sampling takes for draws. Lossless under any lossless verifier that knows the kind.
-    Differs: chains, and they are the default; batches; of a beam, as many nodes as the budget has, the most probable
-             paths first; the window is that of positions, for all nodes of a level; no token is read twice: the ring
-             holds what a token's id and position give.
+    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses, although
+             the released code samples as if they were draws. Lossless under any lossless verifier that knows the kind.
+    Differs: chains, which are the default; batches; of a beam, the most probable paths up to the node budget; the
+             window counts positions, for all nodes of a level; no token is read twice, because keys and values follow
+             from id and position and stay in the ring.
     """
 
     name = "longspec"
@@ -109,7 +112,7 @@ class LongSpecDrafter(Drafter):
             draft_vocabulary.check_option(self.draft_vocab)
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        target_kv.find(target.model, target.name)  # a target without them has no use for a head
+        target_kv.find(target.model, target.name)  # refuse an unsuitable target before a head is missed
         head = find(LongSpec, config.head, target)
         self.config = config
         self.branches = config.tree
@@ -117,7 +120,7 @@ class LongSpecDrafter(Drafter):
         self._depth = config.max_depth or head.config.levels
         self._longest = head.config.max_length
         self._target = target
-        # the tokens before a root; the root itself and all nodes that are read
+        # spare rows: the root and all nodes that are read
         spare = 1 + (self._depth - 1) * (config.width if config.tree else 1)
         self.ring = Ring(
             head.config.seen - 1, spare, head.config.kv_heads, head.config.head_dim, target.dtype, target.device
@@ -125,8 +128,8 @@ class LongSpecDrafter(Drafter):
         self._runner = Runner(target, head, self.ring)
         if head.own_head is not None and config.draft_vocab is not None:
             raise ConfigError(
-                f"draft_vocab={config.draft_vocab!r}: the head for '{target.name}' scores tokens of its own accord; "
-                "leave it out"
+                f"draft_vocab={config.draft_vocab!r}: the head for '{target.name}' has a vocabulary of its own; "
+                "leave draft_vocab out"
             )
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
         self._top = min(config.width, len(self._columns)) if config.tree else 1
@@ -138,7 +141,7 @@ class LongSpecDrafter(Drafter):
         """Take the engine's cache of the target.
 
         Raises:
-            ConfigError: it does not keep the keys of committed tokens, or not as they were computed.
+            ConfigError: it does not keep the keys of committed tokens, or only codes of them.
         """
         if not cache.keeps_keys:
             kept = "codes of them" if self._target.kv_cache_dtype == "int8" else "a state instead"
@@ -149,22 +152,20 @@ class LongSpecDrafter(Drafter):
         self._target_cache = cache
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request; every level is one forward of the block, natively all of a chain's at once."""
+        """Grow one draft per request: a forward of the block for each level, or one native call for a whole chain."""
         growing = []
         with torch.inference_mode():
             for context, budget in zip(contexts, budgets, strict=True):
-                # behind the positions that the head was trained for nothing is drafted
+                # nothing is drafted beyond the positions that the head was trained for
                 depth = min(budget.max_depth, self._depth, self._longest - len(context.tokens))
                 if budget.max_nodes > 0 and depth > 0:
                     growing.append(_Builder(context, replace(budget, max_depth=depth), slot=self._slot(context)))
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._ahead = ReadAhead()  # what was read for other drafts says nothing of these
+            self._ahead = ReadAhead()  # reads for earlier drafts are of no use
             self._columns.begin([draft.context for draft in active])
             for draft in active:
                 self._fill(draft)
-            while active:
-                self._grow(active)
-                active = [draft for draft in active if draft.frontier]
+            grow_levels(active, self._read, self._columns, self._extend, top=self._top)
         drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
@@ -179,21 +180,16 @@ class LongSpecDrafter(Drafter):
 
     # ------------------------------------------------------------------ growing
 
-    def _grow(self, active: Sequence[_Builder]) -> None:
-        """One level: read the frontiers, and give their nodes children."""
-        output, starts = self._read_ahead(active) or self._read(active)
-        for draft, start in zip(active, starts, strict=True):
-            stop, own = start + len(draft.frontier), draft.budget.own_past
-            seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
-            if self.config.tree:
-                width = -(-self.config.width // 4) if draft.frontier == [ROOT] else self.config.width
-                draft.record_beam(seen, first, width=width, name=self.name)
-            else:
-                node = draft.draw_if_it_pays(seen, first, self.name)
-                draft.frontier = [node] if node is not None and draft.has_room(node) else []
+    def _extend(self, draft: _Builder, output: Output, first: int) -> None:
+        """Record a level of the beam, a quarter as wide at the root (section 3.3), or draw a chain's next token."""
+        if self.config.tree:
+            width = -(-self.config.width // 4) if draft.frontier == [ROOT] else self.config.width
+            draft.record_beam(output, first, width=width, name=self.name)
+        else:
+            extend_chain(draft, output, first, self.name)
 
     def _read_ahead(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
-        """What was read of these frontiers already, and the row of each."""
+        """Output of an earlier call that has already read these frontiers, and the first row of each."""
         found = self._ahead.next(active)
         if found is None:
             return None
@@ -202,7 +198,10 @@ class LongSpecDrafter(Drafter):
         return found[0].output, found[1]
 
     def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
-        """Read the frontiers; what they are foreseen to be followed by is read ahead."""
+        """Score the frontiers: one level, or for a chain all levels that an earlier call has not read ahead."""
+        found = self._read_ahead(active)
+        if found is not None:
+            return found
         assert self._target_cache is not None
         levels, rows = [self._level(draft) for draft in active], self._columns.rows
         scored = self._target.vocab_size if rows is None else len(rows)
@@ -216,7 +215,7 @@ class LongSpecDrafter(Drafter):
             draft.rerank_what_pays()
         return draft.finish(Sampled)
 
-    # ------------------------------------------------------------------ what is read
+    # ------------------------------------------------------------------ the input of a forward
 
     def _slot(self, context: Context) -> int:
         if context.request_id not in self._states:
@@ -232,7 +231,7 @@ class LongSpecDrafter(Drafter):
             self.ring.write(draft.slot, begin, fresh, *self._runner.keys(fresh, begin))
 
     def _level(self, draft: _Builder) -> Level:
-        """What the frontier reads: of the target the keys before the root, never those behind them."""
+        """Describe the frontier's rows; of the target they see the keys before the root and no later ones."""
         context, tail, root = draft.context, len(draft.rows), len(draft.context.tokens) - 1
         if draft.frontier == [ROOT]:
             draft.rows[ROOT] = 0

@@ -1,15 +1,19 @@
-"""LongSpec's network: one block that reads a short window of its own, and the target's keys of everything before.
+"""LongSpec's draft network: one block with a short window of its own and cross-attention to the target's KV cache.
 
-    x, embedded ─┬─ norm ─ q, k, v ─ attention to the last 512 tokens and itself ─ out ─(+)    keys of its own
-                 ├─ norm ─ query ─── attention to the target's keys and values ──── out ─(+)   K*, V*: read in place
-                 └─ norm ─ gated MLP ───────────────────────────────────────────────────(+) ─ norm ─ the target's head
+    x, embedded ─┬─ norm ─ q, k, v ─ self-attention, sliding window of 512 ──── out ─(+)
+                 ├─ norm ─ q ─────── cross-attention to the target's K*, V* ─── out ─(+)
+                 └─ norm ─ gated MLP ──────────────────────────────────────────────(+) ─ norm ─ the target's head
 
-A token's own keys and values are made before anything else is read: they follow from its id and its position alone. So
-no hidden state is carried from step to step, and to see K* up to ``gap`` positions before it is in training what depth
-``gap - 1`` of a draft is in serving.
+:meth:`LongSpec.forward` is the network as the paper states it, for one text. The other implementations are tested to
+be equal to it: ``runner.py`` serves one level of many drafts (in native code or with torch), ``noisy.py`` trains whole
+sequences. They use the pieces that follow ``forward`` in this file.
 
-Paper: arXiv:2502.17421, section 3.1. Differs: a norm before the head, which begins as the target's; keys and values of
-the second attention, which the released module makes and never reads, are not there.
+The keys and values of the self-attention follow from a token's id and position alone. So no hidden state is carried
+from one drafted token to the next, and training with the last ``gap`` target keys hidden computes what serving computes
+at depth ``gap - 1`` of a draft.
+
+Paper: arXiv:2502.17421, section 3.1. Differs: a norm before the head, initialised from the target's; the key and value
+projections of the cross-attention, which the released module computes and never uses, are left out.
 
 Letters: B sequences, T tokens, W width, H query heads, G key/value heads, d head width, P keys of the target.
 """
@@ -17,7 +21,7 @@ Letters: B sequences, T tokens, W width, H query heads, G key/value heads, d hea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -28,42 +32,48 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.forward import anatomy, target_kv
-from foretoken.forward.target_kv import FarKeys, turned
+from foretoken.forward.target_kv import TargetKV, apply_rotary
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
-WINDOW = 512  # tokens before the query that the first attention sees
+WINDOW = 512  # tokens before the query that the self-attention sees
 LEVELS = 5  # gaps that are trained: as deep as the paper's tree
-_QUERIES = 512  # of a piece of training's window attention
 
-# what a weight begins as: of the target's first layer (0) or of the one whose keys are read (1)
-_BEGINNINGS = {
-    "norm_window.weight": (0, "input_layernorm.weight"),
+# the initial value of a weight: from the target's first layer (0) or from the layer whose K*, V* are read (1)
+_INITIAL = {
+    "norm_self.weight": (0, "input_layernorm.weight"),
     **{f"{name}_proj.{kind}": (0, f"self_attn.{name}_proj.{kind}") for name in "qkv" for kind in ("weight", "bias")},
     "o_proj.weight": (0, "self_attn.o_proj.weight"),
-    "norm_far.weight": (1, "input_layernorm.weight"),
-    "far_q_proj.weight": (1, "self_attn.q_proj.weight"),
-    "far_q_proj.bias": (1, "self_attn.q_proj.bias"),
-    "far_o_proj.weight": (1, "self_attn.o_proj.weight"),
+    "norm_cross.weight": (1, "input_layernorm.weight"),
+    "cross_q_proj.weight": (1, "self_attn.q_proj.weight"),
+    "cross_q_proj.bias": (1, "self_attn.q_proj.bias"),
+    "cross_o_proj.weight": (1, "self_attn.o_proj.weight"),
     "norm_mlp.weight": (1, "post_attention_layernorm.weight"),
     **{f"{name}_proj.weight": (1, f"mlp.{name}_proj.weight") for name in ("gate", "up", "down")},
+}
+# module -> its name in saved files
+_SAVED_AS = {
+    "norm_self": "norm_window",
+    "norm_cross": "norm_far",
+    "cross_q_proj": "far_q_proj",
+    "cross_o_proj": "far_o_proj",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongSpecConfig(LearnedConfig):
-    """What a drafter is, and whose.
+    """Sizes of a draft network, and the target that it was trained for.
 
     Attributes:
-        layer: of the target whose keys and values it reads, from 0.
-        width, vocab_size: of the target's residual stream, and of its vocabulary.
-        heads, kv_heads, head_dim: of both attentions; the target's.
-        mlp_width: of its own MLP.
-        window: tokens before the query that the first attention sees.
-        levels: gaps to the target's keys that it was trained for; drafts are no deeper.
+        layer: target layer whose keys and values are read, from 0.
+        width, vocab_size: of the target's residual stream and vocabulary.
+        heads, kv_heads, head_dim: of both attentions; the same as the target's.
+        mlp_width: of the network's own MLP.
+        window: tokens before the query that the self-attention sees.
+        levels: gaps to the target's keys that training covered; drafts are no deeper.
         norm_eps: of all norms.
-        max_length: positions that it was trained for.
+        max_length: positions that training covered.
     """
 
     layer: int
@@ -80,7 +90,7 @@ class LongSpecConfig(LearnedConfig):
 
     @property
     def seen(self) -> int:
-        """Positions that a row sees in its own keys, the last of them its own: the one rule of the window."""
+        """Positions that a row's self-attention sees, its own included."""
         return self.window + 1
 
     def __post_init__(self) -> None:
@@ -97,150 +107,141 @@ class LongSpecConfig(LearnedConfig):
 
 
 class LongSpec(LearnedPart, nn.Module):
-    """The block's weights, its arithmetic piece by piece for serving, and whole for training."""
+    """The draft network: its weights, the plain forward pass, and the pieces that serving and training are made of."""
 
     algorithm = "longspec"
     title = "LongSpec head"
     option = "head"
     Config = LongSpecConfig
     grows = True
-    own_head: Tensor | None = None  # [V, W], read in place of the target's where that is of another width
+    own_head: Tensor | None = None  # [V, W], used instead of the target's where that has another width
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
         self.config = config
         width, inner, kv = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.norm_window = nn.RMSNorm(width, eps=config.norm_eps)
+        self.norm_self = nn.RMSNorm(width, eps=config.norm_eps)
         self.q_proj = nn.Linear(width, inner)
         self.k_proj = nn.Linear(width, kv)
         self.v_proj = nn.Linear(width, kv)
         self.o_proj = nn.Linear(inner, width, bias=False)
-        self.norm_far = nn.RMSNorm(width, eps=config.norm_eps)
-        self.far_q_proj = nn.Linear(width, inner)
-        self.far_o_proj = nn.Linear(inner, width, bias=False)
+        self.norm_cross = nn.RMSNorm(width, eps=config.norm_eps)
+        self.cross_q_proj = nn.Linear(width, inner)
+        self.cross_o_proj = nn.Linear(inner, width, bias=False)
         self.norm_mlp = nn.RMSNorm(width, eps=config.norm_eps)
         self.gate_proj = nn.Linear(width, config.mlp_width, bias=False)
         self.up_proj = nn.Linear(width, config.mlp_width, bias=False)
         self.down_proj = nn.Linear(config.mlp_width, width, bias=False)
         self.norm_out = nn.RMSNorm(width, eps=config.norm_eps)
 
-    # ------------------------------------------------------------------ the arithmetic
-
-    def project(self, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., H, T, d], keys and values [..., G, T, d] of embedded tokens [..., T, W], not turned yet."""
-        u = self.norm_window(e)
-        return self._heads(self.q_proj(u)), self._heads(self.k_proj(u)), self._heads(self.v_proj(u))
-
-    def look_back(self, e: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream behind the first attention, and the queries of the second one, not turned yet.
-
-        Args:
-            e: [..., T, W].
-            attended: [..., T, H d], what the first attention gave.
-        """
-        h = e + self.o_proj(attended)
-        return h, self._heads(self.far_q_proj(self.norm_far(h)))
-
-    def look_far(self, h: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream behind the second attention.
-
-        Args:
-            h: as :meth:`look_back` gave it.
-            attended: [..., T, H d], what the second attention gave.
-        """
-        out: Tensor = h + self.far_o_proj(attended)
-        return out
-
-    def close(self, h: Tensor) -> Tensor:
-        """What the target's head reads, [..., T, W].
-
-        Args:
-            h: as :meth:`look_far` gave it.
-        """
-        u = self.norm_mlp(h)
-        out: Tensor = self.norm_out(h + self.down_proj(F.silu(self.gate_proj(u)) * self.up_proj(u)))
-        return out
+    # ------------------------------------------------------------------ the paper on one page
 
     def forward(
-        self,
-        e_BTW: Tensor,
-        angles: Sequence[tuple[Tensor, Tensor]],
-        keys_BGTd: Tensor,
-        values_BGTd: Tensor,
-        gaps: Sequence[int],
+        self, e_TW: Tensor, cos_Th: Tensor, sin_Th: Tensor, keys_GPd: Tensor, values_GPd: Tensor, known_T: Tensor
     ) -> Tensor:
-        """What the head reads for every token of whole sequences, [B, T, W]; the first ``gap`` of each see no K*.
+        """What the target's head reads for every token of one text, [T, W] (section 3.1).
 
         Args:
-            e_BTW: embedded tokens.
-            angles: cos and sin of each sequence's positions.
-            keys_BGTd, values_BGTd: K* and V* of the same tokens.
-            gaps: of each sequence: token t sees the target's keys of tokens <= t - gap.
+            e_TW: E[x], the tokens under the target's frozen embedding.
+            cos_Th, sin_Th: the target's rotary tables at the tokens' positions.
+            keys_GPd, values_GPd: K*, V*: KV cache of the target's last layer of full attention, rotary applied.
+            known_T: how many of the P target keys each token sees. A draft's rows all see the keys before the root,
+                so a row of depth j (the root is at depth 0) at position t sees t - j of them: a gap of j + 1.
         """
-        cos_B1Th, sin_B1Th = (torch.stack(each)[:, None] for each in zip(*angles, strict=True))
-        q, k, v = self.project(e_BTW)
-        q, k = turned(q, cos_B1Th, sin_B1Th).to(v.dtype), turned(k, cos_B1Th, sin_B1Th).to(v.dtype)
-        h, far_q = self.look_back(e_BTW, _flat(self._window(q, k, v)))
-        far_q = turned(far_q, cos_B1Th, sin_B1Th).to(v.dtype)
-        far = [
-            self._far(far_q[row], keys_BGTd[row].to(v.dtype), values_BGTd[row].to(v.dtype), gap)
-            for row, gap in enumerate(gaps)
-        ]
-        return self.close(self.look_far(h, _flat(torch.stack(far))))
+        T, P = len(e_TW), keys_GPd.shape[1]
+        t_T = torch.arange(T, device=e_TW.device)
+        # self-attention in a sliding window: token t sees t - 512 .. t of the draft network's own keys
+        a = self.norm_self(e_TW)
+        q, k, v = (self._heads(each(a)) for each in (self.q_proj, self.k_proj, self.v_proj))
+        distance_TT = t_T[:, None] - t_T
+        window_TT = (distance_TT >= 0) & (distance_TT <= self.config.window)
+        q, k = apply_rotary(q, cos_Th, sin_Th), apply_rotary(k, cos_Th, sin_Th)
+        h = e_TW + self.o_proj(attention(q, k, v, window_TT))
+        # cross-attention to the target's cache: only a query and an output projection are trained
+        c = self.norm_cross(h)
+        q = apply_rotary(self._heads(self.cross_q_proj(c)), cos_Th, sin_Th)
+        seen_TP = torch.arange(P, device=e_TW.device) < known_T[:, None]
+        h = h + self.cross_o_proj(attention(q, keys_GPd, values_GPd, seen_TP))
+        # feed-forward
+        m = self.norm_mlp(h)
+        h = h + self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m))
+        out: Tensor = self.norm_out(h)
+        return out
 
-    def _window(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Every token sees the last ``window`` before it, and itself: [B, H, T, d]."""
-        length, seen, pieces = q.shape[2], self.config.seen, []
-        for first in range(0, length, _QUERIES):
-            last, begin = min(first + _QUERIES, length), max(0, first - seen + 1)
-            at_R1 = torch.arange(first, last, device=q.device)[:, None]
-            of_K = torch.arange(begin, last, device=q.device)
-            seen_RK = (of_K <= at_R1) & (at_R1 - of_K < seen)
-            pieces.append(self._attend(q[:, :, first:last], k[:, :, begin:last], v[:, :, begin:last], mask=seen_RK))
-        return torch.cat(pieces, dim=2)
+    # ------------------------------------------------------------------ its pieces, for rows of any arrangement
 
-    def _far(self, q_HTd: Tensor, k_GTd: Tensor, v_GTd: Tensor, gap: int) -> Tensor:
-        """Flash noisy training (section 3.2): the first queries and the last keys left out, the rest is causal."""
-        length = q_HTd.shape[1]
-        if length <= gap:
-            return torch.zeros_like(q_HTd)
-        each = (q_HTd[:, gap:], k_GTd[:, : length - gap], v_GTd[:, : length - gap])
-        seen = self._attend(*(part[None] for part in each), causal=True)[0]
-        return F.pad(seen, (0, 0, gap, 0))
+    def self_projections(self, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., H, T, d], keys and values [..., G, T, d] of the self-attention, before rotary positions.
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        grouped = self.config.heads != self.config.kv_heads
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+        Args:
+            e: embedded tokens, [..., T, W].
+        """
+        a = self.norm_self(e)
+        return self._heads(self.q_proj(a)), self._heads(self.k_proj(a)), self._heads(self.v_proj(a))
+
+    def self_attention_out(self, e: Tensor, attended: Tensor) -> Tensor:
+        """Residual stream after the self-attention, [..., T, W].
+
+        Args:
+            e: embedded tokens, [..., T, W].
+            attended: heads side by side, [..., T, H d].
+        """
+        h: Tensor = e + self.o_proj(attended)
+        return h
+
+    def cross_queries(self, h: Tensor) -> Tensor:
+        """Queries of the cross-attention, [..., H, T, d], before rotary positions."""
+        return self._heads(self.cross_q_proj(self.norm_cross(h)))
+
+    def cross_attention_out(self, h: Tensor, attended: Tensor) -> Tensor:
+        """Residual stream after the cross-attention, [..., T, W].
+
+        Args:
+            h: residual stream after the self-attention.
+            attended: heads side by side, [..., T, H d].
+        """
+        out: Tensor = h + self.cross_o_proj(attended)
+        return out
+
+    def output(self, h: Tensor) -> Tensor:
+        """MLP and last norm: what the target's head reads, [..., T, W].
+
+        Args:
+            h: residual stream after the cross-attention.
+        """
+        m = self.norm_mlp(h)
+        out: Tensor = self.norm_out(h + self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m)))
+        return out
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(-2, -3)
 
-    # ------------------------------------------------------------------ files, and whose it is
+    # ------------------------------------------------------------------ files, and the target of a head
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights, bf16."""
-        return {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
+        """All weights in bfloat16, by their names in files."""
+        return {_renamed(name, _SAVED_AS): value.to(torch.bfloat16) for name, value in self.state_dict().items()}
 
     @classmethod
     def of(cls, config: LongSpecConfig, tensors: Mapping[str, Tensor]) -> LongSpec:
-        """The head that a config and saved weights describe, float32.
+        """Build the head that a config and saved weights describe, float32.
 
         Raises:
             RuntimeError: they do not fit each other.
         """
-        head = cls(config)
-        head.load_state_dict(tensors)
+        head, modules = cls(config), {saved: module for module, saved in _SAVED_AS.items()}
+        head.load_state_dict({_renamed(name, modules): value for name, value in tensors.items()})
         return head.eval()
 
     @classmethod
     def random(cls, target: LanguageModel, *, seed: int = 0, **fields: Any) -> LongSpec:
-        """A head that nobody trained: what it begins as, with biases and other weights drawn.
+        """Return an untrained head: its initial weights with noise added, biases included.
 
         Args:
-            fields: others of the config.
+            fields: further fields of the config.
         """
-        keys = target_kv.find(target.model, target.name)
-        head = cls(config_for(target.config, target.name, fingerprint_of(target.source), keys, **fields))
+        kv = target_kv.find(target.model, target.name)
+        head = cls(config_for(target.config, target.name, fingerprint_of(target.source), kv, **fields))
         generator = torch.Generator().manual_seed(seed)
         head.draw(generator)
         head.begin_near(target.model)
@@ -251,28 +252,27 @@ class LongSpec(LearnedPart, nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights; what the block adds to the residual stream begins small.
+        """Draw all weights; the block's contributions to the residual stream start small.
 
         Args:
-            generator: None: torch's own.
+            generator: None: torch's default generator.
         """
         for name, weight in self.named_parameters():
             if weight.dim() < 2:
                 weight.fill_(float(name.startswith("norm")))
                 continue
-            gain = 0.3 if name.startswith(("o_proj", "far_o_proj", "down_proj")) else 1.0
+            gain = 0.3 if name.startswith(("o_proj", "cross_o_proj", "down_proj")) else 1.0
             weight.copy_(torch.randn(weight.shape, generator=generator) * gain / weight.shape[-1] ** 0.5)
 
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:
-        """Begin as the target's ends: its first layer reads the window, the one whose keys these are asks them.
-
-        Of that layer are the MLP, too, and of the target the last norm; what has another shape stays as it was drawn.
+        """Copy weights of the target where shapes agree: self-attention from its first layer, cross-attention and MLP
+        from the layer whose K*, V* are read, and its last norm. Other weights keep their drawn values.
         """
         parts = anatomy.find(model)
         layers = [dict(parts.layers[index].named_parameters()) for index in (0, self.config.layer)]
         own = dict(self.named_parameters())
-        for name, (which, theirs) in _BEGINNINGS.items():
+        for name, (which, theirs) in _INITIAL.items():
             weight = layers[which].get(theirs)
             if weight is not None and weight.shape == own[name].shape:
                 own[name].copy_(weight)
@@ -282,12 +282,12 @@ class LongSpec(LearnedPart, nn.Module):
 
     @torch.no_grad()
     def go_on_from(self, head: LongSpec, name: str) -> None:
-        """Take the weights of another head, trained for this target or for one like it.
+        """Copy the weights of another head, trained for this target or for a similar one.
 
         Args:
-            name: what messages call it.
+            name: of that head, for messages.
         Raises:
-            MismatchError: it has another shape, or another window.
+            MismatchError: a shape or the window differs.
         """
         for each in ("width", "heads", "kv_heads", "head_dim", "mlp_width", "window"):
             theirs, ours = getattr(head.config, each), getattr(self.config, each)
@@ -297,18 +297,18 @@ class LongSpec(LearnedPart, nn.Module):
 
     @classmethod
     def how(cls, target: str, draft: str, config: LongSpecConfig | None = None) -> str:
-        """The command that trains a head."""
+        """Return the command that trains a head."""
         return f"foretoken train longspec --target {target} --out DIR"
 
     def grown(self, target: LanguageModel, origin: Origin) -> LongSpec:
-        """The same drafts for a model that was grown from its target, at the same cost.
+        """Return a head with the same drafts, at the same cost, for a model that was grown from its target.
 
-        The first copies of the original's heads are the original's, at the layer that became of its own: their keys are
-        read, and no others. Embedding and head are the original's.
+        It reads the keys of the first copy of the original's heads, in the layer that corresponds to the original one.
+        Embedding and LM head are the original's.
         """
         origin.check_shared(self.title, target.name)
         parts, width = anatomy.find(target.model), self.config.width
-        layer = origin.depth(self.config.layer)  # what is copied from it comes behind it
+        layer = origin.depth(self.config.layer)  # its copies come after it
         mark = fingerprint_of(target.source)
         head = LongSpec(replace(self.config, target=target.name, target_fingerprint=mark, layer=layer))
         head.load_state_dict(self.state_dict())
@@ -323,35 +323,35 @@ class LongSpec(LearnedPart, nn.Module):
             MismatchError: width, vocabulary, attention or the layer that is read differ.
             UnsupportedArchitecture: see ``forward/target_kv.py``.
         """
-        keys = target_kv.find(model.model, model.name)
+        kv = target_kv.find(model.model, model.name)
         if self.own_head is not None:  # it was made for this model
             return
-        fitting = config_for(model.config, model.name, self.config.target_fingerprint, keys)
+        fitting = config_for(model.config, model.name, self.config.target_fingerprint, kv)
         for name in ("layer", "width", "vocab_size", "heads", "kv_heads", "head_dim"):
             ours, theirs = getattr(self.config, name), getattr(fitting, name)
             if ours != theirs:
                 raise MismatchError(f"the {self.title}'s {name} is {ours}, but that of '{model.name}' is {theirs}")
 
 
-def config_for(config: Any, target: str, fingerprint: str, keys: FarKeys, **fields: Any) -> LongSpecConfig:
-    """The head that fits a model of transformers; like the paper's, its MLP is as wide as the target's.
+def config_for(config: Any, target: str, fingerprint: str, kv: TargetKV, **fields: Any) -> LongSpecConfig:
+    """Return the config of a head that fits a model of transformers; as in the paper, its MLP has the target's width.
 
     Args:
         config: the target's configuration.
-        keys: where its keys are.
-        fields: others of :class:`LongSpecConfig`; what is None counts as not given.
+        kv: which layer's keys and values are read.
+        fields: further fields of :class:`LongSpecConfig`; None counts as not given.
     Raises:
-        UnsupportedArchitecture: the target does not say its sizes.
+        UnsupportedArchitecture: the target's configuration lacks a size.
     """
     text = config.get_text_config(decoder=True)
     try:
         found = {
-            "layer": keys.layer,
+            "layer": kv.layer,
             "width": text.hidden_size,
             "vocab_size": text.vocab_size,
-            "heads": keys.heads,
-            "kv_heads": keys.kv_heads,
-            "head_dim": keys.head_dim,
+            "heads": kv.heads,
+            "kv_heads": kv.kv_heads,
+            "head_dim": kv.head_dim,
             "mlp_width": text.intermediate_size,
             "window": WINDOW,
             "levels": LEVELS,
@@ -364,6 +364,15 @@ def config_for(config: Any, target: str, fingerprint: str, keys: FarKeys, **fiel
     return LongSpecConfig(**{**found, **given, "target": target, "target_fingerprint": fingerprint})
 
 
-def _flat(attended: Tensor) -> Tensor:
-    """[..., H, T, d] -> [..., T, H d]."""
-    return attended.transpose(-2, -3).flatten(-2)
+def attention(q_HTd: Tensor, k_GPd: Tensor, v_GPd: Tensor, seen_TP: Tensor) -> Tensor:
+    """Softmax attention under a mask, heads side by side: [T, H d]; 0 for a row that sees no key."""
+    k_HPd, v_HPd = (each.repeat_interleave(len(q_HTd) // len(each), dim=0) for each in (k_GPd, v_GPd))
+    scores_HTP = q_HTd @ k_HPd.transpose(1, 2) / q_HTd.shape[-1] ** 0.5
+    weights_HTP = scores_HTP.masked_fill(~seen_TP, -math.inf).softmax(-1).nan_to_num(0.0)
+    return (weights_HTP @ v_HPd).transpose(0, 1).flatten(1)
+
+
+def _renamed(name: str, modules: Mapping[str, str]) -> str:
+    """A parameter's name with its module renamed."""
+    module, _, kind = name.partition(".")
+    return f"{modules.get(module, module)}.{kind}"

@@ -1,10 +1,11 @@
 """LongSpec's network in service: one level of the drafts of all requests at a time, each over its own keys.
 
-    level    rows of all requests ── window attention ── far attention ── MLP, norm, the target's head
-                                     each its ring        each its slot of the target's cache, where it lies
+    level    rows of all requests ── self-attention ────── cross-attention ──────────────── MLP, norm, the target's head
+                                     each over its ring    each over its slot of the target's cache, read in place
 
-Beside a fused target all of it is one native call, and so are all levels of chains (native/far.py). Else it is
-the arithmetic of network.py, with a table of the first projections, which follow from the token alone.
+Next to a target with a native decoder a level is one native call, and all levels of chains are one call as well
+(native/target_layer.py). Otherwise torch computes the pieces of network.py, with a table of the first projections, which follow
+from the token alone. Both are tested to be equal to ``LongSpec.forward``.
 
 Letters: R rows, H query heads, G key/value heads, P keys of the target, d head width, W width, V vocabulary, O queries,
 keys and values together.
@@ -26,8 +27,8 @@ from foretoken.drafting.ring import Ring
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
-from foretoken.forward.target_kv import turned
-from foretoken.methods.longspec.native.target_layer import Far, FarDecoder
+from foretoken.forward.target_kv import apply_rotary
+from foretoken.methods.longspec.native.target_layer import CrossAttentionDecoder, TargetPrefix
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
@@ -37,22 +38,22 @@ from foretoken.native.rotary import RotaryTables
 
 KeysValues = tuple[Tensor, Tensor]  # [G, ., d] each
 
-_TABLE_BYTES = 64 << 20  # of queries, keys and values of all tokens, at most
-_PIECE = 1024  # tokens whose part of the table is computed at once
+_TABLE_BYTES = 64 << 20  # largest table of the queries, keys and values of all tokens
+_PIECE = 1024  # tokens of the table that are computed at once
 
 
 @dataclass(slots=True)
 class Level:
-    """One request's part of a forward: the root, or nodes of one level.
+    """One request's part of a forward: the root, or the nodes of one level.
 
     Attributes:
-        slot: of the ring.
-        target_slot: of the target's cache.
-        root: position of the root; so many keys of the target are read, by every level.
-        depth: of the rows behind the root.
+        slot: slot of the ring.
+        target_slot: slot of the target's cache.
+        root: position of the root; every level reads this many keys of the target.
+        depth: distance of the rows from the root.
         tokens: of the rows.
-        tail: the draft's rows that stand behind the ring's tokens already.
-        ancestors: of each row, which rows of the tail it sees; None: all, a chain.
+        tail: rows of the draft that already follow the ring's tokens.
+        ancestors: for each row, the rows of the tail that it sees; None: all of them, as in a chain.
     """
 
     slot: int
@@ -65,7 +66,7 @@ class Level:
 
 
 class Read(NamedTuple):
-    """One forward: what is scored of its rows; see :class:`foretoken.drafting.ahead.ReadPass`."""
+    """One forward: the scores of its rows; see :class:`foretoken.drafting.ahead.ReadPass`."""
 
     output: Output
     drafts: Sequence[int] = ()
@@ -76,9 +77,9 @@ class Runner:
     """One head for one target, in the target's dtype and on its device.
 
     Args:
-        target: with a fused decoder, all is native.
+        target: with a native decoder, the network runs natively, too.
         head: copied.
-        ring: of which the rows' places are.
+        ring: where the rows' own keys and values are kept.
     """
 
     def __init__(self, target: LanguageModel, head: LongSpec, ring: Ring) -> None:
@@ -95,17 +96,17 @@ class Runner:
             if num_rows * inner * self._embedding_VW.element_size() <= _TABLE_BYTES:
                 pieces = [self._made(ids_R) for ids_R in torch.arange(num_rows, device=target.device).split(_PIECE)]
                 self._table_VO = torch.cat(pieces)
-        self._native: FarDecoder | None = None
+        self._native: CrossAttentionDecoder | None = None
         if target.fused is not None and config.mlp_width % 32 == 0 and config.width % 32 == 0:
             self._native = self._described(head, target.fused)
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether several levels of a chain are one call."""
+        """Whether one call computes several levels of a chain."""
         return self._native is not None
 
     def keys(self, tokens: Sequence[int], begin: int) -> KeysValues:
-        """Keys and values of tokens, the first of them at a position."""
+        """Keys and values of consecutive tokens, the first of them at position ``begin``."""
         ids_R = torch.tensor(tokens, device=self._target.device)
         angles = self._at(torch.arange(begin, begin + len(tokens), device=self._target.device))
         _, k_GRd, v_GRd = self._project(ids_R, angles)
@@ -120,17 +121,19 @@ class Runner:
         rows: HeadRows | None = None,
         ahead: Sequence[Ahead] = (),
     ) -> list[Read]:
-        """One forward: what the target's head says of all rows; natively, with ``ahead``, those of further levels, too.
+        """Run one forward and score all its rows with the target's head.
 
         Args:
             cache: the target's.
             top: tokens of each row to rank.
-            rows: of the head, scored in place of all.
-            ahead: of chains at their root: how far each is to be read on.
+            rows: rows of the head to score instead of all.
+            ahead: for chains at their root, how many further levels the native call computes.
+        Returns:
+            one item a level: the first, and natively with ``ahead`` the following ones.
         """
         if self._native is None:
             return [Read(self._written_out(levels, cache, top, rows))]
-        batch, fars, positions = PackedBatch(), [], []
+        batch, prefixes, positions = PackedBatch(), [], []
         for level in levels:
             place, count = self._ring.place(level.slot), len(level.tokens)
             if level.ancestors is None:
@@ -141,32 +144,34 @@ class Runner:
                     tail_depths=[0] * level.tail, ancestors=level.ancestors,
                 )  # fmt: skip
             positions += [level.root + level.depth] * count
-            fars.append(Far(level.target_slot, level.root))
+            prefixes.append(TargetPrefix(level.target_slot, level.root))
         batch.positions = positions
         packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
         ids_C = None if columns is None or not ahead else columns.ids_C.int()
-        made = self._native.passes(batch, self._ring.cache, fars, cache, top=top, head=packed, ids_C=ids_C, ahead=ahead)
+        made = self._native.passes(
+            batch, self._ring.cache, prefixes, cache, top=top, head=packed, ids_C=ids_C, ahead=ahead
+        )
         return [Read(Output.ranked(each.ranked, columns), each.drafts, each.tokens) for each in made]
 
     # ------------------------------------------------------------------ native
 
-    def _described(self, head: LongSpec, fused: FusedDecoder) -> FarDecoder:
-        """The block as two layers: one with a window and no MLP, and one that reads the target's keys."""
+    def _described(self, head: LongSpec, fused: FusedDecoder) -> CrossAttentionDecoder:
+        """The block as two native layers: self-attention without an MLP, then cross-attention with the MLP."""
         config = head.config
-        near = Block(
+        self_attention = Block(
             q=Projection(head.q_proj.weight, head.q_proj.bias),
             k=Projection(head.k_proj.weight, head.k_proj.bias),
             v=Projection(head.v_proj.weight, head.v_proj.bias),
             out=Projection(head.o_proj.weight),
-            attention_norm_D=head.norm_window.weight,
+            attention_norm_D=head.norm_self.weight,
             window=config.seen,
         )
-        far = Block(
-            q=Projection(head.far_q_proj.weight, head.far_q_proj.bias),
+        cross_attention = Block(
+            q=Projection(head.cross_q_proj.weight, head.cross_q_proj.bias),
             k=None,
             v=None,
-            out=Projection(head.far_o_proj.weight),
-            attention_norm_D=head.norm_far.weight,
+            out=Projection(head.cross_o_proj.weight),
+            attention_norm_D=head.norm_cross.weight,
             gate=Projection(head.gate_proj.weight),
             up=Projection(head.up_proj.weight),
             down=Projection(head.down_proj.weight),
@@ -182,16 +187,16 @@ class Runner:
             norm_eps=config.norm_eps,
             scaling=config.head_dim**-0.5,
             num_blocks=2,
-            blocks=(near, far),
+            blocks=(self_attention, cross_attention),
             rotary=target_kv.find(self._target.model, self._target.name).angles,
             max_length=config.max_length,
             final_norm_D=head.norm_out.weight,
             head=fused.head if head.own_head is None else Projection(head.own_head),
             embedding_VD=self._embedding_VW,
         )
-        return FarDecoder(layout, fused, config.layer)
+        return CrossAttentionDecoder(layout, fused, config.layer)
 
-    # ------------------------------------------------------------------ written out
+    # ------------------------------------------------------------------ with torch
 
     def _written_out(self, levels: Sequence[Level], cache: KVCache, top: int, rows: HeadRows | None) -> Output:
         device, groups = self._target.device, self._config.kv_heads
@@ -203,28 +208,28 @@ class Runner:
         for level in levels:
             places.append(slice(first, first + len(level.tokens)))
             first = places[-1].stop
-        near = [
-            self._look_near(q_HRd[:, each], k_GRd[:, each], v_GRd[:, each], level)
+        own = [
+            self._self_attention(q_HRd[:, each], k_GRd[:, each], v_GRd[:, each], level)
             for level, each in zip(levels, places, strict=True)
         ]
         e_RW = F.embedding(ids_R, self._embedding_VW)
-        h_RW, far_q_HRd = self._net.look_back(e_RW, torch.cat(near))
-        far_q_HRd = turned(far_q_HRd, *angles).to(e_RW.dtype)
-        seen = []
+        h_RW = self._net.self_attention_out(e_RW, torch.cat(own))
+        q_HRd = apply_rotary(self._net.cross_queries(h_RW), *angles).to(e_RW.dtype)
+        target = []
         for level, each in zip(levels, places, strict=True):
             if not level.root:  # and perhaps no cache yet
-                seen.append(e_RW.new_zeros(len(level.tokens), self._config.heads * self._config.head_dim))
+                target.append(e_RW.new_zeros(len(level.tokens), self._config.heads * self._config.head_dim))
                 continue
             keys_GPd, values_GPd = cache.committed(self._config.layer, level.target_slot)
-            far = keys_GPd[:groups, : level.root], values_GPd[:groups, : level.root]
-            seen.append(_attend(far_q_HRd[:, each], *far))
-        read_RW = self._net.close(self._net.look_far(h_RW, torch.cat(seen)))
+            prefix = keys_GPd[:groups, : level.root], values_GPd[:groups, : level.root]
+            target.append(_attend(q_HRd[:, each], *prefix))
+        out_RW = self._net.output(self._net.cross_attention_out(h_RW, torch.cat(target)))
         if self._own_head is not None:
-            return Output.of(F.linear(read_RW, self._own_head).float(), top=top)
-        return self._target.score(read_RW, top=top, final_norm=False, head=rows)
+            return Output.of(F.linear(out_RW, self._own_head).float(), top=top)
+        return self._target.score(out_RW, top=top, final_norm=False, head=rows)
 
-    def _look_near(self, q_HRd: Tensor, k_GRd: Tensor, v_GRd: Tensor, level: Level) -> Tensor:
-        """[R, H d]: the rows become part of the draft, and see of ring and draft what lies in the window."""
+    def _self_attention(self, q_HRd: Tensor, k_GRd: Tensor, v_GRd: Tensor, level: Level) -> Tensor:
+        """[R, H d]: append the rows to the draft; each sees the ring and its ancestors, within the window."""
         self._ring.draft(level.slot, level.tail, k_GRd, v_GRd)
         count, reach = len(level.tokens), self._config.seen - 1
         rows = level.tail + count
@@ -247,12 +252,12 @@ class Runner:
         heads, groups = self._config.heads, self._config.kv_heads
         each_ORd = made_RO.unflatten(-1, (-1, self._config.head_dim)).transpose(0, 1)
         q_k, v_GRd = each_ORd[: heads + groups], each_ORd[heads + groups :]
-        q_k = turned(q_k, *angles).to(v_GRd.dtype)
+        q_k = apply_rotary(q_k, *angles).to(v_GRd.dtype)
         return q_k[:heads], q_k[heads:], v_GRd
 
     def _made(self, ids_R: Tensor) -> Tensor:
-        """[R, O]: what the first projections make of tokens."""
-        parts = self._net.project(F.embedding(ids_R, self._embedding_VW))
+        """[R, O]: the first projections of tokens."""
+        parts = self._net.self_projections(F.embedding(ids_R, self._embedding_VW))
         return torch.cat([part.transpose(-2, -3).flatten(-2) for part in parts], dim=-1)
 
     def _at(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,7 +266,7 @@ class Runner:
 
 
 def _attend(q_HRd: Tensor, k_GLd: Tensor, v_GLd: Tensor, seen_RL: Tensor | None = None) -> Tensor:
-    """[R, H d]. The query heads of a group stand as rows: its keys are read once."""
+    """[R, H d]. The query heads of a group are folded into rows, so each key is read once."""
     heads, rows, width = q_HRd.shape
     groups = len(k_GLd)
     folded = q_HRd.reshape(1, groups, -1, width)

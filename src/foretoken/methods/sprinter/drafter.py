@@ -1,12 +1,14 @@
-"""SPRINTER: a draft model goes on for as long as a small trained head approves of its tokens.
+"""SPRINTER: a draft model continues as long as a small trained head approves of its tokens.
 
-    pre         read x, h ── q ── draw y ── head(h): stop?            y stays in the draft whatever it says
-    drawn       read x, h ── q ── draw y ── head(h, q, y): stop?      here, too
-    post        read x, h ── head(h): is x good? stop? ── q ── draw y
-    confidence  read x ── q ── draw y ── q(y): stop?                  no head: what a trained one has to beat
+    1  read x          the draft model reads the newest token: its last hidden state h, its distribution q
+    2  draw y ~ q      y is part of the draft, whatever the head decides
+    3  v               pre          head(h): before y is drawn, so without y
+                       drawn        head(h, q, y)
+                       post         head(h) of y's own state, in the next round, which has read y
+                       confidence   q(y), without a head: the baseline of a trained one
+    4  stop            where v < threshold, or at max_draft tokens; else x = y and again from 1
 
-The head judges by h, the draft's last hidden state, and perhaps by q. The token at which drafting stops is the last of
-the draft, and the only one that the rule `sprinter` tests.
+The token at which drafting stops is the last of the draft, and the only one that the rule `sprinter` tests.
 
 Letters: M rows, D width, V vocabulary.
 """
@@ -28,7 +30,7 @@ from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
 from foretoken.drafting.learned_part import find
-from foretoken.methods.sprinter.head import SprinterHead, facts_of
+from foretoken.methods.sprinter.network import SprinterHead, facts_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 
@@ -39,11 +41,11 @@ class SprinterDrafter(DraftRunner):
     """Drafts a chain with a second model until its head says stop, or the cap is reached.
 
     Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557; head, threshold and cap are those of the released code.
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0). The stop looks at the past of the
-             token it keeps (`pre`) or at the token too; that token is kept either way and tested, so under a lossless
-             verifier this is a draft model with a learnt stop rule. Its own verifier, `sprinter`, is lossy.
-    Differs: batches (requests stop one by one); the draft stops at the request's last token, which is then tested like
-             one at the cap. ``stop="confidence"`` is ours, a baseline: v = q(y).
+    Exact:   chains carry the q they were drawn from (a point mass at temperature 0). The stop depends on the text
+             before the last token (`pre`), or on that token too; the token is kept in any case and tested, so under a
+             lossless verifier this is a draft model with a learnt stop rule. Its own verifier, `sprinter`, is lossy.
+    Differs: batches (requests stop one by one); the draft stops at the request's last token, which is then tested as
+             if at the cap. ``stop="confidence"`` is ours, a baseline: v = q(y).
     """
 
     name = "sprinter"
@@ -51,7 +53,7 @@ class SprinterDrafter(DraftRunner):
     declared = Declared(
         draft_model=True,
         own_verifier="sprinter",
-        learned_part="foretoken.methods.sprinter.head:SprinterHead",
+        learned_part="foretoken.methods.sprinter.network:SprinterHead",
         variants=(
             Variant(untrained={"feature": "pre"}),
             Variant(untrained={"feature": "drawn"}, one_rule=True),
@@ -67,10 +69,10 @@ class SprinterDrafter(DraftRunner):
         Attributes:
             model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
                 For zoo:base it need not be named: zoo:draft.
-            head: a folder written by `foretoken train sprinter`; None: what lies beside the draft's weights in
-                ``sprinter``. It says what it reads (pre, drawn or post).
+            head: a folder written by `foretoken train sprinter`; None: the folder ``sprinter`` beside the draft's
+                weights. Its config names its input (pre, drawn or post).
             stop: "head": v is the head's estimate that the token would be accepted; "confidence": v is the draft's own
-                probability of the token, and there is no head.
+                probability of the token, without a head.
             threshold: drafting stops where v is below this. 0 never stops, anything above 1 always: one token a step,
                 tested.
             max_draft: tokens of a draft at most.
@@ -109,7 +111,7 @@ class SprinterDrafter(DraftRunner):
         if self._last is not None:
             self.span = self._last.span
         self._judges = config.stop if self.head is None else self.head.config.feature
-        self._judged: dict[int, list[float]] = {}  # of each request's draft: v of its nodes, as far as it was asked
+        self._judged: dict[int, list[float]] = {}  # request -> v of its draft's nodes that were judged
 
     def with_options(self, **options: Any) -> SprinterDrafter:
         """Another drafter with some options changed, over the same loaded draft model if that stays.
@@ -121,6 +123,10 @@ class SprinterDrafter(DraftRunner):
         return SprinterDrafter(config, self._target, self.model if config.model == self.config.model else None)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Draft one chain per request: the rounds of steps 1 to 4 above, of at most ``max_draft`` tokens.
+
+        Step 1 is the draft runner's; it hands each round's rows to :meth:`_expand`, which does steps 2 to 4.
+        """
         most = self.config.max_draft
         bounded = [
             Budget(min(each.max_nodes, most), min(each.max_depth, most), evidence=each.evidence) for each in budgets
@@ -129,28 +135,33 @@ class SprinterDrafter(DraftRunner):
         return super().propose(contexts, bounded)
 
     def judge(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[float]:
-        """v of a token for each draft: the one that was just drawn, to be drawn (pre), or just read (post)."""
+        """Step 3: v of one token for each draft: the next one (pre), or the newest one (drawn, post, confidence)."""
         if self.head is None:
             return [draft.confidence[-1] for draft in drafts]
         assert self._last is not None
         x_MD = self._last.of(rows[0].output, [each.start for each in rows])
         if self._judges == "drawn":
-            q_MV = torch.stack([_law(draft, its) for draft, its in zip(drafts, rows, strict=True)])
+            q_MV = torch.stack([_drawn_from(draft, its) for draft, its in zip(drafts, rows, strict=True)])
             token_M = torch.tensor([draft.tokens[-1] for draft in drafts], device=q_MV.device)
             x_MD = torch.cat([x_MD.float(), facts_of(q_MV, token_M)], dim=-1)
         found: list[float] = self.head.judge(x_MD).tolist()
         return found
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
+        """Steps 2 to 4 of one round; returns the drafts that continue."""
         if self._judges == "post":
-            return self._expand_by_what_was_read(drafts, rows)
+            return self._expand_after_reading(drafts, rows)
+        # 3. pre: v before the token is drawn
         before = self.judge(drafts, rows) if self._judges == "pre" else None
+        # 2. draw y ~ q
         nodes = [draft.draw(its.output, its.start, self.config.model) for draft, its in zip(drafts, rows, strict=True)]
         drawn = [i for i, node in enumerate(nodes) if node is not None]  # else no token may follow
+        # 3. drawn, confidence: v of the token that was drawn
         if before is not None:
             judged = [before[i] for i in drawn]
         else:
             judged = self.judge([drafts[i] for i in drawn], [rows[i] for i in drawn]) if drawn else []
+        # 4. continue after tokens that the head approves of
         for draft in drafts:
             draft.frontier = []
         going_on = []
@@ -163,14 +174,18 @@ class SprinterDrafter(DraftRunner):
                 going_on.append(draft)
         return going_on
 
-    def _expand_by_what_was_read(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
+    def _expand_after_reading(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
+        """The same for ``post``, whose v belongs to the token that this round has read: steps 3 and 4, then 2."""
         going_on = []
+        # 3. v of the token that was read
         for draft, its, v in zip(drafts, rows, self.judge(drafts, rows), strict=True):
+            # 4. stop where it is too small; the root is not judged
             if draft.frontier != [ROOT]:
                 self._judged[draft.context.request_id].append(v)
                 if v < self.config.threshold:
                     draft.frontier = []
                     continue
+            # 2. draw y ~ q
             node = draft.draw(its.output, its.start, self.config.model)
             draft.frontier = [node] if node is not None and draft.has_room(node) else []
             if draft.frontier:
@@ -185,13 +200,13 @@ class SprinterDrafter(DraftRunner):
         approved: list[bool | None] = [v >= self.config.threshold for v in judged]
         approved += [None] * (len(draft.tokens) - len(judged))  # post: the last token at the cap was not read
         finished = draft.finish(Sampled)
-        if finished.evidence is not None:  # a verifier that compares laws has asked for something else
+        if finished.evidence is not None:  # the verifier compares distributions and does not need approvals
             return finished
         return replace(finished, evidence=Approvals(tuple(approved), self._judges != "pre"))
 
 
-def _law(draft: RunnerBuilder, its: Rows) -> Tensor:
-    """The law that a draft's newest token was drawn from, float32 [V]; at temperature 0 the one at temperature 1."""
+def _drawn_from(draft: RunnerBuilder, its: Rows) -> Tensor:
+    """The distribution of a draft's newest token, float32 [V]; for greedy requests the one at temperature 1."""
     if not draft.context.params.greedy:
         return draft.q_rows[-1]
     logits_1V = its.output.logits_MV[its.start : its.start + 1]

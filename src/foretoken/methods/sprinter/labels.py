@@ -9,7 +9,7 @@ laws at temperature 1; the label is the part of the acceptance test that is cert
 Differs: 30 % of the tokens, not of the words; documents end where the models end them; all features are kept; tokens
 may be drawn at a temperature instead.
 
-Letters: N examples, B prompts, D width, V vocabulary, 3 facts (head.py).
+Letters: N examples, B prompts, D width, V vocabulary, 3 facts (network.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
-from foretoken.methods.sprinter.head import FACTS, facts_of
+from foretoken.methods.sprinter.network import FACTS, facts_of
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.last_states import LastStates
 from foretoken.models.prefill import prefill

@@ -1,4 +1,4 @@
-"""Training of SPRINTER's head (methods/sprinter/head.py): a logistic regression on cached states of the draft.
+"""Training of SPRINTER's head (methods/sprinter/network.py): a logistic regression on cached states of the draft.
 
     pre, post   the state alone                    as published
     drawn       what the law says of the token, and the state as far as it adds to that: the facts are not penalised,
@@ -40,8 +40,8 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.logistic import Logistic
 from foretoken.engine.llm import LLM
-from foretoken.methods.sprinter.head import FACTS, FEATURES, HeadConfig, SprinterHead
 from foretoken.methods.sprinter.labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of
+from foretoken.methods.sprinter.network import FACTS, FEATURES, HeadConfig, SprinterHead
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.last_states import LastStates

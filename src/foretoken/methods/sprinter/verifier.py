@@ -1,4 +1,4 @@
-"""SPRINTER's verification: the drafter's own judge lets tokens stand, and the target tests the last one only.
+"""SPRINTER's verification: the drafter's head accepts tokens, and the target tests only the last one.
 
 Letters: V vocabulary.
 """
@@ -20,20 +20,21 @@ from foretoken.verifiers.walk import Pick, Siblings
 
 
 class SprinterVerifier(BudgetedVerifier):
-    """Let every token of a chain stand but the last, and test that one exactly.
+    """Accept every token of a chain but the last, and test that one exactly.
 
     Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557 (same letters: p target, q draft).
-    Exact:   no. A token that is tested has the law p. One that is not has the law q, at TV(p, q) from p:
+    Exact:   no. A tested token has the distribution p, an untested one q, at TV(p, q) from p:
 
-                 untested y, p(y) > 0:   stands
-                 untested y, p(y) = 0:   tested, that is refused; the next token is drawn from norm((p - q)+)
-                 the last y:             stands with chance min(1, p/q), else norm((p - q)+)
-                 all stand:              one more token from p, the bonus
+                 untested y, p(y) > 0:   accepted
+                 untested y, p(y) = 0:   tested and so rejected; the next token is drawn from norm((p - q)+)
+                 the last y:             accepted with probability min(1, p/q), else norm((p - q)+)
+                 all accepted:           one more token from p, the bonus
 
              Checked by enumeration in tests/unit/methods/sprinter/test_verifier.py.
-    Differs: the zero-probability guard: the released code lets tokens stand that the target cannot emit (filtered,
-             forbidden). So an untested token has the law e = q where p > 0, and q's other mass on (p - q)+. There is a
-             budget. At temperature 0 an untested token stands unless it is forbidden, the last one if it is the argmax.
+    Differs: the zero-probability guard: the released code accepts tokens that the target cannot emit (filtered,
+             forbidden). So an untested token has the distribution e: q where p > 0, and q's other mass on (p - q)+.
+             There is a budget. At temperature 0 an untested token is accepted unless it is forbidden, the last one if
+             it is the argmax.
     """
 
     name = "sprinter"
@@ -45,17 +46,17 @@ class SprinterVerifier(BudgetedVerifier):
     )
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Decide one draft within what is left of the request's budget; what it does not allow is tested exactly.
+        """Decide one draft within the request's remaining budget; tokens beyond the budget are tested exactly.
 
-        The distortion of an untested token, see core/distortion.py: TV(e, p) and KL(e, p) where the judge did not see
-        the token. Where it did, e depends on what it would have said of every other token; the charge is then
+        The distortion of an untested token, see core/distortion.py: TV(e, p) and KL(e, p) where the head did not see
+        the token. Where it did, e depends on the head's decision about every other token; the charge is then
         (1 - p(y)/q(y))+, whose mean over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
 
         Args:
             draft: chain of N independent draws (at temperature 0: any chain) with :class:`Approvals`.
-            target: N + 1 rows. A row is looked at for every token: what is not tested is metered.
+            target: N + 1 rows; each is read, because untested tokens are metered.
             rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus.
-            spent: what the request has emitted and spent.
+            spent: tokens and distortion of the request until now.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
@@ -85,7 +86,7 @@ class SprinterVerifier(BudgetedVerifier):
     def _spare(
         self, p_V: Tensor, q_V: Tensor, token: int, approvals: Approvals, rng: Streams, account: Account
     ) -> Pick:
-        """A token that is not tested, unless the target cannot emit it or the budget does not allow it."""
+        """Accept a token untested, unless the target cannot emit it or the budget does not allow it."""
         possible = float(p_V[token]) > 0.0
         if approvals.saw_token:
             cost = price_of(float(p_V[token]), float(q_V[token])) if possible else (0.0, 0.0)
@@ -111,6 +112,6 @@ class SprinterVerifier(BudgetedVerifier):
 
 
 def spared(p_V: Tensor, q_V: Tensor) -> Tensor:
-    """The law e of an untested token, [V]: q where p > 0, the rest of q's mass on (p - q)+."""
+    """The distribution e of an untested token, [V]: q where p > 0, the rest of q's mass on (p - q)+."""
     left_V = residual(p_V, q_V)
     return emitted(torch.where(p_V > 0.0, q_V, torch.zeros_like(q_V)), left_V / left_V.sum())

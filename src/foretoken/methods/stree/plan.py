@@ -2,11 +2,11 @@
 
     root ─┬─ a ─ c        attention   keys of the prefix and of a row's ancestors          forward/dense.py
           └─ b            mixer       convolution and recurrence along a row's ancestors   forward/ssm/scan.py
-                          state       stays behind the committed prefix; after the verdict the accepted rows'
+                          state       stays that of the committed prefix; after the verdict the accepted rows'
                                       inputs are run through it (activation replay)        forward/ssm/state.py
 
-Attention layers of a hybrid are dense, and everything else of the model is the library's. This is the plan of every
-target with such layers; nobody has to ask for it.
+The algorithm on one page is tree_scan.py. Attention layers of a hybrid are dense, and everything else of the model is
+the library's. Every target with such layers gets this plan without an option.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KERNELS = ("walk", "scan")
 
 @dataclass(frozen=True, kw_only=True)
 class StreeConfig:
-    """How recurrences are computed.
+    """Options of the plan.
 
     Attributes:
         kernel: "walk": row by row, depth first; a row's sums are those of plain decoding. "scan": all rows of a tree
@@ -50,7 +50,7 @@ class TreeScan(DensePlan):
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
         super().__init__(cache, batch)
-        self.native = None  # the fused decoder walks
+        self.native = None  # the native decoder only walks
 
 
 class TreeScanPlans(PlanMaker):
@@ -58,13 +58,14 @@ class TreeScanPlans(PlanMaker):
 
     Paper:   Wu et al. 2025, "STree: Speculative Tree Decoding for Hybrid State-Space Models", arXiv:2505.14969,
              sections 4.2 (tree scan) and 4.3 (activation replay).
-    Exact:   yes. Every row's law is that of sequential decoding: with "walk" by the same operations in the same order,
-             with "scan" up to rounding. Checked by tests/unit/models/ssm and tests/golden/test_state_space.py.
-    Differs: the walk is the default, since it costs hardly more on a CPU and keeps plain decoding's sums; accepted
+    Exact:   yes. Every row's distribution is that of sequential decoding: with "walk" by the same operations in the
+             same order, with "scan" up to rounding. Checked by tests/unit/methods/stree, tests/unit/forward/ssm and
+             tests/golden/test_state_space.py.
+    Differs: the walk is the default, because on a CPU it costs hardly more and keeps plain decoding's sums; accepted
              rows are replayed in order, not in closed form ("scan" does that); W - 1 columns of the convolution are
-             kept, not W, and of a row's inputs only those before the convolution; many requests in a batch, prompts
-             beside them; gated delta nets, too, by one triangular solve over the ancestors (arXiv:2608.20961). The
-             shape of a tree is the drafter's.
+             kept, not W, and of a row's inputs only those before the convolution; batches of many requests, with
+             prompts in the same forward; gated delta nets, too, by one triangular solve over the ancestors
+             (arXiv:2608.20961). The drafter decides the shape of a tree.
     """
 
     name = "stree"

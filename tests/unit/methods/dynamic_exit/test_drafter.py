@@ -103,7 +103,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
     state = dynamic_exit._State(Statistics.empty(4))
     growing = EarlyExitBuilder(SimpleNamespace(request_id=0), Budget(9, 9), kept=[rows])  # type: ignore[arg-type]
     growing.tokens = list(said)
-    state.drafted, state.said, state.exit = growing, list(said), exit_layer
+    state.drafted, state.best_of_exit, state.exit = growing, list(said), exit_layer
     state.hidden = {depth: values for depth, values in rows.items() if depth > exit_layer}
     state.best = table[3]
     drafter._states = {0: state}
@@ -112,7 +112,7 @@ def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
 
 def observe(drafter: Any) -> Statistics:
     state = drafter._states[0]
-    draft = Draft(TokenTree(state.said), resume=state.drafted.resume_point(drafter._exit))
+    draft = Draft(TokenTree(state.best_of_exit), resume=state.drafted.resume_point(drafter._exit))
     drafter.observe([Outcome(0, draft, Verdict((), 0), (0,))])
     found: Statistics = state.statistics
     return found
@@ -272,7 +272,7 @@ class Spy(DynamicExitDrafter):
             drawn[draft.context.request_id] = []
         drawn[draft.context.request_id].append(output.logits_MV[row].clone())
         super()._extend(draft, output, row)
-        assert state.said[-1] == int(output.logits_MV[row].argmax())
+        assert state.best_of_exit[-1] == int(output.logits_MV[row].argmax())
 
     def observe(self, outcomes: Any) -> None:
         for outcome in outcomes:

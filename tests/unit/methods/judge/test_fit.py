@@ -18,9 +18,9 @@ from foretoken.engine.llm import LLM
 from foretoken.methods.judge import fit as fitting
 from foretoken.methods.judge import train as training
 from foretoken.methods.judge.fit import GRID, fit, macro_auc
-from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Labels, read_states
 from foretoken.methods.judge.mining import Mining
+from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.methods.judge.train import best_without_head, quality, threshold_of, without_head
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.fingerprint import fingerprint

@@ -19,8 +19,8 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.drafting.logistic import Logistic
-from foretoken.methods.judge.head import JudgeConfig, JudgeHead
 from foretoken.methods.judge.labels import Marked, read_states
+from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.methods.judge.train import best_without_head
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load

@@ -26,7 +26,7 @@ from foretoken.drafting.logistic import Logistic
 from foretoken.engine import compose
 from foretoken.engine.llm import LLM
 from foretoken.forward import anatomy
-from foretoken.methods.judge.head import JudgeConfig, JudgeHead
+from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.testing import Random, Recorder, Stub

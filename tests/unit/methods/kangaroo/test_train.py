@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError
 from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.kangaroo import train as kangaroo
-from foretoken.methods.kangaroo.adapter import Adapter
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.kangaroo.train import ExitTarget, FromFeatures, FromTokens, FullLaw, judge
 from foretoken.models.load import load_as_is
 from foretoken.train.features import extract

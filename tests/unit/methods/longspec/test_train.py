@@ -16,6 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.data.documents import exchange
 from foretoken.methods.longspec import train as training
 from foretoken.methods.longspec.network import LongSpec, config_for
+from foretoken.methods.longspec.noisy import noisy_forward
 from foretoken.methods.longspec.train import ANCHORS, DECAY, KeyedTarget, Noisy, judge, read
 from foretoken.models.load import load_as_is
 from foretoken.train import sources
@@ -41,7 +42,7 @@ def target(place: Path) -> KeyedTarget:
 @pytest.fixture
 def head(target: KeyedTarget) -> LongSpec:
     torch.manual_seed(0)
-    found = LongSpec(config_for(target.model.config, "it", "0", target.far, levels=LEVELS, window=5))
+    found = LongSpec(config_for(target.model.config, "it", "0", target.kv, levels=LEVELS, window=5))
     found.draw()
     found.begin_near(target.model)
     return found
@@ -51,23 +52,24 @@ def tokens(count: int, length: int = BLOCK) -> torch.Tensor:
     return torch.randint(4, 100, (count, length), generator=torch.Generator().manual_seed(7))
 
 
-def test_the_loss_is_the_law_behind_every_counted_token_weighed_by_its_gap(target: KeyedTarget, head: LongSpec) -> None:
-    """Written out block by block, at the positions and gaps that were drawn."""
+def test_the_loss_is_the_cross_entropy_of_counted_tokens_weighted_by_gap(
+    target: KeyedTarget, head: LongSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recomputed block by block, at the positions and gaps that were drawn."""
     seen: list[tuple[Any, Any]] = []
 
-    class Watched(LongSpec):
-        def forward(self, *inputs: Any) -> Any:
-            seen.append((inputs[1], list(inputs[4])))
-            return super().forward(*inputs)
+    def watched(net: LongSpec, e_BTW: Any, angles: Any, keys: Any, values: Any, gaps: Any) -> Any:
+        seen.append((angles, list(gaps)))
+        return noisy_forward(net, e_BTW, angles, keys, values, gaps)
 
-    head.__class__ = Watched
+    monkeypatch.setattr(training, "noisy_forward", watched)
     tokens_BT = tokens(4)
     found = Noisy(target, LEVELS, 120)(head, tokens_BT, torch.Generator().manual_seed(5))
     angles, gaps = seen[0]
     assert len(set(gaps)) > 1
     positions = []
     for cos_Th, _ in angles:  # which positions they are of
-        table, _ = target.far.angles(torch.arange(120))
+        table, _ = target.kv.angles(torch.arange(120))
         positions.append([int((table - row).abs().sum(-1).argmin()) for row in cos_Th])
     total = weights = 0.0
     for row, gap in enumerate(gaps):
@@ -118,15 +120,15 @@ def test_long_blocks_have_the_same_window(target: KeyedTarget, head: LongSpec, m
     positions_1T = torch.arange(BLOCK)[None]
     lesson = target.lesson(tokens(1), positions_1T)
     whole = read(head, target, lesson, positions_1T, [2])
-    monkeypatch.setattr("foretoken.methods.longspec.network._QUERIES", 7)
+    monkeypatch.setattr("foretoken.methods.longspec.noisy._QUERIES", 7)
     torch.testing.assert_close(read(head, target, lesson, positions_1T, [2]), whole)
 
 
 def test_keys_are_those_of_the_given_positions(target: KeyedTarget) -> None:
-    """The target reads the same far positions: its keys are turned by them."""
-    near, far = torch.arange(BLOCK)[None], torch.arange(BLOCK)[None].clone()
-    far[:, ANCHORS:] += 60
-    found = [target.lesson(tokens(1), positions_1T) for positions_1T in (near, far)]
+    """The target reads the same moved positions, and its keys are rotated by them."""
+    own, moved = torch.arange(BLOCK)[None], torch.arange(BLOCK)[None].clone()
+    moved[:, ANCHORS:] += 60
+    found = [target.lesson(tokens(1), positions_1T) for positions_1T in (own, moved)]
     assert torch.allclose(found[0].keys_BGTd[..., :ANCHORS, :], found[1].keys_BGTd[..., :ANCHORS, :], atol=1e-5)
     assert not torch.allclose(found[0].keys_BGTd[..., ANCHORS:, :], found[1].keys_BGTd[..., ANCHORS:, :], atol=1e-2)
 
@@ -191,18 +193,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-def test_a_head_that_repeats_the_target_is_judged_right(target: KeyedTarget) -> None:
-    """A planted head that gives the target's own states agrees everywhere."""
+def test_a_head_that_returns_the_target_s_states_agrees_everywhere(
+    target: KeyedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     class Blocks:
         block = BLOCK
 
         def held_out(self, count: int) -> torch.Tensor:
             return tokens(2)
-
-    class Same(LongSpec):
-        def forward(self, e_BTW: Any, angles: Any, keys: Any, values: Any, gaps: Any) -> Any:
-            return lessons[len(lessons) - 1]
 
     lessons: list[Any] = []
     lesson_of = target.lesson
@@ -212,7 +211,8 @@ def test_a_head_that_repeats_the_target_is_judged_right(target: KeyedTarget) -> 
         lessons.append(found.target_BTW)
         return found
 
-    head = Same(config_for(target.model.config, "it", "0", target.far, levels=2))
+    monkeypatch.setattr(training, "noisy_forward", lambda *arguments: lessons[-1])
+    head = LongSpec(config_for(target.model.config, "it", "0", target.kv, levels=2))
     target.lesson = kept  # type: ignore[method-assign]
     found = judge({"same": head}, target, Blocks())["same"]  # type: ignore[arg-type]
     target.lesson = lesson_of  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.sprinter.drafter import SprinterDrafter
-from foretoken.methods.sprinter.head import SprinterHead, facts_of
+from foretoken.methods.sprinter.network import SprinterHead, facts_of
 from foretoken.methods.sprinter.train import Watched
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.methods.sprinter import train as training
-from foretoken.methods.sprinter.head import FEATURES, SprinterHead, facts_of
 from foretoken.methods.sprinter.labels import Collecting, Examples, collect, prompts_of
+from foretoken.methods.sprinter.network import FEATURES, SprinterHead, facts_of
 from foretoken.methods.sprinter.train import PENALTIES, by_source, fit, fit_beside_facts, quality
 from foretoken.models.load import load
 from foretoken.train.roc import auc

@@ -1,11 +1,11 @@
-"""A fused decoder with a layer that reads the keys and values of another decoder's layer, in place.
+"""A native decoder with a layer of cross-attention: it reads the keys and values of another decoder's layer, in place.
 
-    own layers        as in any decoder: their rows are written into this decoder's own cache
-    the far layer     projects queries only; every row of a segment sees the first so many committed rows of a slot of
-                      the other decoder's cache, and no others
+    own layers         as in any decoder: their rows are written into this decoder's own cache
+    cross-attention    projects queries only; every row of a segment sees a number of committed rows in one slot of the
+                       other decoder's cache, and no others
 
-Committed rows never change, so that their owner may be computing meanwhile: where its tiles are whole they are read,
-and the keys behind these are laid out in memory of this forward. Tokens enter; of a chain all passes are one native
+Committed rows never change, so the other decoder may be computing at the same time. Where its tiles are whole they are
+read; the keys after the last whole tile are laid out in memory of this forward. All passes of a chain are one native
 call (drafting/feature_heads/native/chains.py).
 """
 
@@ -29,24 +29,24 @@ from foretoken.native.decoder import FusedDecoder
 from foretoken.native.layout import Head, Layout
 
 
-class Far(NamedTuple):
-    """What a segment's rows see of the other decoder.
+class TargetPrefix(NamedTuple):
+    """The keys and values of the other decoder that a segment's rows see.
 
     Attributes:
         slot: of its cache.
-        length: the first so many of the slot's committed rows.
+        length: number of committed rows, from the first.
     """
 
     slot: int
     length: int
 
 
-class FarDecoder(FusedDecoder):
+class CrossAttentionDecoder(FusedDecoder):
     """A decoder one of whose layers reads another decoder's keys.
 
     Args:
-        layout: with an embedding; its heads are as wide as the owner's, and of its groups the first ones are read.
-        owner: whose keys are read, with the same library.
+        layout: with an embedding; its heads are as wide as the owner's, and it reads the owner's first groups.
+        owner: the decoder whose keys are read, with the same library.
         layer: of the owner.
     """
 
@@ -60,7 +60,7 @@ class FarDecoder(FusedDecoder):
         self,
         batch: PackedBatch,
         cache: KVCache,
-        fars: Sequence[Far],
+        prefixes: Sequence[TargetPrefix],
         of: KVCache,
         *,
         top: int,
@@ -68,16 +68,16 @@ class FarDecoder(FusedDecoder):
         ids_C: Tensor | None = None,
         ahead: Sequence[Ahead] = (),
     ) -> list[Pass]:
-        """Read tokens; with ``ahead`` as many passes of a chain as are foreseen, in one native call.
+        """Read tokens; with ``ahead`` run all foreseen passes of a chain in one native call.
 
         Args:
-            batch: the rows, which are written into ``cache``; positions need not be places in it.
-            fars: of each segment.
+            batch: the rows, which are written into ``cache``; a row's position need not be its index in the cache.
+            prefixes: of each segment.
             of: the owner's cache.
-            top: how many tokens of each wanted row to rank; with ``ahead`` 1 at least.
-            head: read in place of its own one, of the same width and dtype.
+            top: how many tokens of each wanted row to rank; at least 1 with ``ahead``.
+            head: used instead of its own one, of the same width and dtype.
             ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
-            ahead: for each segment, whose last row is the one that is wanted; there is room for all its passes.
+            ahead: of each segment; its last row must be the wanted one, and the cache must have space for all passes.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: something does not fit this decoder; see checks.py.
@@ -88,13 +88,13 @@ class FarDecoder(FusedDecoder):
         checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
         check_chain(self.sizes, batch, cache, self.sizes.embedded, own_head.vocab_size, ids_C, ahead, top)
-        check_far(fars, of, len(batch.segments))
+        check_prefixes(prefixes, of, len(batch.segments))
         count = max((each.most for each in ahead), default=1)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
-        for native, far in zip(call.segments, fars, strict=True):
-            native.far_slot, native.far = far
+        for native, prefix in zip(call.segments, prefixes, strict=True):
+            native.far_slot, native.far = prefix
         room = self._owner.room(of)  # held while the call runs
         elsewhere = structs.Elsewhere(
             groups=self._owner.sizes.kv_heads,
@@ -125,14 +125,14 @@ def check_owner(sizes: checks.Sizes, owner: checks.Sizes, layer: int) -> None:
         )
 
 
-def check_far(fars: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
-    """What segments see of another decoder's cache: committed rows, in elements.
+def check_prefixes(prefixes: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
+    """Check the slot and length of another decoder's cache that each segment sees.
 
     Raises:
-        ValueError: it has not so many, or keeps codes.
+        ValueError: there are fewer committed rows, or the cache keeps codes.
     """
-    if len(fars) != num_segments or of.coded:
-        raise ValueError(f"{len(fars)} of {num_segments} segments say what they see of a cache, coded: {of.coded}")
-    for slot, length in fars:
-        checks.check_within("far.slot", slot, 0, of.num_slots - 1)
-        checks.check_within("far.length", length, 0, of.lengths[slot])
+    if len(prefixes) != num_segments or of.coded:
+        raise ValueError(f"{len(prefixes)} of {num_segments} segments have a prefix of a cache, coded: {of.coded}")
+    for slot, length in prefixes:
+        checks.check_within("prefix.slot", slot, 0, of.num_slots - 1)
+        checks.check_within("prefix.length", length, 0, of.lengths[slot])

@@ -1,18 +1,21 @@
-"""SPRINTER's judge: a logistic head on a draft model's last hidden state, and on what its law says of the token.
+"""SPRINTER's verifier head: a logistic unit on a draft model's last hidden state, perhaps also on its distribution q.
 
     tokens ── embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── h ── the draft's head ── q ── draw y
                                                                         └── sigmoid(w.x + b) = v
 
-Paper: arXiv:2502.04557. v estimates that a draft token y would be accepted. What the head reads, x:
+:meth:`SprinterHead.forward` computes v, the estimated probability that the target accepts y, for a whole text. The
+drafter computes it token by token for a batch of requests, and training collects its inputs; both are tested to be
+equal. The input x of the head is one of:
 
-    pre    h alone, which produced the law that y is drawn from: y is not known to the head (as published)
-    drawn  that h, log q(y), the entropy of q, and the distance between its two largest probabilities
+    pre    h alone, the state that produced the q of y: the head does not know y (as published)
+    drawn  that h, log q(y), the entropy of q, and the difference between its two largest probabilities
     post   h alone, after y was read
 
-Differs: the published head is ``pre``. q(y) alone tells acceptance better than that head, which never sees it
-(lab/results/sprinter_heads.md); so ``drawn`` is the default of training.
+Paper: arXiv:2502.04557, and the released code. Differs: the published head is ``pre``. q(y) alone predicts acceptance
+better than that head, which does not see it (lab/results/sprinter_heads.md), so ``drawn`` is
+the default of training.
 
-Letters: M rows, D width, V vocabulary.
+Letters: T tokens, M rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ from foretoken.models.load import load_config, source_of
 
 FEATURES = ("pre", "drawn", "post")
 FACTS = ("log_q", "entropy", "margin")
-_LEAST_LOG = -20.0  # of a token that q hardly has
+_LEAST_LOG = -20.0  # log q of a token is at least this
 
 
 def facts_of(q_MV: Tensor, token_M: Tensor) -> Tensor:
-    """What a draft's law says of the token that was drawn from it, float32 [M, 3], in the order of :data:`FACTS`.
+    """Describe tokens by the distributions that they were drawn from: float32 [M, 3], in the order of :data:`FACTS`.
 
     Args:
-        q_MV: laws, float32.
+        q_MV: distributions, float32.
         token_M: int64, drawn from them.
     """
     log_q_M = q_MV.gather(1, token_M[:, None])[:, 0].log().clamp(min=_LEAST_LOG)
@@ -50,7 +53,7 @@ def facts_of(q_MV: Tensor, token_M: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(LogisticConfig):
-    """What a head is, and whose: it is of no use to another pair.
+    """The input of a head, and the pair of models that it was trained for.
 
     Attributes:
         feature: one of :data:`FEATURES`, see above.
@@ -69,7 +72,7 @@ class HeadConfig(LogisticConfig):
 
     @property
     def saw_token(self) -> bool:
-        """Whether v depends on the very token, not on its past alone."""
+        """Whether v depends on the token itself, not only on the text before it."""
         return self.feature != "pre"
 
     @property
@@ -78,13 +81,33 @@ class HeadConfig(LogisticConfig):
 
 
 class SprinterHead(LogisticHead):
-    """v of each row, from the draft's states."""
+    """Estimates whether the target accepts a draft token, from the draft model's states."""
 
     algorithm = "sprinter"
     title = "SPRINTER head"
     Config = HeadConfig
     grows = True
     old_files = ("sprinter.json", "sprinter.safetensors")
+
+    def forward(self, h_TD: Tensor, q_TV: Tensor, tokens_T: Tensor) -> Tensor:
+        """v = sigmoid(w.x + b) of the tokens y = x_1 .. x_{T-1} of one text, float32 [T - 1].
+
+        Args:
+            h_TD: last hidden states of the draft model, after its final norm; row t has read x_0 .. x_t.
+            q_TV: its distributions; row t is the one that x_{t+1} was drawn from.
+            tokens_T: int64, the text.
+        """
+        before_TD, after_TD, y_T, q_TV = h_TD[:-1], h_TD[1:], tokens_T[1:], q_TV[:-1]
+        if self.config.feature == "pre":
+            x = before_TD
+        elif self.config.feature == "post":
+            x = after_TD
+        else:
+            log_q_T = torch.log(q_TV[range(len(y_T)), y_T]).clamp(min=_LEAST_LOG)
+            entropy_T = -(q_TV * torch.log(q_TV.clamp(min=1e-30))).sum(-1)
+            top_TV = q_TV.sort(-1, descending=True).values
+            x = torch.cat([before_TD, torch.stack([log_q_T, entropy_T, top_TV[:, 0] - top_TV[:, 1]], -1)], -1)
+        return torch.sigmoid(x @ self.unit.weight_D + self.unit.bias)
 
     @classmethod
     def random(
@@ -97,7 +120,13 @@ class SprinterHead(LogisticHead):
         spread: float = 0.1,
         seed: int = 3,
     ) -> SprinterHead:
-        """A head that nobody trained: the draft of its pair, what it reads, and how its numbers are drawn."""
+        """Return an untrained head.
+
+        Args:
+            draft: the draft model of its pair.
+            feature: its input.
+            bias, spread, seed: b, the standard deviation of w, and the seed of w.
+        """
         config = HeadConfig(
             feature=feature,
             width=load_config(draft).get_text_config(decoder=True).hidden_size,
@@ -109,11 +138,11 @@ class SprinterHead(LogisticHead):
         return cls(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=seed))
 
     def grown(self, target: LanguageModel, origin: Origin) -> SprinterHead:
-        """The same head: it reads the draft's states, and a model that was grown from its target has the same laws."""
+        """Return the same head: a grown model has the original's distributions, and the draft's states are the same."""
         mark = fingerprint_of(target.source)
         return SprinterHead(replace(self.config, target=target.name, target_fingerprint=mark), self.unit)
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
-        """The command that trains a head."""
+        """Return the command that trains a head."""
         return f"foretoken train sprinter --target {target} --draft-model {draft} --out DIR"

@@ -1,13 +1,16 @@
-"""Judge Decoding's head: a logistic unit on the target's last hidden state, which says whether a token is fine.
+"""Judge Decoding's head: a logistic unit on the target's last hidden state, which estimates whether a token is correct.
 
     … d_i ── layers[0] ─ … ─ layers[L-1] ── final norm ── e_i ── the target's head ── p of the token after d_i
                                                            └── sigmoid(w.e_i + b) = P(d_i is fine)
 
-Paper: arXiv:2501.19309, section 4. D + 1 numbers are trained, the target stays as it is. ``e_i`` is the state *of* the
-token, after the target has read it: not the state that predicted it, which SPRINTER's head reads.
-Differs: the paper does not say whether the state is normed; ``normed`` says which one a head reads.
+:meth:`JudgeHead.forward` computes it for a whole text. The verifier computes it for the rows of a verification, and
+training collects its inputs from trees of labelled tokens; both are tested to be equal.
 
-Letters: M rows, D width.
+Paper: arXiv:2501.19309, section 4. D + 1 numbers are trained, the target is frozen. ``e_i`` is the state *of* the
+token, after the target has read it, not the state that predicted it, which SPRINTER's head reads.
+Differs: the paper leaves open whether the state is normed; a head's ``normed`` decides.
+
+Letters: T tokens, D width.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint_of
@@ -25,12 +30,12 @@ from foretoken.models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig(LogisticConfig):
-    """What a judge is, and whose.
+    """Input and threshold of a judge, and the target that it was trained for.
 
     Attributes:
         width: of the target's hidden states.
-        threshold: from which probability on, exclusive, its word is good; chosen when it was trained. 1: never.
-        normed: it reads the state behind the final norm, as the target's own head does; False: before it.
+        threshold: the judge accepts a token above this probability; chosen by training. 1: it accepts none.
+        normed: its input is the state after the final norm, as the target's own head reads it; False: before the norm.
     """
 
     threshold: float
@@ -45,12 +50,20 @@ class JudgeConfig(LogisticConfig):
 
 
 class JudgeHead(LogisticHead):
-    """P(token is fine), from the target's state of the token."""
+    """Estimates P(token is fine) from the target's state of the token."""
 
     algorithm = "judge"
     title = "judge"
     Config = JudgeConfig
     grows = True
+
+    def forward(self, e_TD: Tensor) -> Tensor:
+        """P(x_t is fine) = sigmoid(w.e_t + b) of every token of a text, float32 [T] (section 4).
+
+        Args:
+            e_TD: last hidden states of the target; row t has read x_0 .. x_t, and judges x_t.
+        """
+        return torch.sigmoid(e_TD @ self.unit.weight_D + self.unit.bias)
 
     @classmethod
     def random(
@@ -62,7 +75,12 @@ class JudgeHead(LogisticHead):
         spread: float = 0.3,
         seed: int = 5,
     ) -> JudgeHead:
-        """A judge that nobody trained: its threshold, and how its numbers are drawn."""
+        """Return an untrained judge.
+
+        Args:
+            threshold: of its config.
+            bias, spread, seed: b, the standard deviation of w, and the seed of w.
+        """
         config = JudgeConfig(
             width=target.config.get_text_config(decoder=True).hidden_size,
             threshold=threshold,
@@ -72,7 +90,7 @@ class JudgeHead(LogisticHead):
         return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))
 
     def grown(self, target: LanguageModel, origin: Origin) -> JudgeHead:
-        """The same judgements of a model that was grown from its target: of the first copy in the stream."""
+        """Return a judge of a grown model: it reads the first copy of the original's stream and judges alike."""
         mark, wide = fingerprint_of(target.source), origin.width * origin.copies
         config = replace(self.config, target=target.name, target_fingerprint=mark, width=wide)
         share = origin.first_share if config.normed else 1.0
@@ -81,5 +99,5 @@ class JudgeHead(LogisticHead):
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
-        """The command that trains a judge."""
+        """Return the command that trains a judge."""
         return f"foretoken train judge --target {target} --draft-model {draft} --out DIR"
