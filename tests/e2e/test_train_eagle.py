@@ -9,7 +9,7 @@ import pytest
 
 from foretoken.cli.main import main
 from foretoken.methods.eagle import train as eagle
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.models.fingerprint import fingerprint
 from helpers.head_training import STEP, assert_foretold, enter, fill, small_steps
 from helpers.mistakes import assert_one_line

@@ -12,7 +12,7 @@ from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.methods.dovetail.network import Dovetail
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.scylla.network import Scylla
 from helpers.golden import tokens_of
 

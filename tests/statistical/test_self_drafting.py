@@ -27,8 +27,8 @@ from foretoken.drafting.draft_vocabulary import DraftVocabulary
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.dynamic_exit.drafter import DynamicExitDrafter
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
-from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.longspec.drafter import LongSpecDrafter

@@ -14,7 +14,7 @@ from foretoken.core.draft import Sampled
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.draft_head import DraftHead
-from foretoken.drafting.feature_heads.runner import OwnHead
+from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.load import load
 from foretoken.native import build
@@ -27,7 +27,7 @@ WIDTH, VOCABULARY = 16, 30
 def own(ids: list[int] | None) -> DraftHead:
     count = VOCABULARY if ids is None else len(ids)
     weight_KW = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(1))
-    return OwnHead(weight_KW, None if ids is None else torch.tensor(ids), VOCABULARY)
+    return OwnRows(weight_KW, None if ids is None else torch.tensor(ids), VOCABULARY)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[], DraftHead]] = {

@@ -10,8 +10,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
-from foretoken.methods.eagle.network import Eagle
 from foretoken.models.load import load
 from foretoken.native.quantised import CodedTiles
 
@@ -55,7 +55,7 @@ def test_a_head_is_computed_in_the_codes_that_were_asked_for(plain, dtype, bits)
     if plain.target.fused is None:
         pytest.skip("no native decoder on this machine")
     native = Runner(plain.target, Eagle.load(Path(plain.target.source, "eagle")), dtype)._native
-    assert {each.bits for each in native._pairs._keep if isinstance(each, CodedTiles)} == bits
+    assert {each.bits for each in native.pairs._keep if isinstance(each, CodedTiles)} == bits
 
 
 def test_what_is_no_dtype_is_refused_before_anything_is_loaded():

@@ -1,8 +1,8 @@
-"""Decoder layers of heads that draft from a target's hidden states, and the config fields that describe them.
+"""Decoder layers of draft networks over a target's hidden states, and the config fields that describe them.
 
 Names of the weights are those of the speculators format.
 
-Letters: T rows, W width, d head width.
+Letters: T rows, W width, H query heads, G key/value heads, d head width.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.learned_part import LearnedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(LearnedConfig):
-    """What the layers of a head are, and whose; subclasses add how they are entered.
+    """The sizes of the layers, and the target; subclasses add fields of the fusion and of the entry.
 
     Attributes:
         width, target_width: of the layers, and of the target's residual stream.
         heads, kv_heads, head_dim, mlp_width, rope_theta, norm_eps: of a layer.
-        vocab_size, draft_vocab_size: V of the target, K that the head scores.
-        norm_heads: norms over each head's query and key (Qwen3).
+        vocab_size, draft_vocab_size: V of the target, K that the LM head scores.
+        norm_heads: norms over each attention head's query and key (Qwen3).
         attention_bias: of the four projections of attention.
-        norm_output: the next feature is taken behind the final norm.
-        max_length: positions that it was made for.
+        norm_output: the next feature is the output of the final norm.
+        max_length: positions that it was trained for.
     """
 
     flags: ClassVar[tuple[str, ...]] = ("norm_heads", "attention_bias", "norm_output")
@@ -83,12 +85,8 @@ class BlockConfig(LearnedConfig):
 
     @property
     @abstractmethod
-    def reads_final(self) -> bool:
-        """Whether it reads what the target's final norm gives, and not states of the residual stream."""
-
-    @abstractmethod
-    def depths_of(self, num_layers: int) -> tuple[int, ...]:
-        """The depths of a target of so many layers that it reads, in the order in which they are fused."""
+    def taps(self) -> Taps:
+        """The target's states that are read."""
 
 
 def fields_for(
@@ -101,7 +99,7 @@ def fields_for(
 
     Args:
         config: the target's configuration.
-        title: what messages call the head, as in "no TITLE fits it".
+        title: the network's name in messages, as in "no TITLE fits it".
         draft_vocab_size: None: all of the vocabulary.
     Raises:
         UnsupportedArchitecture: the target does not say its sizes.
@@ -134,7 +132,7 @@ def fields_for(
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm in the dtype of its weights; where products are computed in bfloat16, it gives what they read."""
+    """RMSNorm in the dtype of its weights; under autocast it returns the dtype that products read."""
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -145,7 +143,7 @@ class Norm(nn.RMSNorm):
 
 
 class _Normed(torch.autograd.Function):
-    """RMSNorm in float32 that gives another dtype, in a third of the passes that the library's gradient takes."""
+    """RMSNorm in float32 that returns another dtype, in a third of the memory passes of torch's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_W: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -170,10 +168,10 @@ class _Normed(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Its projections, and norms of each head's query and key where the layer has them.
+    """The projections, and norms of each attention head's query and key where the layer has them.
 
     Args:
-        read: width of what queries, keys and values are made from.
+        read: width of the input of queries, keys and values.
     """
 
     def __init__(self, config: BlockConfig, read: int) -> None:
@@ -198,11 +196,14 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A decoder layer.
+    """A decoder layer of Llama or Qwen3.
 
     Args:
         paired: its attention reads a token and a feature side by side, each with a norm of its own (EAGLE-3).
         normed: it has a norm before attention, as every ordinary layer; without, and not paired: EAGLE-2's.
+
+    Attributes:
+        scaling: of the scores of attention.
     """
 
     def __init__(self, config: BlockConfig, *, paired: bool = False, normed: bool = True) -> None:
@@ -213,6 +214,45 @@ class Block(nn.Module):
         if paired:
             self.hidden_norm = Norm(config.width, eps=config.norm_eps)
         self.post_attention_layernorm = Norm(config.width, eps=config.norm_eps)
+        self._head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
+
+    def forward(self, read: Tensor, residual_TW: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
+        """The layer over one text, plainly: causal attention over ``read``, and the MLP, each added to the residual.
+
+        Args:
+            read: what attention reads, [T, W], or [T, 2W] with ``paired``.
+        """
+        q, k, v = self.project(read, cos_Td, sin_Td)
+        k, v = (each.repeat_interleave(len(q) // len(k), 0) for each in (k, v))
+        later_TT = torch.ones(len(read), len(read), dtype=torch.bool, device=read.device).triu(1)
+        weights_HTT = (self.scaling * q @ k.mT).masked_fill(later_TT, -torch.inf).softmax(-1)
+        return self.close(residual_TW, (weights_HTT @ v).transpose(0, 1).flatten(1))
+
+    def project(self, read: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., H, T, d], keys and values [..., G, T, d], rotated.
+
+        Args:
+            read: [..., T, W], or [..., T, 2W] with ``paired``.
+            cos_Td, sin_Td: of the rows' positions.
+        """
+        parts = self.self_attn
+        heads = (projection(read) for projection in (parts.q_proj, parts.k_proj, parts.v_proj))
+        q, k, v = (each.unflatten(-1, (-1, self._head_dim)).transpose(-2, -3) for each in heads)
+        if parts.q_norm is not None and parts.k_norm is not None:
+            q, k = parts.q_norm(q), parts.k_norm(k)
+        return rotate(q, cos_Td, sin_Td).to(v.dtype), rotate(k, cos_Td, sin_Td).to(v.dtype), v
+
+    def close(self, residual_TW: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output, [..., W].
+
+        Args:
+            attended: values weighted by attention, [..., T, H d].
+        """
+        mlp = self.mlp
+        h_TW = residual_TW + self.self_attn.o_proj(attended)
+        u_TW = self.post_attention_layernorm(h_TW)
+        out: Tensor = h_TW + mlp.down_proj(F.silu(mlp.gate_proj(u_TW)) * mlp.up_proj(u_TW))
+        return out
 
 
 def rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:

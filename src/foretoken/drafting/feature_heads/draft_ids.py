@@ -1,4 +1,4 @@
-"""The tokens that a head over hidden states scores, where these are not all: a tensor beside its weights.
+"""The tokens that a draft network scores, where these are not all: a tensor next to its weights.
 
 Letters: K draft vocabulary, V vocabulary.
 """
@@ -32,6 +32,6 @@ def checked_ids(config: BlockConfig, ids_K: Tensor | None) -> Tensor | None:
 
 
 def spread_ids(config: BlockConfig) -> Tensor | None:
-    """So many tokens as a config says, every so many-th one, for a head that nobody trained; None: all."""
+    """The tokens of an untrained network: as many as its config says, spread evenly; None: all."""
     size, whole = config.draft_vocab_size, config.vocab_size
     return torch.arange(size) * (whole // size) if size < whole else None

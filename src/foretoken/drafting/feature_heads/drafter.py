@@ -1,11 +1,11 @@
-"""What drafters over a target's hidden states share: pairs read as they come, drafts grown from the head's own outputs.
+"""The drafter of all networks over pairs: reads pairs as the target computes them, grows drafts from own outputs.
 
     rows known    0 .. n-1           the target's, with their states; token n is the root
-    pairs read    0 .. n-1           pair i = (feature of row i, token i + 1); the last one gives the first law
+    pairs read    0 .. n-1           pair i = (feature of row i, token i + 1); the last one gives the first distribution
     drafting      pair n-1+t         (own output of the row before, drafted token): never kept
     next step     root and accepted rows come with the target's states, and are read again from these
 
-So the cache always holds what reading the target's states from the beginning would have made of it.
+So the cache always equals that of reading the target's states from the beginning.
 
 Letters: T rows, M wanted rows, F width of the fused depths, W width.
 """
@@ -29,9 +29,10 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
+from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.native.chains import Ahead
 from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree
-from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
+from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
@@ -40,7 +41,7 @@ from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.quantised.rounding import SCHEMES
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
-_UNREAD_ROWS = 512  # states of a prompt that wait for the head, at most
+_PENDING_ROWS = 512  # of a prompt; more are read at once
 
 
 @dataclass(slots=True)
@@ -49,15 +50,15 @@ class _Builder(RerankedBuilder):
 
     Attributes:
         rows: tail row of each node that was read.
-        following_MW: features behind the rows of the last forward that were this draft's.
+        following_MW: features recycled from this draft's rows of the last forward.
     """
 
-    state: Unread = field(kw_only=True)
+    state: Pending = field(kw_only=True)
     rows: dict[int, int] = field(default_factory=dict)
     following_MW: Tensor | None = None
 
     def features(self) -> Tensor:
-        """[frontier, W]: what the frontier's nodes are paired with, their parents' own outputs."""
+        """[frontier, W]: the features of the frontier's pairs, recycled from the outputs of its nodes' parents."""
         assert self.following_MW is not None
         if len(self.expanded) == len(self.frontier) == 1:
             return self.following_MW
@@ -65,12 +66,12 @@ class _Builder(RerankedBuilder):
         return self.following_MW[[place[self.parents[node]] for node in self.frontier]]
 
 
-class HeadPass(NamedTuple):
-    """One pass of a head.
+class DraftPass(NamedTuple):
+    """One pass of a draft network.
 
     Attributes:
         output: of its wanted rows.
-        following_MW: the features that follow these rows.
+        following_MW: the features recycled from these rows.
         drafts, tokens: see :class:`foretoken.drafting.ahead.ReadPass`.
     """
 
@@ -80,7 +81,7 @@ class HeadPass(NamedTuple):
     tokens: Sequence[int] = ()
 
 
-class AheadRunner(Protocol):
+class SeveralPasses(Protocol):
     """Makes several passes of a chain, or all levels of a tree, in one call."""
 
     def passes(
@@ -92,8 +93,8 @@ class AheadRunner(Protocol):
         top: int,
         rows: HeadRows | None = None,
         ahead: Sequence[Ahead],
-    ) -> list[HeadPass]:
-        """As :meth:`HeadRunner.forward`, and of each draft as many further passes as are foreseen.
+    ) -> list[DraftPass]:
+        """As :meth:`NetworkRunner.forward`, and the further passes of each draft that are likely to be needed.
 
         Args:
             ahead: for each segment, whose last row is the only one that is wanted; see native/pairs.py.
@@ -111,7 +112,7 @@ class AheadRunner(Protocol):
         top: int,
         rows: HeadRows | None = None,
     ) -> list[GrownTree]:
-        """As :meth:`HeadRunner.forward`, and behind it all levels of the trees that grow there.
+        """As :meth:`NetworkRunner.forward`, and all levels of the trees that grow from its rows.
 
         Args:
             extents: for each segment, whose last row is the only one that is wanted; see native/pairs.py.
@@ -121,30 +122,31 @@ class AheadRunner(Protocol):
         ...
 
 
-class HeadRunner(Protocol):
-    """Runs a head over packed rows; runner.py has one.
+class NetworkRunner(Protocol):
+    """Runs a draft network over packed rows; runner.py has one.
 
     Attributes:
         num_layers: of its cache.
-        scored: tokens that it scores.
-        odd_rows: what scores them, if that is not the target's whole head, as in "it has ..."; None: it is.
-        ahead: who makes several passes in one call; None: nobody.
+        num_scored: tokens that it scores.
+        own_rows: if the target's whole LM head does not score them, the words for what does, as in "it has ..."; else
+            None.
+        several: makes several passes in one call; None: this network cannot.
     """
 
     @property
-    def ahead(self) -> AheadRunner | None: ...
+    def several(self) -> SeveralPasses | None: ...
 
     @property
     def num_layers(self) -> int: ...
 
     @property
-    def scored(self) -> int: ...
+    def num_scored(self) -> int: ...
 
     @property
-    def odd_rows(self) -> str | None: ...
+    def own_rows(self) -> str | None: ...
 
     def features(self, states_TF: Tensor) -> Tensor:
-        """[T, W] of the target's states, the depths side by side; a row's bits depend on that row only."""
+        """[T, W] of the target's states, the taps side by side; a row's bits depend on that row only."""
         ...
 
     def forward(
@@ -156,24 +158,24 @@ class HeadRunner(Protocol):
             batch: a row for each pair, with its token.
             g_TW: their features.
             top: how many tokens of each wanted row to rank.
-            rows: of the target's head, scored in place of all; only without ``odd_rows``.
+            rows: of the target's LM head, scored in place of all; only without ``own_rows``.
         Returns:
             logits of the wanted rows over the target's vocabulary, or over the columns of ``rows``, with the ranked
-            tokens, and the features that follow these rows, [M, W].
+            tokens, and the features recycled from these rows, [M, W].
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthOptions:
-    """Options of every such drafter.
+    """Options of every drafter over pairs.
 
     Attributes:
         tree: propose a tree of the most probable continuations instead of a chain.
         max_depth: longest path of a draft.
         width: of a tree: continuations recorded at a node, and nodes expanded at a level.
         draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-            (docs/methods/vocabtrim.md); None: all that the head scores.
+            (docs/methods/vocabtrim.md); None: all that the network scores.
     """
 
     tree: bool = False
@@ -193,11 +195,11 @@ class GrowthOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(GrowthOptions):
-    """Options of a drafter whose head lies in a folder.
+    """Options of a drafter whose network lies in a folder.
 
     Attributes:
-        head: the folder; None: one beside the target's weights.
-        dtype: int8 or int4 rounds the layers and rows of the head's own, for the native decoder; None: the target's.
+        head: the folder; None: one in the folder of the target's weights.
+        dtype: int8 or int4 rounds the network's layers and its own rows, for the native decoder; None: the target's.
     """
 
     head: str | None = None
@@ -212,66 +214,63 @@ class HeadOptions(GrowthOptions):
 
 
 class FeatureDrafter(Drafter):
-    """Drafts with a head over the target's hidden states; a subclass finds the head.
+    """Drafts with a network over the target's hidden states; a subclass finds the network.
 
     Exact: chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; a token that
-    the head or a draft vocabulary does not score has q = 0. Lossless under any lossless verifier that knows the kind.
+    neither network nor draft vocabulary score has q = 0. Lossless under any lossless verifier that knows the kind.
 
     Args:
         options: of the drafts.
-        target: whose states are read.
-        runner: of the head.
-        depths: of the target's residual stream, in the order in which the head reads them.
-        final: whether it reads the deepest one behind the target's final norm.
+        target: the model whose states are read.
+        runner: of the network.
+        taps: the states that are read; None: a subclass hands them over.
     Raises:
-        ConfigError: a draft vocabulary is asked for, and something else than the target's whole head scores.
-        ModelError, MismatchError: there is none in its folder, or it is damaged, or another tokenizer's.
-        UnsupportedArchitecture: the target does more to hidden states than a linear head.
+        ConfigError: a draft vocabulary is given, and the target's whole LM head does not score.
+        ModelError, MismatchError: the draft vocabulary is missing, damaged, or of another tokenizer.
+        UnsupportedArchitecture: the target does more to hidden states than a linear LM head.
     """
 
     laws: tuple[type[Law], ...] = (Sampled,)
     offers = Offers(evidence=(GreedyLaws,))
 
-    def __init__(
-        self, options: GrowthOptions, target: LanguageModel, runner: HeadRunner, depths: Sequence[int], *, final: bool
-    ) -> None:
+    def __init__(self, options: GrowthOptions, target: LanguageModel, runner: NetworkRunner, taps: Taps | None) -> None:
         self.options = options
         self.branches = options.tree
         self.laws = (PointMass,) if options.tree else (Sampled,)
-        self._depths = tuple(depths)
+        self._depths = () if taps is None else taps.of(target.num_layers)
         self.needs = Needs(hidden_layers=HiddenLayers(tuple(sorted(set(self._depths)))))
         self._runner = runner
         longest = options.max_depth * (options.width if options.tree else 1)
         self._cache = KVCache(runner.num_layers, _SLOTS, target.max_length + longest)
         self._tail = longest
-        if options.draft_vocab is not None and runner.odd_rows is not None:
+        if options.draft_vocab is not None and runner.own_rows is not None:
             raise ConfigError(
                 f"draft_vocab={options.draft_vocab!r}: keeps rows of the target's head, but what '{self.name}' drafts "
-                f"with has {runner.odd_rows}; leave draft_vocab out"
+                f"with has {runner.own_rows}; leave draft_vocab out"
             )
         vocabulary = draft_vocabulary.find(options.draft_vocab, target)
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)
-        self._top = min(options.width, runner.scored, len(self._columns)) if options.tree else 1
-        self._unread = UnreadStates(target, self._cache, depths, final=final)
-        self._ahead = ReadAhead[HeadPass]()
+        self._top = min(options.width, runner.num_scored, len(self._columns)) if options.tree else 1
+        self._pending = PendingStates(target, self._cache, taps)
+        self._ahead = ReadAhead[DraftPass]()
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Take the target's states: of rows that are committed in any case at once, of a draft's for a while."""
-        full = [each for each in self._unread.show(features) if each[0].num_waiting >= _UNREAD_ROWS]
+        """Take the target's states; a long queue is read at once."""
+        full = [each for each in self._pending.receive(features) if each[0].num_rows >= _PENDING_ROWS]
         if full:
             self._catch_up(full)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Grow one draft per request; every level is one pass of the head, but at temperature 0 all may be one call."""
+        """Grow one draft per request; a level is one pass of the network, but at temperature 0 all may be one call."""
         growing = []
         for context, budget in zip(contexts, budgets, strict=True):
-            state = self._unread.get(context.request_id)
+            state = self._pending.get(context.request_id)
             depth = min(budget.max_depth, self.options.max_depth)
             if state is not None and budget.max_nodes > 0 and depth > 0 and self._begins(state, context):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._ahead = ReadAhead[HeadPass]()  # what was read for other drafts says nothing of these
+            self._ahead = ReadAhead[DraftPass]()  # passes of other drafts do not fit these
             self._columns.begin([draft.context for draft in active])
             if self._grow_at_once(active):
                 active = []
@@ -289,13 +288,13 @@ class FeatureDrafter(Drafter):
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """The root's row and those of accepted nodes wait for the next draft."""
+        """The rows of the root and of accepted nodes become pending."""
         self._columns.observe(outcomes)
-        self._unread.settle(outcomes)
+        self._pending.settle(outcomes)
 
     def release(self, request_id: int) -> None:
         self._columns.release(request_id)
-        self._unread.release(request_id)
+        self._pending.release(request_id)
 
     # ------------------------------------------------------------------ growing
 
@@ -306,8 +305,8 @@ class FeatureDrafter(Drafter):
             draft.frontier = [node]
 
     def _grow_at_once(self, active: Sequence[_Builder]) -> bool:
-        """Grow trees in one call, where that gives what recording them level by level gives."""
-        runner = self._runner.ahead
+        """Grow trees in one call, where the result equals that of recording them level by level."""
+        runner = self._runner.several
         if runner is None or not self.options.tree or not active:
             return False
         if not all(
@@ -316,7 +315,7 @@ class FeatureDrafter(Drafter):
         ):
             return False
         batch = PackedBatch()
-        features = [self._add_waiting(batch, draft) for draft in active]
+        features = [self._add_pending(batch, draft) for draft in active]
         extents = [Extent(each.budget.max_nodes, each.budget.max_depth, each.budget.least_reach) for each in active]
         g_TW = features[0] if len(features) == 1 else torch.cat(features)
         grown = runner.trees(
@@ -329,7 +328,7 @@ class FeatureDrafter(Drafter):
             rows=self._columns.rows,
         )
         for draft, tree in zip(active, grown, strict=True):
-            self._commit_waiting(draft)
+            self._commit_pending(draft)
             if tree.odd:
                 raise RequestError(no_numbers(self.name))
             for token, parent, share in zip(tree.tokens, tree.parents, tree.shares, strict=True):
@@ -342,17 +341,17 @@ class FeatureDrafter(Drafter):
             draft.rerank_what_pays()
         return draft.finish(Sampled)
 
-    # ------------------------------------------------------------------ the head
+    # ------------------------------------------------------------------ the network
 
-    def _begins(self, state: Unread, context: Context) -> bool:
-        """Whether all rows before the root are known; forgets a draft that was never judged."""
-        state.shown = None
+    def _begins(self, state: Pending, context: Context) -> bool:
+        """Whether all rows before the root are known; forgets a draft that was never verified."""
+        state.unverified = None
         rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot]
-        if read == rows > 0 and not state.num_waiting and state.last is not None:
-            # asked again about the same root: the last pair gives its law once more
+        if read == rows > 0 and not state.num_rows and state.last is not None:
+            # a second draft for the same root: the last pair gives its distribution once more
             self._cache.rollback(state.slot, rows - 1)
             return True
-        return state.num_waiting > 0 and read + state.num_waiting == rows
+        return state.num_rows > 0 and read + state.num_rows == rows
 
     def _read_ahead(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
         """What :meth:`_read` would give, if it was read already."""
@@ -366,7 +365,7 @@ class FeatureDrafter(Drafter):
         return made.output, rows
 
     def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
-        """One forward of the head over each draft's frontier, behind what waits.
+        """One forward of the network over each draft's frontier, or over the pending pairs of a new draft.
 
         Returns:
             the output, and the row in it of each draft's first frontier node.
@@ -377,12 +376,12 @@ class FeatureDrafter(Drafter):
             state = draft.state
             prefix = self._cache.lengths[state.slot]
             if draft.frontier == [ROOT]:
-                features.append(self._add_waiting(batch, draft))
+                features.append(self._add_pending(batch, draft))
                 continue
             features.append(draft.features())
             tail = len(draft.rows)
             tokens = [draft.tokens[node] for node in draft.frontier]
-            if draft.chain:  # a chain's tail is as good as a prefix
+            if draft.chain:  # a chain's tail is read like a prefix
                 batch.add_chunk(state.slot, prefix + tail, tokens, wanted=1)
             else:
                 batch.add_level(
@@ -401,16 +400,16 @@ class FeatureDrafter(Drafter):
         for draft, start in zip(active, starts, strict=True):
             draft.following_MW = following_MW[start : start + len(draft.frontier)]
             if draft.frontier == [ROOT]:
-                self._commit_waiting(draft)
+                self._commit_pending(draft)
         return output, starts
 
-    def _add_waiting(self, batch: PackedBatch, draft: _Builder) -> Tensor:
-        """Add the pairs that wait, of which the last one gives the first law; returns their features."""
+    def _add_pending(self, batch: PackedBatch, draft: _Builder) -> Tensor:
+        """Add the pending pairs, the last of which gives the first distribution; returns their features."""
         state = draft.state
         prefix = self._cache.lengths[state.slot]
         tokens = draft.context.tokens[prefix + 1 :]
-        if state.num_waiting:
-            g_TW = self._runner.features(state.take(state.num_waiting))
+        if state.num_rows:
+            g_TW = self._runner.features(state.take(state.num_rows))
             state.last = g_TW[-1:].clone()
         else:
             assert state.last is not None
@@ -419,16 +418,16 @@ class FeatureDrafter(Drafter):
         batch.add_chunk(state.slot, prefix, tokens, wanted=1)
         return g_TW
 
-    def _commit_waiting(self, draft: _Builder) -> None:
-        """What was added has been read."""
+    def _commit_pending(self, draft: _Builder) -> None:
+        """Commit the pairs that were added."""
         slot = draft.state.slot
         self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
 
     def _forward(self, active: Sequence[_Builder], batch: PackedBatch, g_TW: Tensor) -> tuple[Output, Tensor]:
         """One pass; what it is foreseen to be followed by is read ahead."""
         rows = self._columns.rows
-        runner = self._runner.ahead
-        scored = self._runner.scored if rows is None else len(rows)
+        runner = self._runner.several
+        scored = self._runner.num_scored if rows is None else len(rows)
         ahead = foreseen(active, scored) if runner is not None and not self.options.tree else []
         if runner is None or not ahead:
             return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
@@ -436,12 +435,12 @@ class FeatureDrafter(Drafter):
         self._ahead.keep(others, active)
         return first.output, first.following_MW
 
-    def _catch_up(self, waiting: Sequence[tuple[Unread, Context]]) -> None:
-        """Read what waits and has its token, without the head's rows."""
+    def _catch_up(self, longer: Sequence[tuple[Pending, Context]]) -> None:
+        """Read the pending rows whose next token is known, without scoring them."""
         batch, features, counts = PackedBatch(), [], []
-        for state, context in waiting:
+        for state, context in longer:
             begin = self._cache.lengths[state.slot]
-            count = min(state.num_waiting, len(context.tokens) - 1 - begin)
+            count = min(state.num_rows, len(context.tokens) - 1 - begin)
             g_TW = self._runner.features(state.take(count))
             state.last = g_TW[-1:].clone()
             self._cache.reserve(state.slot, count)
@@ -449,5 +448,5 @@ class FeatureDrafter(Drafter):
             features.append(g_TW)
             counts.append(count)
         self._runner.forward(batch, self._cache, torch.cat(features), top=0)
-        for (state, _), count in zip(waiting, counts, strict=True):
+        for (state, _), count in zip(longer, counts, strict=True):
             self._cache.commit(state.slot, range(count))

@@ -1,38 +1,38 @@
-"""A head over packed rows and a cache of its own: in one native call where the target has one, else by torch.
+"""A draft network over packed rows and a cache of its own, built from its description: natively or by torch.
 
-The token's half of what the first layer reads does not depend on where the token stands, so that it is a table:
+The token's half of the input of the first layer does not depend on the token's position, so it is a table:
 
-    paired    W [norm(e); norm(g)] = W_e norm(e) + W_g norm(g)      table [V, Q], added beside the residual stream
-    else      fc [e; g]            = W_e e       + W_g g            table [V, O], part of what enters the layer
+    stacked        W [norm(e); norm(g)] = W_e norm(e) + W_g norm(g)      table [V, Q], added to queries, keys and values
+    concatenated   fc [e; g]            = W_e e       + W_g g            table [V, W], added to what enters the layer
+    gated          h2, and its half of the gate                          table [V, 2W]
 
-With it the first layer of a paired head is an ordinary one that is entered with the feature. A large vocabulary is
-multiplied row by row instead.
+With it the first layer of a stacked entry is an ordinary one whose input is the feature. For a large vocabulary the
+product is computed for each row instead.
 
-Letters: T packed rows, F width of the fused depths, W width, Q queries, keys and values together, K draft vocabulary, V
-vocabulary.
+Letters: T packed rows, M wanted rows, F width of the fused states, W width, Q queries, keys and values together, O
+width of a token's part, K draft vocabulary, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError
 from foretoken.core.threads import threads_for
 from foretoken.drafting.draft_head import DraftHead
-from foretoken.drafting.feature_heads.block import Block as HeadBlock
-from foretoken.drafting.feature_heads.drafter import HeadPass
-from foretoken.drafting.feature_heads.head import Entry, FeatureHead, Product
+from foretoken.drafting.feature_heads.description import Concatenated, Gated, Stacked
+from foretoken.drafting.feature_heads.drafter import DraftPass
 from foretoken.drafting.feature_heads.native.chains import Ahead
-from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree, PairDecoder
-from foretoken.drafting.feature_heads.state_head import StateHead
+from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree, PairDecoder, Pairing
+from foretoken.drafting.feature_heads.native_layers import fits, native_block, rounded, rounded_block
+from foretoken.drafting.feature_heads.own_rows import OwnRows
+from foretoken.drafting.feature_heads.pair_network import LayeredNetwork, PairNetwork, gated
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
@@ -40,61 +40,45 @@ from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.quantised.rounding import rounded_as
 from foretoken.native.decoder import FusedDecoder
-from foretoken.native.layout import Block, Head, Layout, Projection
+from foretoken.native.layout import Head, Layout, Projection
 from foretoken.native.packing import TiledLinear, tiled
 
-_TABLE_BYTES = 64 << 20  # of the token's half at most
+TABLE_BYTES = 64 << 20  # of the tokens' parts, at most
 
-
-class OwnHead(DraftHead):
-    """The rows that score a head's tokens, its own or some of the target's; nothing is done to the logits.
-
-    Args:
-        weight_KW: the rows.
-        ids_K: the tokens that they stand for, increasing; None: all.
-        vocab_size: V.
-    """
-
-    def __init__(self, weight_KW: Tensor, ids_K: Tensor | None, vocab_size: int) -> None:
-        self.weight_KW, self.vocab_size = weight_KW, vocab_size
-        self.columns = None if ids_K is None else Columns(ids_K, vocab_size)
-
-    def score(self, hidden_MD: Tensor) -> Tensor:
-        return F.linear(hidden_MD.to(self.weight_KW.dtype), self.weight_KW).float()
+_Product = Callable[[Tensor], Tensor]  # float32 in, float32 out; a row's bits depend on that row only
 
 
 class Runner:
-    """One head for one target, in the target's dtype and on its device.
+    """One draft network for one target, in the target's dtype and on its device.
 
     Args:
-        target: with a fused decoder, the head is fused too.
-        head: copied.
-        rounding: of ``SCHEMES``, for the layers and the rows that are not the target's head; None: the target's dtype.
+        target: if it has a native decoder, the network runs natively too where its sizes allow.
+        network: copied, unless it has the target's dtype and device already.
+        rounding: of ``SCHEMES``, for the layers and the rows that are not the target's; None: the target's dtype.
     Raises:
-        ConfigError: rounding is asked for, but the head does not run in native code, or has rows of no whole groups.
+        ConfigError: rounding is given, but the network does not run natively, or has rows of no whole groups.
     """
 
-    def __init__(self, target: LanguageModel, head: FeatureHead, rounding: str | None = None) -> None:
-        self._target = target
-        self._net = deepcopy(head).to(device=target.device, dtype=target.dtype)
+    def __init__(self, target: LanguageModel, network: PairNetwork, rounding: str | None = None) -> None:
+        self._target, self._native = target, None  # type: LanguageModel, _NativeNetwork | None
+        if all(each.dtype == target.dtype and each.device == target.device for each in network.parameters()):
+            self._net = network
+        else:
+            self._net = deepcopy(network).to(device=target.device, dtype=target.dtype)
         with torch.inference_mode():
-            embedding_VW = self._net.embedding_of(target.model).to(target.device, target.dtype)
-            weight_KW = self._net.head_of(target.model).detach().to(target.device, target.dtype)
-            ids_K = None if head.ids_K is None else head.ids_K.to(target.device)
-            self.head: DraftHead = OwnHead(weight_KW, ids_K, target.vocab_size)
-            self._native = None
-            if target.fused is not None and fits(head):
-                scores = target.fused.head if self.odd_rows is None else _rounded(Projection(weight_KW), rounding)
-                self._native = _Native(head, embedding_VW, scores, target, rounding)
+            self._embedding_VW = self._net.embedding_of(target.model).detach().to(target.device, target.dtype)
+            weight_KW = self._net.lm_head_of(target.model).detach().to(target.device, target.dtype)
+            ids_K = None if network.ids_K is None else network.ids_K.to(target.device)
+            self.lm_head: DraftHead = OwnRows(weight_KW, ids_K, target.vocab_size)
+            if target.fused is not None and isinstance(network, LayeredNetwork) and fits(network.config):
+                scores = target.fused.head if self.own_rows is None else rounded(Projection(weight_KW), rounding)
+                self._native = _NativeNetwork(network, self._embedding_VW, scores, target, rounding)
             elif rounding is not None:
                 raise ConfigError(
                     f"dtype={rounding!r}: a rounded head is computed by the native decoder, which this target or its "
                     "head does not run in; leave dtype out"
                 )
-            else:
-                self._embedding_VW = embedding_VW
 
     @property
     def num_layers(self) -> int:
@@ -102,30 +86,30 @@ class Runner:
         return self._net.num_layers
 
     @property
-    def scored(self) -> int:
+    def num_scored(self) -> int:
         """K."""
-        return self._target.vocab_size if self.head.columns is None else len(self.head.columns)
+        return self._target.vocab_size if self.lm_head.columns is None else len(self.lm_head.columns)
 
     @property
-    def odd_rows(self) -> str | None:
-        """See :class:`foretoken.drafting.feature_heads.drafter.HeadRunner`."""
-        if self.head.columns is not None:
-            return f"a vocabulary of its own, of {len(self.head.columns)} tokens"
-        return None if self._net.lm_head is None else "a head of its own (lm_head)"
+    def own_rows(self) -> str | None:
+        """See :class:`foretoken.drafting.feature_heads.drafter.NetworkRunner`."""
+        if self.lm_head.columns is not None:
+            return f"a vocabulary of its own, of {len(self.lm_head.columns)} tokens"
+        return f"a head of its own ({self._net.description.lm_head.own_rows})" if self._net.has_own_rows else None
 
     @property
     def native(self) -> bool:
-        """Whether it runs in native code."""
+        """Whether it runs natively."""
         return self._native is not None
 
     @property
-    def ahead(self) -> Runner | None:
-        """See :class:`foretoken.drafting.feature_heads.drafter.HeadRunner`."""
-        return self if self._native is not None and self._native.reads_ahead else None
+    def several(self) -> Runner | None:
+        """See :class:`foretoken.drafting.feature_heads.drafter.NetworkRunner`."""
+        return self if self._native is not None and self._native.pairs is not None else None
 
     @torch.inference_mode()
     def features(self, states_TF: Tensor) -> Tensor:
-        """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.features`."""
+        """See :meth:`foretoken.drafting.feature_heads.drafter.NetworkRunner.features`."""
         if self._native is not None:
             return self._native.fuse(states_TF)
         return self._net.fuse(states_TF.to(self._target.device, self._target.dtype))
@@ -134,28 +118,20 @@ class Runner:
     def forward(
         self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int, rows: HeadRows | None = None
     ) -> tuple[Output, Tensor]:
-        """See :meth:`foretoken.drafting.feature_heads.drafter.HeadRunner.forward`."""
+        """See :meth:`foretoken.drafting.feature_heads.drafter.NetworkRunner.forward`."""
         if self._native is not None:
-            (made,) = self._native.passes(batch, cache, g_TW, self.head.columns, top, rows)
+            (made,) = self._native.passes(batch, cache, g_TW, self.lm_head.columns, top, rows)
             return made.output, made.following_MW
-        net, plan = self._net, DensePlan(cache, batch)
-        ids_T = batch.ids_1T(self._target.device)[0]
-        cos_Td, sin_Td = net.rotary_at(batch.positions_1T(self._target.device)[0])
-        read, residual_TW = net.open(g_TW, F.embedding(ids_T, self._embedding_VW))
-        h_TW = residual_TW
-        for number in range(net.num_layers):
-            if number:
-                read, residual_TW = net.go_on(number, h_TW)
-            q, k, v = net.project(read, cos_Td, sin_Td, number)
-            attended = plan.attend(number, q, k, v, scaling=net.config.head_dim**-0.5)
-            h_TW = net.close(residual_TW, attended.flatten(1), number)
-        h_MW = h_TW[batch.wanted]
+        net, target = self._net, self._target
+        e_TW = F.embedding(batch.ids_1T(target.device)[0], self._embedding_VW)
+        positions_T = batch.positions_1T(target.device)[0]
+        h_MW = net.decode(g_TW, e_TW, positions_T, DensePlan(cache, batch))[batch.wanted]
         if not batch.wanted:
             return Output.of(h_MW), h_MW
-        if rows is not None or self.odd_rows is None:  # the target's head, and what the target does to its logits
-            return self._target.score(net.read_out(h_MW), top=top, final_norm=False, head=rows), net.following(h_MW)
-        logits_MK = self.head.score(net.read_out(h_MW))
-        return Output.of(logits_MK, top=top, columns=self.head.columns), net.following(h_MW)
+        scored_MW, following_MW = net.read_out(h_MW), net.recycled(h_MW)
+        if rows is not None or (self.own_rows is None and not net.description.lm_head.copied):
+            return target.score(scored_MW, top=top, final_norm=False, head=rows), following_MW
+        return Output.of(self.lm_head.score(scored_MW), top=top, columns=self.lm_head.columns), following_MW
 
     @torch.inference_mode()
     def passes(
@@ -167,10 +143,10 @@ class Runner:
         top: int,
         rows: HeadRows | None = None,
         ahead: Sequence[Ahead],
-    ) -> list[HeadPass]:
-        """See :meth:`foretoken.drafting.feature_heads.drafter.AheadRunner`."""
+    ) -> list[DraftPass]:
+        """See :meth:`foretoken.drafting.feature_heads.drafter.SeveralPasses`."""
         assert self._native is not None
-        return self._native.passes(batch, cache, g_TW, self.head.columns, top, rows, ahead)
+        return self._native.passes(batch, cache, g_TW, self.lm_head.columns, top, rows, ahead)
 
     @torch.inference_mode()
     def trees(
@@ -184,64 +160,60 @@ class Runner:
         top: int,
         rows: HeadRows | None = None,
     ) -> list[GrownTree]:
-        """See :class:`foretoken.drafting.feature_heads.drafter.AheadRunner`."""
+        """See :class:`foretoken.drafting.feature_heads.drafter.SeveralPasses`."""
         assert self._native is not None
-        return self._native.trees(batch, cache, g_TW, self.head.columns, extents, width, top, rows)
+        return self._native.trees(batch, cache, g_TW, self.lm_head.columns, extents, width, top, rows)
 
 
-class _Native:
-    """The layers, and what surrounds them, as native products: a row's bits depend on its own past only."""
+class _NativeNetwork:
+    """The network as native products: a row's bits depend on the rows before it only.
+
+    Attributes:
+        pairs: the decoder that takes pairs; None for a gated entry, which is computed before the decoder is called.
+    """
 
     def __init__(
         self,
-        head: FeatureHead,
+        network: LayeredNetwork,
         embedding_VW: Tensor,
         scores: Projection | Head,
         target: LanguageModel,
         rounding: str | None,
     ) -> None:
-        config, width = head.config, head.config.width
         assert target.fused is not None
-        self._net, self._dtype, self._library = deepcopy(head).float(), target.dtype, target.fused.library
-        if head.paired:
-            self._fc = self._product(head.fc.weight)
-        norms = [head.first_norm(), *(head.layer(number).input_layernorm for number in range(1, head.num_layers))]
-        blocks = tuple(
-            in_codes(described(head.layer(number), norm, width if head.paired and not number else 0), rounding)
-            for number, norm in enumerate(norms)
-        )
+        config, description, library = network.config, network.description, target.fused.library
+        self._net, self._dtype, self._library = deepcopy(network).float(), target.dtype, library
+        fuse, last = description.fuse.product, description.lm_head.norm
+        self._fuse = None if fuse is None else self._product(network.part(fuse).weight)
+        blocks = [native_block(network.layer(number), *before) for number, before in enumerate(_inputs(network))]
         layout = Layout(
             dtype=target.dtype,
-            width=width,
+            width=config.width,
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             mlp_width=config.mlp_width,
             norm_eps=config.norm_eps,
             scaling=config.head_dim**-0.5,
-            num_blocks=head.num_layers,
-            blocks=blocks,
-            rotary=head.rotary_at,
+            num_blocks=network.num_layers,
+            blocks=tuple(rounded_block(each, rounding) for each in blocks),
+            rotary=network.rotary_at,
             max_length=target.max_length,
-            final_norm_D=torch.ones(width) if head.norm is None else head.norm.weight,
+            final_norm_D=torch.ones(config.width) if last is None else network.part(last).weight,
             head=scores,
         )
-        entry = head.entry(self._product)
-        self._pairs: PairDecoder | None = None
-        self._entered: _Entered | None = None
-        if entry is None:
-            self._pairs = PairDecoder(layout, head.pairing(embedding_VW, _TABLE_BYTES), self._library)
+        self.pairs: PairDecoder | None = None
+        if isinstance(description.entry, Gated):
+            self._gate = _NativeGate(network, description.entry, self._product, embedding_VW.float())
+            self._decoder = FusedDecoder(layout, library)
         else:
-            self._entered = _Entered(entry, embedding_VW.float(), FusedDecoder(layout, self._library), head.num_layers)
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether several passes are one call."""
-        return self._pairs is not None
+            self.pairs = PairDecoder(layout, _pairing(network, description.entry, embedding_VW), library)
 
     def fuse(self, states_TF: Tensor) -> Tensor:
         """[T, W] float32."""
-        return self._fc(self._net.prepare(states_TF)) if self._net.paired else self._net.fuse(states_TF.float())
+        if self._fuse is None:
+            return self._net.fuse(states_TF.float())
+        return self._fuse(self._net.normed_states(states_TF))
 
     def passes(
         self,
@@ -252,18 +224,18 @@ class _Native:
         top: int,
         rows: HeadRows | None,
         ahead: Sequence[Ahead] = (),
-    ) -> list[HeadPass]:
+    ) -> list[DraftPass]:
         """See :class:`Runner`."""
-        net = self._net
         packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
-        if self._entered is not None:
-            span = replace(self._entered.span(batch, g_TW), final_norm=net.norm is not None)
-            found = self._entered.decoder.forward(batch, NativePlan(cache), span, top=top, head=packed)
-            return [HeadPass(Output.ranked(found, columns), net.following(found.hidden[net.num_layers]))]
-        assert self._pairs is not None
+        if self.pairs is None:
+            x_TW, depth = self._gate.enter(batch, g_TW), self._net.num_layers
+            has_norm = self._net.description.lm_head.norm is not None
+            span = Span(0, depth, x_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=has_norm)
+            found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed)
+            return [DraftPass(Output.ranked(found, columns), self._net.recycled(found.hidden[depth]))]
         ids_C = None if columns is None or not ahead else columns.ids_C.int()
-        made = self._pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, ahead=ahead)
-        return [HeadPass(Output.ranked(each.ranked, columns), *each[1:]) for each in made]
+        made = self.pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, ahead=ahead)
+        return [DraftPass(Output.ranked(each.ranked, columns), *each[1:]) for each in made]
 
     def trees(
         self,
@@ -277,12 +249,12 @@ class _Native:
         rows: HeadRows | None,
     ) -> list[GrownTree]:
         """See :class:`Runner`."""
-        assert self._pairs is not None
+        assert self.pairs is not None
         packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
         ids_C = None if columns is None else columns.ids_C.int()
-        return self._pairs.trees(batch, cache, g_TW, extents=extents, width=width, top=top, head=packed, ids_C=ids_C)
+        return self.pairs.trees(batch, cache, g_TW, extents=extents, width=width, top=top, head=packed, ids_C=ids_C)
 
-    def _product(self, weight_OK: Tensor) -> Product:
+    def _product(self, weight_OK: Tensor) -> _Product:
         packed = tiled(weight_OK.detach().to(self._dtype)).contiguous()
         linear = TiledLinear(packed, len(weight_OK), None, self._library)
 
@@ -296,69 +268,78 @@ class _Native:
         return product
 
 
-class _Entered:
-    """Pairs that enter in a way of their own, and the decoder behind it.
-
-    Args:
-        embedding_VW: float32.
-        depth: of the decoder.
-    """
-
-    def __init__(self, entry: Entry, embedding_VW: Tensor, decoder: FusedDecoder, depth: int) -> None:
-        self.decoder, self._depth = decoder, depth
-        self._entry, self._embedding_VW = entry, embedding_VW
-        self._table_VO: Tensor | None = None
-        if len(embedding_VW) * entry.width * 4 <= _TABLE_BYTES:
-            self._table_VO = torch.cat([entry.of_tokens(piece) for piece in embedding_VW.split(1024)])
-
-    def span(self, batch: PackedBatch, g_TW: Tensor) -> Span:
-        """All layers, over what enters of these pairs."""
-        ids_T, depth = torch.tensor(batch.tokens), self._depth
-        part_TO = self._entry.of_tokens(self._embedding_VW[ids_T]) if self._table_VO is None else self._table_VO[ids_T]
-        return Span(0, depth, self._entry.enter(g_TW, part_TO), taps=(depth,), tap_rows=batch.wanted)
+def _inputs(network: LayeredNetwork) -> list[tuple[Tensor | None, int]]:
+    """Of each layer: the gain of the norm before attention, and columns of its projections that a table replaces."""
+    entry, found = network.description.entry, list[tuple[Tensor | None, int]]()
+    for number in range(network.num_layers):
+        if number == 0 and isinstance(entry, Stacked):
+            # a normed residual is normed as it enters, see _pairing: attention then reads it as it is
+            norm = None if entry.normed_residual else entry.feature_norm
+        else:
+            norm = f"layers.{number}.input_layernorm" if number or network.description.layers.first_norm else None
+        gain = None if norm is None else network.part(norm).weight
+        found.append((gain, network.config.width if number == 0 and isinstance(entry, Stacked) else 0))
+    return found
 
 
-def described(layer: HeadBlock, norm: nn.Module | None, skipped: int = 0) -> Block:
-    """A layer as the decoder takes it.
-
-    Args:
-        norm: before attention.
-        skipped: columns of the projections that a table stands for.
-    """
-    parts, mlp = layer.self_attn, layer.mlp
-    q, k, v = (Projection(each.weight[:, skipped:], each.bias) for each in (parts.q_proj, parts.k_proj, parts.v_proj))
-    gain = getattr(norm, "weight", None)
-    return Block(
-        q=q,
-        k=k,
-        v=v,
-        out=Projection(parts.o_proj.weight, parts.o_proj.bias),
-        attention_norm_D=gain,
-        q_norm_d=None if parts.q_norm is None else parts.q_norm.weight,
-        k_norm_d=None if parts.k_norm is None else parts.k_norm.weight,
-        gate=Projection(mlp.gate_proj.weight),
-        up=Projection(mlp.up_proj.weight),
-        down=Projection(mlp.down_proj.weight),
-        mlp_norm_D=layer.post_attention_layernorm.weight,
+def _pairing(network: LayeredNetwork, entry: Concatenated | Stacked, embedding_VW: Tensor) -> Pairing:
+    """How pairs enter the native decoder; neither side of a concatenation may have a norm."""
+    description, width = network.description, network.config.width
+    last = description.lm_head.norm
+    recycled_W = network.part(last).weight if description.recycle.normed and last is not None else None
+    if isinstance(entry, Concatenated):
+        assert entry.token_norm is None
+        assert entry.feature_norm is None
+        product = network.part(entry.product)
+        token_WW, feature_WW = product.weight.split((width, width), dim=1)
+        return Pairing(
+            embedding_VW,
+            Projection(token_WW),
+            feature=Projection(feature_WW, product.bias),
+            behind_W=recycled_W,
+            final_norm=last is not None,
+            table_bytes=TABLE_BYTES,
+        )
+    attention = network.layer(0).self_attn
+    heads = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return Pairing(
+        embedding_VW,
+        Projection(torch.cat([each.weight[:, :width] for each in heads])),
+        token_norm_W=network.part(entry.token_norm).weight,
+        before_W=network.part(entry.feature_norm).weight if entry.normed_residual else None,
+        behind_W=recycled_W,
+        final_norm=last is not None,
+        table_bytes=TABLE_BYTES,
     )
 
 
-def in_codes(block: Block, rounding: str | None) -> Block:
-    """The layer with all its projections rounded, or as it is."""
-    names = ("q", "k", "v", "out", "gate", "up", "down")
-    parts: dict[str, Any] = {name: _rounded(getattr(block, name), rounding, name) for name in names}
-    return replace(block, **parts)
+class _NativeGate:
+    """A gated entry in two parts: h2, and its half of the gate, follow from the token alone.
 
+    Args:
+        product: packs a weight [O, K].
+        embedding_VW: float32.
+    """
 
-def _rounded(part: Projection, rounding: str | None, name: str = "lm_head") -> Projection:
-    if rounding is None:
-        return part
-    assert isinstance(part.weight_OK, Tensor)
-    return part._replace(weight_OK=rounded_as(part.weight_OK, rounding, name, "head"))
+    def __init__(
+        self, network: LayeredNetwork, entry: Gated, product: Callable[[Tensor], _Product], embedding_VW: Tensor
+    ) -> None:
+        width = network.config.width
+        self._norm, self._embedding_VW = deepcopy(network.part(entry.token_norm)).float(), embedding_VW
+        self._feature, self._token = (product(network.part(name).weight) for name in (entry.feature, entry.token))
+        halves = network.part(entry.gate).weight.split(width, dim=1)
+        self._feature_gate, self._token_gate = (product(half) for half in halves)
+        self._table_VO: Tensor | None = None
+        if len(embedding_VW) * 2 * width * 4 <= TABLE_BYTES:
+            self._table_VO = torch.cat([self._of_tokens(piece) for piece in embedding_VW.split(1024)])
 
+    def _of_tokens(self, e_TW: Tensor) -> Tensor:
+        h2_TW = F.silu(self._token(self._norm(e_TW)))
+        return torch.cat([h2_TW, self._token_gate(h2_TW)], dim=-1)
 
-def fits(head: StateHead) -> bool:
-    """Whether the native decoder takes a head's sizes."""
-    config = head.config
-    sizes = config.head_dim % 16 == 0 and config.head_dim <= 512 and config.width % 32 == 0
-    return sizes and config.mlp_width % 32 == 0
+    def enter(self, batch: PackedBatch, g_TW: Tensor) -> Tensor:
+        """The first layer's input, float32 [T, W]."""
+        ids_T = torch.tensor(batch.tokens)
+        part_TO = self._of_tokens(self._embedding_VW[ids_T]) if self._table_VO is None else self._table_VO[ids_T]
+        h1_TW, (h2_TW, token_TW) = self._feature(g_TW), part_TO.chunk(2, dim=-1)
+        return gated(h1_TW, h2_TW, self._feature_gate(h1_TW) + token_TW)

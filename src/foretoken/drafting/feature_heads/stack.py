@@ -1,4 +1,4 @@
-"""Heads of several decoder layers over what a target's final norm gives: Scylla's and Dovetail's.
+"""Networks of several decoder layers over the output of a target's final norm: Scylla's and Dovetail's.
 
 Letters: K draft vocabulary.
 """
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import BlockConfig, fields_for
+from foretoken.drafting.feature_heads.description import Fuse, Taps
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
 from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
@@ -24,12 +25,12 @@ from foretoken.models.language_model import LanguageModel
 LAYERS = 2
 MOST_LAYERS = 32
 
-_Head = TypeVar("_Head", bound="StackHead")
+_Network = TypeVar("_Network", bound="StackNetwork")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(BlockConfig):
-    """What a head is, and whose.
+    """The sizes of a network, and its target.
 
     Attributes:
         layers: D.
@@ -45,44 +46,45 @@ class StackConfig(BlockConfig):
             raise ValueError(f"layers={self.layers}: {MOST_LAYERS} at most")
 
     @property
-    def reads_final(self) -> bool:
-        return True
+    def taps(self) -> Taps:
+        return Taps(final=True)
 
-    def depths_of(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
+    @property
+    def fuse(self) -> Fuse:
+        """The state is the feature; of a grown target, whose final norm divides it among copies, the first in full."""
+        return Fuse(first_copy=None if self.target_width == self.width else self.width)
 
 
-class StackHead(FeatureHead):
-    """The head's weights; a subclass makes them.
+class StackNetwork(LayeredNetwork):
+    """Files and beginnings of such networks; a subclass makes the weights.
 
     Args:
-        config: what it is.
-        ids_K, own_head, own_embedding: see :class:`FeatureHead`.
+        config: its sizes, and its target.
+        ids_K, own_head, own_embedding: see :class:`LayeredNetwork`.
     """
 
     grows = True
     config: StackConfig
-    paired = False
 
-    def fuse(self, states_TF: Tensor) -> Tensor:
-        """Features [..., W]; of a grown target, whose final norm carries shares, the first copy in full."""
+    def original(self, states_SF: Tensor) -> Tensor:
+        """The states of the target as the plain forward reads them; of a grown one those of the original."""
         width = self.config.width
-        return states_TF if self.config.target_width == width else 2 * states_TF[..., :width]
+        return states_SF if self.config.target_width == width else 2 * states_SF[..., :width]
 
-    def grown(self: _Head, target: LanguageModel, origin: Origin) -> _Head:
-        """The same drafts for a model that was grown from its target, at the same cost.
+    def grown(self: _Network, target: LanguageModel, origin: Origin) -> _Network:
+        """A network with the same drafts for a model that was grown from its target, at the same cost.
 
-        It reads the first copy in the stream, which is the original's; tables of the original's width come with it.
+        It reads the first copy in the residual stream, which is the original's, and has tables of the original's width.
         """
         origin.check_shared(self.title, target.name)
         parts, width = anatomy.find(target.model), self.config.width
         wide, mark = target.config.get_text_config(decoder=True).hidden_size, fingerprint_of(target.source)
         config = replace(self.config, target=target.name, target_fingerprint=mark, target_width=wide)
-        head = type(self)(config, ids_K=self.ids_K, own_head=True, own_embedding=True)
+        network = type(self)(config, ids_K=self.ids_K, own_head=True, own_embedding=True)
         rows_VW, table_VW = (cast(Any, part).weight.detach()[:, :width].cpu() for part in (parts.head, parts.embedding))
         kept_KW = rows_VW if self.ids_K is None else rows_VW[self.ids_K]
-        head.take({**self.state_dict(), "lm_head.weight": kept_KW, "embed_tokens.weight": table_VW})
-        return head.eval()
+        network.take({**self.state_dict(), "lm_head.weight": kept_KW, "embed_tokens.weight": table_VW})
+        return network.eval()
 
     def check_shape(self, model: LanguageModel) -> None:
         super().check_shape(model)
@@ -98,28 +100,28 @@ class StackHead(FeatureHead):
         return found if self.ids_K is None else {**found, IDS: self.ids_K}
 
     @classmethod
-    def of(cls: type[_Head], config: StackConfig, tensors: Mapping[str, Tensor]) -> _Head:
-        """The head that a config and saved weights describe, float32.
+    def of(cls: type[_Network], config: StackConfig, tensors: Mapping[str, Tensor]) -> _Network:
+        """The network of a config and saved weights, float32.
 
         Raises:
             ValueError: they do not fit each other; the tensor is named.
         """
         found = dict(tensors)
-        head = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
-        head.take(found)
-        return head.eval()
+        network = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
+        network.take(found)
+        return network.eval()
 
     @classmethod
     def random(
-        cls: type[_Head],
+        cls: type[_Network],
         target: LanguageModel,
         *,
         layers: int = LAYERS,
         draft_vocab_size: int | None = None,
         seed: int = 0,
         **fields: Any,
-    ) -> _Head:
-        """A head that nobody trained, which hands the target's feature on.
+    ) -> _Network:
+        """An untrained network, which hands the target's feature on.
 
         Args:
             draft_vocab_size: how many tokens it scores, every so many-th one; at most, and without it, all.
@@ -128,14 +130,14 @@ class StackHead(FeatureHead):
         size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
         fingerprint = fingerprint_of(target.source)
         config = cls.config_for(target.config, target.name, fingerprint, layers=layers, draft_vocab_size=size, **fields)
-        head = cls(config, ids_K=spread_ids(config))
-        head.draw(torch.Generator().manual_seed(seed), spread=0.2)
-        head.begin_near(target.model)
-        return head.eval()
+        network = cls(config, ids_K=spread_ids(config))
+        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
+        network.begin_near(target.model)
+        return network.eval()
 
     @classmethod
     def how(cls, target: str, draft: str, config: StackConfig | None = None) -> str:
-        """The command that trains a head."""
+        """The command that trains one."""
         return f"foretoken train {cls.algorithm} --target {target} --out DIR"
 
     @classmethod
@@ -150,7 +152,7 @@ class StackHead(FeatureHead):
         mlp_width: int | None = None,
         **fields: Any,
     ) -> Any:
-        """A config of this head that fits a model of transformers; see ``fields_for``.
+        """A config that fits a model of transformers; see ``fields_for``.
 
         Args:
             config: the target's configuration.

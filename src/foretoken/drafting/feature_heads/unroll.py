@@ -1,16 +1,15 @@
-"""What serving computes while it drafts, from many pairs at once: the training-time test.
+"""The computation of drafting, for many pairs at once: EAGLE-3's training-time test, for any described network.
 
-    column i of step s     reads what followed from its own output of step s - 1, and x_{i+1+s}, at position i + s;
-                           in every layer it sees the pairs <= i as the target's features made them, and itself at
-                           steps 1..s
+    column i of step s     reads the feature recycled from its own output of step s - 1, and x_{i+1+s}, at position
+                           i + s; in every layer it attends to the pairs <= i of step 0, and to itself at steps 1..s
 
-Columns are computed where somebody asks; the others are keys and values of the first step only. The rows of all
-sequences lie behind each other, as what is asked has another length in each of them.
+Only wanted columns are computed after step 0; the others are keys and values of step 0. The rows of all sequences are
+concatenated, because the number of wanted columns differs between sequences.
 
 Paper: EAGLE-3, arXiv:2503.01840, section 3.2 and figure 6.
 
-Letters: B sequences, T positions, C = T - 1 columns, N columns that are asked about, F width of the target's states, W
-width, V vocabulary, H query heads, G key/value heads, d head width.
+Letters: B sequences, T positions, C = T - 1 columns, N wanted columns, R rows of a step, F width of the target's
+states, W width, V vocabulary, H query heads, G key/value heads, d head width.
 """
 
 from __future__ import annotations
@@ -22,101 +21,100 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.protocols import Plan
 from foretoken.drafting.feature_heads.column_attention import columns_attend
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.pair_network import PairNetwork
 
-Unroll = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor], Iterator[Tensor]]  # as :func:`unrolled`, of any head
+Unroll = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor], Iterator[Tensor]]  # as :func:`unrolled`, of any network
 
 
 def every_column(tokens_BT: Tensor) -> Tensor:
-    """All of them: bool [B, C]."""
+    """All columns are wanted: bool [B, C]."""
     return torch.ones(len(tokens_BT), tokens_BT.shape[1] - 1, dtype=torch.bool, device=tokens_BT.device)
 
 
 def unrolled(
-    head: FeatureHead, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
+    network: PairNetwork, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
 ) -> Iterator[Tensor]:
-    """Run ``steps`` tokens deep from every pair that is asked about.
+    """Draft ``steps`` tokens from every wanted pair.
 
     Args:
-        states_BTF: the target's states of rows 0..T-1, the depths side by side.
+        states_BTF: the target's states of rows 0..T-1, the taps side by side.
         tokens_BT: x_0..x_{T-1}.
-        embedding_VW: see :meth:`FeatureHead.embedding_of`.
+        embedding_VW: see :meth:`PairNetwork.embedding_of`.
         steps: S.
-        wanted_BC: bool, the columns that are asked about.
+        wanted_BC: bool.
     Returns:
-        for s = 0, 1, ..: what the head reads for the columns that are asked about, [N, W], sequence by sequence; it
-        predicts x_{i+2+s}. Where x_{i+1+s} is not there, the row says nothing.
+        for s = 0, 1, ..: the input of the LM head for the wanted columns, [N, W], sequence by sequence; it predicts
+        x_{i+2+s}. Where x_{i+1+s} is beyond the text, the row means nothing.
     """
     length = tokens_BT.shape[1] - 1
-    cos_Td, sin_Td = head.rotary_at(torch.arange(length + steps, device=tokens_BT.device))
-    e_BTW = F.embedding(tokens_BT, embedding_VW)
-    seen = [Seen(head.config.head_dim**-0.5) for _ in head.layers]
-    last = len(seen) - 1
-    sequence_N, column_N = wanted_BC.nonzero(as_tuple=True)
-    read, residual = head.open(head.fuse(states_BTF[:, :length]), e_BTW[:, 1:])
-    for number, layer in enumerate(seen):
-        if number:
-            read, residual = head.go_on(number, residual)
-        q, k, v = head.project(read, cos_Td[:length], sin_Td[:length], number)
-        # of a layer below the last, everything is seen by the next one
-        places_BC = wanted_BC if number == last else torch.ones_like(wanted_BC)
-        rows = layer.first(q.transpose(1, 2)[places_BC].transpose(0, 1), k, v, places_BC)
-        residual = head.close(residual[places_BC], rows.transpose(0, 1).flatten(1), number)
-        if number < last:
-            residual = residual.unflatten(0, places_BC.shape)
-            layer.ask(wanted_BC)
-    h_NW = residual
-    yield head.read_out(h_NW)
-    for step in range(1, min(steps, length)):
-        at_N = column_N + step
-        token_N = (at_N + 1).clamp_max(length)
-        read, residual = head.open(head.following(h_NW), e_BTW[sequence_N, token_N])
-        for number, layer in enumerate(seen):
-            if number:
-                read, residual = head.go_on(number, h_NW)
-            q, k, v = head.project(read, cos_Td[at_N], sin_Td[at_N], number)
-            h_NW = head.close(residual, layer.later(q, k, v).transpose(0, 1).flatten(1), number)
-        yield head.read_out(h_NW)
+    layers = network.description.layers
+    plan = ColumnPlan(wanted_BC, layers.count, narrow=layers.library is None)
+    every_BC = every_column(tokens_BT)
+    g_RW, (sequence_R, column_R) = network.fuse(states_BTF[:, :length].flatten(0, 1)), every_BC.nonzero(as_tuple=True)
+    for step in range(min(steps, length)):
+        token_R = tokens_BT[sequence_R, (column_R + step + 1).clamp_max(length)]
+        rows_R = None if step else wanted_BC.flatten()
+        h_NW = network.decode(g_RW, F.embedding(token_R, embedding_VW), column_R + step, plan, rows_R)
+        plan.step = step + 1
+        sequence_R, column_R = wanted_BC.nonzero(as_tuple=True)
+        scored_NW = network.read_out(h_NW)
+        g_RW = scored_NW if network.description.recycle.normed else h_NW
+        yield scored_NW
 
 
-class Seen:
-    """What one layer has seen: the first step's pairs, and each column's own later steps.
+class ColumnPlan(Plan):
+    """Attention of unrolled columns: each layer keeps the pairs of step 0, and each wanted column's later steps.
 
     Args:
-        scaling: of the scores.
+        wanted_BC: bool.
+        num_layers: of the network.
+        narrow: in step 0 the last layer has queries of wanted columns only; else of all.
+
+    Attributes:
+        step: of the next calls.
     """
 
-    def __init__(self, scaling: float) -> None:
-        self._scaling = scaling
-        self._first: tuple[Tensor, Tensor] | None = None
-        self._own: list[tuple[Tensor, Tensor]] = []
-        self._columns: list[Tensor] = []  # of each sequence, those that ask
+    def __init__(self, wanted_BC: Tensor, num_layers: int, *, narrow: bool) -> None:
+        self._wanted_BC, self._last, self.step = wanted_BC, num_layers - 1 if narrow else num_layers, 0
+        self._wanted = [each.nonzero()[:, 0] for each in wanted_BC]
+        self._first: list[tuple[Tensor, Tensor]] = []  # of each layer: keys and values, [B, G, C, d]
+        self._own = list[list[tuple[Tensor, Tensor]]]()  # of each layer and later step: [G, N, d]
 
-    def first(self, q_HNd: Tensor, k_BGCd: Tensor, v_BGCd: Tensor, asked_BC: Tensor) -> Tensor:
-        """[H, N, d] of the first step's queries, those of the columns that are asked about."""
-        self._first = k_BGCd, v_BGCd
-        self.ask(asked_BC)
-        return self._attend(q_HNd)
-
-    def ask(self, asked_BC: Tensor) -> None:
-        """From the next step on these columns ask."""
-        self._columns = [each.nonzero()[:, 0] for each in asked_BC]
-
-    def later(self, q_HNd: Tensor, k_GNd: Tensor, v_GNd: Tensor) -> Tensor:
-        """[H, N, d] of a later step's queries; keys and values are each column's own."""
-        self._own.append((k_GNd, v_GNd))
-        return self._attend(q_HNd)
-
-    def _attend(self, q_HNd: Tensor) -> Tensor:
-        assert self._first is not None
-        own_k, own_v = ([each[place] for each in self._own] for place in (0, 1))
-        found, begin = [], 0
-        for k_GCd, v_GCd, column_n in zip(*self._first, self._columns, strict=True):
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """[R, H, Dv]."""
+        if window is not None or softcap is not None or sinks_H is not None:
+            raise UnsupportedArchitecture("draft networks with windows, capped scores or sinks cannot be trained")
+        columns = self._wanted
+        if self.step:
+            self._own[layer].append((k_GTD, v_GTD))
+        else:
+            pairs_BC = self._wanted_BC.shape
+            k, v = (each.unflatten(1, pairs_BC).transpose(0, 1) for each in (k_GTD, v_GTD))
+            self._first.append((k, v))
+            self._own.append([])
+            if layer != self._last:
+                columns = [torch.arange(pairs_BC[1], device=q_HTD.device)] * pairs_BC[0]
+        own, found, begin = self._own[layer], [], 0
+        for k_GCd, v_GCd, column_n in zip(*self._first[layer], columns, strict=True):
             if not len(column_n):
                 continue
             rows = slice(begin, begin + len(column_n))
             begin += len(column_n)
-            own = [torch.stack([each[:, rows] for each in side], 2) for side in (own_k, own_v)] if own_k else []
-            found.append(columns_attend(q_HNd[:, rows], k_GCd, v_GCd, column_n, self._scaling, *own))
-        return torch.cat(found, dim=1) if found else q_HNd.new_zeros(len(q_HNd), 0, self._first[1].shape[-1])
+            later = [torch.stack([step[side][:, rows] for step in own], 2) for side in (0, 1)] if own else []
+            found.append(columns_attend(q_HTD[:, rows], k_GCd, v_GCd, column_n, scaling, *later))
+        none = q_HTD.new_zeros(len(q_HTD), 0, v_GTD.shape[-1])
+        return (torch.cat(found, dim=1) if found else none).transpose(0, 1)

@@ -22,8 +22,9 @@ from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Context, Features, Outcome
 from foretoken.core.threads import threads_for
 from foretoken.drafting.feature_heads.block import rotate
-from foretoken.drafting.feature_heads.runner import OwnHead, described, fits
-from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
+from foretoken.drafting.feature_heads.native_layers import fits, native_block
+from foretoken.drafting.feature_heads.own_rows import OwnRows
+from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
@@ -52,7 +53,7 @@ class BlockLattices(LatticeNetwork):
         self._target = target
         self._net = deepcopy(network).to(device=target.device, dtype=target.dtype)
         self._cache = KVCache(network.num_layers, _SLOTS, target.max_length + self.slots)
-        self._unread = UnreadStates(target, self._cache, config.depths, final=False)
+        self._pending = PendingStates(target, self._cache, config.taps)
         self._top = min(top, config.draft_vocab_size)
         with torch.inference_mode():
             self._embedding_VW = self._net.embedding_of(target.model).to(target.device, target.dtype)
@@ -60,12 +61,12 @@ class BlockLattices(LatticeNetwork):
             self._rotary = network.rotary_at(positions)
             self._masks_kW = network.masks.detach().to(target.device)
             self._gains_L1d = network.key_gains().detach().to(target.device) if config.norm_heads else None
-            weight_KW = self._net.head_of(target.model).detach().to(target.device, target.dtype)
+            weight_KW = self._net.lm_head_of(target.model).detach().to(target.device, target.dtype)
             ids_K = None if network.ids_K is None else network.ids_K.to(target.device)
             self._columns = None if ids_K is None else Columns(ids_K, target.vocab_size)
-            self._head = OwnHead(weight_KW, ids_K, target.vocab_size)
+            self._head = OwnRows(weight_KW, ids_K, target.vocab_size)
             self._decoder: LatticeDecoder | None = None
-            if target.fused is not None and fits(network) and config.target_width % 32 == 0:
+            if target.fused is not None and fits(config) and config.target_width % 32 == 0:
                 self._decoder = self._native(network.float(), weight_KW)
 
     @property
@@ -79,13 +80,13 @@ class BlockLattices(LatticeNetwork):
         return self._cache
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        self._unread.show(features)
+        self._pending.receive(features)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        self._unread.settle(outcomes)
+        self._pending.settle(outcomes)
 
     def release(self, request_id: int) -> None:
-        self._unread.release(request_id)
+        self._pending.release(request_id)
 
     @torch.inference_mode()
     def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
@@ -104,14 +105,14 @@ class BlockLattices(LatticeNetwork):
             first += count
         return found
 
-    def _at_once(self, states: Sequence[Unread], roots: Sequence[int], counts: Sequence[int]) -> Output:
+    def _at_once(self, states: Sequence[Pending], roots: Sequence[int], counts: Sequence[int]) -> Output:
         """Read the waiting rows and fill the slots in one native call."""
         assert self._decoder is not None
         blocks = [
-            Block(state.slot, root, state.num_waiting, None if state.num_waiting else state.last, count)
+            Block(state.slot, root, state.num_rows, None if state.num_rows else state.last, count)
             for state, root, count in zip(states, roots, counts, strict=True)
         ]
-        waiting = [state.take(state.num_waiting) for state in states if state.num_waiting]
+        waiting = [state.take(state.num_rows) for state in states if state.num_rows]
         with threads_for(sum(map(Tensor.numel, waiting))):
             states_TF = torch.cat(waiting).float() if waiting else torch.empty(0, self._net.context.in_features)
         ranked, lasts = self._decoder.fill(self._cache, states_TF, blocks, top=self._top)
@@ -119,7 +120,7 @@ class BlockLattices(LatticeNetwork):
             state.last = last_1F
         return Output.ranked(ranked, self._columns)
 
-    def _filled(self, states: Sequence[Unread], roots: Sequence[int], counts: Sequence[int]) -> Output:
+    def _filled(self, states: Sequence[Pending], roots: Sequence[int], counts: Sequence[int]) -> Output:
         """The same with torch."""
         self._read(states)
         batch, lasts = PackedBatch(), []
@@ -135,18 +136,18 @@ class BlockLattices(LatticeNetwork):
         entered_AW = self._net.enter(torch.cat([e_AW, torch.cat(lasts)], dim=-1).to(self._target.dtype))
         return self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
 
-    def _ready(self, context: Context) -> Unread | None:
+    def _ready(self, context: Context) -> Pending | None:
         """The state of a request if all rows before its root are known; drops a draft that was never verified."""
-        state = self._unread.get(context.request_id)
+        state = self._pending.get(context.request_id)
         if state is None:
             return None
-        state.shown = None
-        rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot] + state.num_waiting
+        state.unverified = None
+        rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot] + state.num_rows
         return state if rows == read > 0 and rows + self.slots < self._cache.max_length else None
 
-    def _read(self, states: Sequence[Unread]) -> None:
+    def _read(self, states: Sequence[Pending]) -> None:
         """Write keys and values of the waiting rows, in every layer."""
-        fresh = [(state, state.num_waiting) for state in states if state.num_waiting]
+        fresh = [(state, state.num_rows) for state in states if state.num_rows]
         if not fresh:
             return
         s_TF = self._net.fused(torch.cat([state.take(count) for state, count in fresh]))
@@ -186,11 +187,11 @@ class BlockLattices(LatticeNetwork):
         cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
         h_TW = entering_TW.to(self._target.dtype)
         for number in range(depth):
-            read, residual_TW = net.go_on(number, h_TW)
-            q, k, v = net.project(read, cos_Td, sin_Td, number)
-            attended = plan.attend(number, q, k, v, scaling=net.config.head_dim**-0.5)
-            h_TW = net.close(residual_TW, attended.flatten(1), number)
-        return Output.of(self._head.score(net.read_out(h_TW[batch.wanted])), top=self._top, columns=self._columns)
+            layer = net.layer(number)
+            q, k, v = layer.project(layer.input_layernorm(h_TW), cos_Td, sin_Td)
+            attended = plan.attend(number, q, k, v, scaling=layer.scaling)
+            h_TW = layer.close(h_TW, attended.flatten(1))
+        return Output.of(self._head.score(net.norm(h_TW[batch.wanted])), top=self._top, columns=self._columns)
 
     def _native(self, network: BlockNetwork, weight_KW: Tensor) -> LatticeDecoder:
         """Describe the network for native code, where a row's bits depend on its own block and past only."""
@@ -209,7 +210,7 @@ class BlockLattices(LatticeNetwork):
                 scaling=config.head_dim**-0.5,
                 num_blocks=network.num_layers,
                 blocks=tuple(
-                    described(network.layer(number), network.layer(number).input_layernorm)
+                    native_block(network.layer(number), network.layer(number).input_layernorm.weight)
                     for number in range(network.num_layers)
                 ),
                 rotary=network.rotary_at,

@@ -42,8 +42,8 @@ def many_blocks(
     cos, sin = (each[at_BAk][:, :, None] for each in (cos_Td, sin_Td))  # [B, A, 1, k, d / 2]
     hidden = positions[:length] >= anchors_BA[..., None]  # [B, A, T]
     for number in range(network.num_layers):
-        read, residual = network.go_on(number, h)
-        q, k, v = network.project(read, cos, sin, number)  # [B, A, H or G, k, d]
+        layer = network.layer(number)
+        q, k, v = layer.project(layer.input_layernorm(h), cos, sin)  # [B, A, H or G, k, d]
         k_context = rotate(keys[:, :, number].transpose(1, 2), cos_Td[:length], sin_Td[:length])  # [B, G, T, d]
         v_context = values[:, :, number].transpose(1, 2)
         q = q.unflatten(2, (config.kv_heads, group)) * config.head_dim**-0.5  # [B, A, G, n, k, d]
@@ -54,8 +54,9 @@ def many_blocks(
         out = torch.einsum("bagnkt,bgtd->bagnkd", weights[..., :length], v_context)
         out = out + torch.einsum("bagnkj,bagjd->bagnkd", weights[..., length:], v)
         attended = out.permute(0, 1, 4, 2, 3, 5).reshape(*anchors_BA.shape, slots, -1)
-        h = network.close(residual, attended, number)
-    return network.read_out(h)
+        h = layer.close(h, attended)
+    found: Tensor = network.norm(h)
+    return found
 
 
 def unrolled(

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for, rotate
+from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
-from foretoken.drafting.feature_heads.state_head import StateHead
+from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
@@ -69,14 +70,11 @@ class BlockNetworkConfig(BlockConfig):
         object.__setattr__(self, "depths", tuple(found))
 
     @property
-    def reads_final(self) -> bool:
-        return False
-
-    def depths_of(self, num_layers: int) -> tuple[int, ...]:
-        return self.depths
+    def taps(self) -> Taps:
+        return Taps(self.depths)
 
 
-class BlockNetwork(StateHead):
+class BlockNetwork(StateNetwork):
     """The block network: its weights, the plain forward pass, and the pieces of serving and training.
 
     Args:

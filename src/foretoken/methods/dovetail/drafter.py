@@ -21,7 +21,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.drafting.feature_heads.drafter import GrowthOptions
-from foretoken.drafting.feature_heads.unread import Unread, UnreadStates
+from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.learned_part import find
 from foretoken.engine.draft_length.confidence import Confidence
 from foretoken.engine.executors.lane import split
@@ -148,8 +148,8 @@ class DovetailDrafter(Drafter):
         head = find(Dovetail, config.head, target)
         self.options, self.branches = config, config.tree
         self.laws = (PointMass,) if config.tree else (Sampled,)
-        depths = head.config.depths_of(target.num_layers)
-        self.needs = Needs(hidden_layers=HiddenLayers(depths))
+        taps = head.description.taps
+        self.needs = Needs(hidden_layers=HiddenLayers(taps.of(target.num_layers)))
         most = _MOST_NODES if config.budget == MEASURED else _FIXED_NODES
         self.offers = Offers(evidence=(GreedyLaws,), length=most)
         device, dtype = self._device(config, target)
@@ -160,7 +160,7 @@ class DovetailDrafter(Drafter):
                 "leave tree on, or draft here on the target's device"
             )
         self._handed = _HandedOver()
-        self._unread = UnreadStates(target, self._handed, depths, final=head.config.reads_final)
+        self._pending = PendingStates(target, self._handed, taps)
         self._unsettled: dict[int, int] = {}  # bytes of rows that were read ahead of a draft
         self._dtype, self._width = dtype, head.config.target_width
         self._confidence, self._rate = Confidence(), Rate()
@@ -228,7 +228,7 @@ class DovetailDrafter(Drafter):
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Take the target's states; a lane of its own may read those of a prompt at once."""
-        longer = [each for each in self._unread.show(features) if each[0].num_waiting > EAGER_ROWS]
+        longer = [each for each in self._pending.receive(features) if each[0].num_rows > EAGER_ROWS]
         if longer and self.lane.beside and self.lane.ready():
             parcels = [self._parcel(state, context) for state, context in longer]
             before = self.lane.bytes_moved
@@ -241,12 +241,12 @@ class DovetailDrafter(Drafter):
         ready = self.lane.ready()
         self._begin_step(len(contexts))
         for context, budget in zip(contexts, budgets, strict=True):
-            state = self._unread.get(context.request_id)
+            state = self._pending.get(context.request_id)
             if state is None:
                 continue
-            state.shown = None  # of a draft that was never judged
+            state.unverified = None  # of a draft that was never judged
             rows = len(context.tokens) - 1
-            known = self._handed.lengths[state.slot] + state.num_waiting
+            known = self._handed.lengths[state.slot] + state.num_rows
             if not ready or budget.max_nodes < 1 or not 0 < known == rows:
                 continue
             asked.append(context)
@@ -264,7 +264,7 @@ class DovetailDrafter(Drafter):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """The root's row and those of accepted nodes wait for the next draft."""
-        self._unread.settle(outcomes)
+        self._pending.settle(outcomes)
         self._tokens += sum(len(each.tokens) for each in outcomes)
         for outcome in outcomes:
             self._confidence.learn(outcome.draft, outcome.verdict)
@@ -273,8 +273,8 @@ class DovetailDrafter(Drafter):
 
     def release(self, request_id: int) -> None:
         self._unsettled.pop(request_id, None)
-        if self._unread.get(request_id) is not None:
-            self._unread.release(request_id)
+        if self._pending.get(request_id) is not None:
+            self._pending.release(request_id)
             self.lane.forget(request_id)
 
     def close(self) -> None:
@@ -282,10 +282,10 @@ class DovetailDrafter(Drafter):
 
     # ------------------------------------------------------------------ what is told and asked
 
-    def _parcel(self, state: Unread, context: Context) -> Parcel:
+    def _parcel(self, state: Pending, context: Context) -> Parcel:
         """All rows that wait, perhaps none, and all tokens; they are the drafting side's from now on."""
         slot, begin = state.slot, self._handed.lengths[state.slot]
-        states_TW = state.take(state.num_waiting) if state.num_waiting else torch.empty(0, self._width)
+        states_TW = state.take(state.num_rows) if state.num_rows else torch.empty(0, self._width)
         told = self._handed.told[slot]
         self._handed.lengths[slot] += len(states_TW)
         self._handed.told[slot] = len(context.tokens)
@@ -320,5 +320,5 @@ class DovetailDrafter(Drafter):
 
     def _forget_all(self) -> None:
         """The drafting side was lost: whose rows it had is not drafted for again."""
-        for request_id in self._unread.requests:
-            self._unread.release(request_id)
+        for request_id in self._pending.requests:
+            self._pending.release(request_id)

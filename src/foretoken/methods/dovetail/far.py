@@ -116,7 +116,7 @@ class Far(FeatureDrafter):
     name = "dovetail"
 
     def __init__(self, options: GrowthOptions, target: Any, head: Dovetail, *, eager: bool = False) -> None:
-        super().__init__(options, target, Runner(target, head), (), final=False)
+        super().__init__(options, target, Runner(target, head), taps=None)
         self._told: dict[int, _Told] = {}
         self._most_waiting = EAGER_ROWS if eager else _WAITING_ROWS
 
@@ -124,18 +124,18 @@ class Far(FeatureDrafter):
         """Take rows over. Of a request whose beginning was never here, nothing is kept."""
         longer: list[tuple[Any, Any]] = []
         for parcel in parcels:
-            state = self._unread.get(parcel.request_id)
+            state = self._pending.get(parcel.request_id)
             if state is None and not parcel.begin and not parcel.told:
-                state = self._unread.begin(parcel.request_id)
+                state = self._pending.begin(parcel.request_id)
             if state is None:
                 continue
             told = self._told.setdefault(parcel.request_id, _Told())
-            if len(told.tokens) != parcel.told or self._cache.lengths[state.slot] + state.num_waiting != parcel.begin:
+            if len(told.tokens) != parcel.told or self._cache.lengths[state.slot] + state.num_rows != parcel.begin:
                 self.release(parcel.request_id)
                 continue
             told.tokens.extend(parcel.tokens)
-            state.wait(parcel.states_TW)
-            if state.num_waiting > self._most_waiting:
+            state.add(parcel.states_TW)
+            if state.num_rows > self._most_waiting:
                 longer.append((state, told))
         if longer:
             self._catch_up(longer)

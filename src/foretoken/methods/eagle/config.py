@@ -1,4 +1,4 @@
-"""What an EAGLE head is, and how the speculators format says it.
+"""The sizes and options of an EAGLE network, and their form in the speculators format.
 
     config.json  {"speculators_model_type": "eagle3",               or "eagle": EAGLE-1/2, as before version 0.5
                   "speculators_config": {"algorithm": ..., "proposal_methods": [...], "verifier": {...}},
@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.drafting.feature_heads.block import BlockConfig
+from foretoken.drafting.feature_heads.description import Taps
 
 EAGLE2, EAGLE3 = "eagle", "eagle3"
 UNKNOWN = ""  # the fingerprint of a folder that has none
@@ -62,12 +63,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(BlockConfig):
-    """What a head is, and whose.
+    """The sizes and options of a network, and its target.
 
     Attributes:
         algorithm: "eagle3", or "eagle" for EAGLE-1/2.
-        depths: of the target's residual stream that are fused, in the order in which they are; empty: the published
-            (2, L // 2, L - 3). EAGLE-2 reads what the final norm gives instead.
+        depths: of the target's residual stream, in the order in which their states are fused; empty: the published
+            (2, L // 2, L - 3). EAGLE-2 reads the output of the final norm instead.
         fusion_bias: of EAGLE-2's fusion.
         norm_before_residual: the block's residual begins with the normed feature.
         norm_before_fc, fc_norm: a norm over all fused depths together, or one for each.
@@ -90,19 +91,8 @@ class EagleConfig(BlockConfig):
             raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(self.depths)!r}: depths count from 1")
 
     @property
-    def reads_final(self) -> bool:
-        return self.algorithm == EAGLE2
-
-    @property
-    def num_features(self) -> int:
-        """Hidden states of the target that make one feature."""
-        return 1 if self.algorithm == EAGLE2 else len(self.depths) or 3
-
-    def depths_of(self, num_layers: int) -> tuple[int, ...]:
-        """The depths of a target of so many layers, in the order in which they are fused."""
-        if self.algorithm == EAGLE2:
-            return (num_layers,)
-        return self.depths or (2, num_layers // 2, num_layers - 3)
+    def taps(self) -> Taps:
+        return Taps(final=True) if self.algorithm == EAGLE2 else Taps(self.depths)
 
 
 def to_settings(config: EagleConfig) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from foretoken.core.needs import Declared, Variant
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, HeadOptions
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.config import EAGLE2, UNKNOWN
-from foretoken.methods.eagle.network import Eagle
 from foretoken.models.language_model import LanguageModel
 
 
@@ -28,7 +28,7 @@ class EagleDrafter(FeatureDrafter):
 
     name = "eagle"
     declared = Declared(
-        learned_part="foretoken.methods.eagle.network:Eagle",
+        learned_part="foretoken.methods.eagle.checkpoint:Eagle",
         variants=(
             Variant(untrained={"draft_vocab_size": 512}),
             Variant(
@@ -58,11 +58,10 @@ class EagleDrafter(FeatureDrafter):
         """
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        head = find(Eagle, config.head, target)
-        if head.config.target_fingerprint == UNKNOWN:
+        network = find(Eagle, config.head, target)
+        if network.config.target_fingerprint == UNKNOWN:
             self.explanation = (
-                f"the head says no fingerprint of the '{head.config.target}' that it was made for: only its shapes "
+                f"the head says no fingerprint of the '{network.config.target}' that it was made for: only its shapes "
                 "were compared with the target"
             )
-        depths = head.config.depths_of(target.num_layers)
-        super().__init__(config, target, Runner(target, head, config.dtype), depths, final=head.config.reads_final)
+        super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)

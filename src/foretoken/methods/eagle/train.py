@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
+from foretoken.methods.eagle.checkpoint import Eagle, config_for
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EagleConfig
-from foretoken.methods.eagle.network import Eagle, config_for
 from foretoken.train.feature_heads.course import STEPS, Course, HeadShape, Stage, begun, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.optimiser import Rates
@@ -107,5 +107,5 @@ def build(config: EagleConfig, shape: Shape, target: FrozenTarget, ids_K: Tensor
     if head.lm_head is not None:
         shared = Eagle(config, ids_K=ids_K)
         with torch.no_grad():
-            head.lm_head.weight.copy_(shared.head_of(target.model))
+            head.lm_head.weight.copy_(shared.lm_head_of(target.model))
     return head

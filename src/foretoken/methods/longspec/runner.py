@@ -4,8 +4,8 @@
                                      each over its ring    each over its slot of the target's cache, read in place
 
 Next to a target with a native decoder a level is one native call, and all levels of chains are one call as well
-(native/target_layer.py). Otherwise torch computes the pieces of network.py, with a table of the first projections, which follow
-from the token alone. Both are tested to be equal to ``LongSpec.forward``.
+(native/target_layer.py). Otherwise torch computes the pieces of network.py, with a table of the first projections,
+which follow from the token alone. Both are tested to be equal to ``LongSpec.forward``.
 
 Letters: R rows, H query heads, G key/value heads, P keys of the target, d head width, W width, V vocabulary, O queries,
 keys and values together.

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import write_whole
-from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.layouts import EMBEDDING, HEAD
+from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import INDEX, Shards
 
 CONFIG = "config.json"

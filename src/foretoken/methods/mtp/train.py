@@ -8,36 +8,32 @@ loss is over the target's whole law, and not over tokens (train/feature_heads/ob
 A target of a family without such a layer is laid out as a GLM-4-MoE first (glm.py). A layer that the target brings is
 where training begins, else what hands the target's feature on.
 
-Letters: B sequences, T positions, F = W width, V vocabulary, H query heads, G key/value heads, d head width.
+Letters: V vocabulary.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.core.protocols import Plan
-from foretoken.drafting.feature_heads.state_head import TrainableHead
-from foretoken.drafting.feature_heads.unroll import Seen, every_column
+from foretoken.drafting.feature_heads.description import Taps
+from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.forward import anatomy
-from foretoken.forward.attention import following
 from foretoken.methods.mtp import checkpoint
 from foretoken.methods.mtp.glm import write_relaid
-from foretoken.methods.mtp.layer import PredictionLayer
 from foretoken.methods.mtp.layouts import LAYOUTS
+from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import Shards, read_layer
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.load import load_as_is, load_config, source_of
 from foretoken.train.feature_heads import run as training
 from foretoken.train.feature_heads.course import Course, Stage, recipe_for
-from foretoken.train.feature_heads.objective import Unrolled
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, Recipe, add_to_record
@@ -58,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """What a run records of the layer; see :class:`foretoken.drafting.feature_heads.state_head.Reading`.
+    """What a run records of the layer; see :class:`foretoken.drafting.feature_heads.state_network.NetworkConfig`.
 
     Attributes:
         draft_vocab_size: V.
@@ -67,11 +63,7 @@ class LayerConfig:
 
     draft_vocab_size: int
     mlp_width: int
-    reads_final: bool = True
-
-    def depths_of(self, num_layers: int) -> tuple[int, ...]:
-        """The deepest."""
-        return (num_layers,)
+    taps: ClassVar[Taps] = Taps(final=True)
 
     @classmethod
     def of(cls, target: Any) -> LayerConfig:
@@ -81,7 +73,7 @@ class LayerConfig:
         return cls(draft_vocab_size=text.vocab_size, mlp_width=experts * text.moe_intermediate_size)
 
 
-class LearningLayer(PredictionLayer, TrainableHead):
+class LearningLayer(PredictionLayer, TrainableNetwork):
     """A layer in training.
 
     Args:
@@ -96,19 +88,13 @@ class LearningLayer(PredictionLayer, TrainableHead):
         brought = Shards(str(source)).has(prefix)
         tensors = read_layer(model.config, str(source), str(source)) if brought else None
         super().__init__(model, str(source), tensors)
-        self.config, self.ids_K, self._source, self._dtype = config, None, source, dtype
+        self.config, self._source, self._dtype = config, source, dtype
         if not brought:
             self.draw(anatomy.find(model).final_norm)
 
     @classmethod
     def check_place(cls, folder: Path) -> None:
         """Checked with the target's folder, see :func:`run`."""
-
-    def embedding_of(self, model: Any) -> Tensor:
-        return self.embedding_VW
-
-    def head_of(self, model: Any) -> Tensor:
-        return self.head_VW
 
     def save(self, folder: Path) -> None:
         checkpoint.write(self, self._source, folder, self._dtype)
@@ -129,73 +115,6 @@ class LearningLayer(PredictionLayer, TrainableHead):
         # what it reads is normed once more: the length of what the final norm gives comes back at the end
         unit = final_norm(torch.ones(1, width, device=self.eh_proj.weight.device, dtype=self.eh_proj.weight.dtype))
         self.norm.weight.mul_(unit.pow(2).mean().sqrt())
-
-
-class _Columns(Plan):
-    """Answers the layer's attention while sequences are unrolled, packed end to end.
-
-    Attributes:
-        asked_BC: bool, the columns whose rows are computed first.
-    """
-
-    def __init__(self, asked_BC: Tensor) -> None:
-        self.asked_BC, self._seen = asked_BC, None  # type: Tensor, Seen | None
-
-    def ask(self, asked_BC: Tensor) -> None:
-        """From the next step on these columns' rows are computed."""
-        if self._seen is not None:
-            self._seen.ask(asked_BC)
-
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """[N, H, Dv]; a row sees what serving would have shown it, see ``drafting/feature_heads/unroll.py``."""
-        if window is not None or softcap is not None or sinks_H is not None:
-            raise UnsupportedArchitecture("method 'mtp': a layer with windows, capped scores or sinks is not trained")
-        if self._seen is None:
-            self._seen = Seen(scaling)
-            k, v = (each.unflatten(1, self.asked_BC.shape).transpose(0, 1) for each in (k_GTD, v_GTD))
-            return self._seen.first(q_HTD, k, v, self.asked_BC).transpose(0, 1)
-        return self._seen.later(q_HTD, k_GTD, v_GTD).transpose(0, 1)
-
-
-def unrolled(
-    head: PredictionLayer,
-    states_BTF: Tensor,
-    tokens_BT: Tensor,
-    embedding_VW: Tensor,
-    steps: int,
-    wanted_BC: Tensor,
-) -> Iterator[Tensor]:
-    """As ``unrolled`` of drafting/feature_heads/unroll.py, of a layer of the library's; its first step has all rows."""
-    length = tokens_BT.shape[1] - 1
-    plan, g_NW = _Columns(every_column(tokens_BT)), states_BTF[:, :length].flatten(0, 1)
-    sequence_N, column_N = plan.asked_BC.nonzero(as_tuple=True)
-    for step in range(min(steps, length)):
-        token_N = (column_N + step + 1).clamp_max(length)
-        with following(plan):
-            h_NW = head(tokens_BT[sequence_N, token_N], g_NW, (column_N + step)[None])
-        g_NW = head.feature(h_NW)
-        if not step:
-            sequence_N, column_N = wanted_BC.nonzero(as_tuple=True)
-            g_NW = g_NW[wanted_BC.flatten()]
-            plan.ask(wanted_BC)
-        yield g_NW
-
-
-class UnrolledLayer(Unrolled):
-    """The loss of all steps of a prediction layer."""
-
-    unroll = staticmethod(unrolled)
 
 
 def recipe(target: str, own_words: float) -> Recipe:
@@ -246,8 +165,6 @@ def run(
         steps=shape.steps,
         config=config,
         build=build,
-        objective=UnrolledLayer,
-        unroll=unrolled,
     )
     training.run(str(learned_from), course, sources, out, laid_out_from=source, **loop)
     return add_to_record(out, {"target": name})

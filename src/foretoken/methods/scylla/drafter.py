@@ -72,9 +72,8 @@ class ScyllaDrafter(FeatureDrafter):
             super().__post_init__()
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        head = find(Scylla, config.head, target)
-        depths = head.config.depths_of(target.num_layers)
-        super().__init__(config, target, Runner(target, head, config.dtype), depths, final=head.config.reads_final)
+        network = find(Scylla, config.head, target)
+        super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)
         folder = Path(config.head).expanduser() if config.head else Path(target.source) / Scylla.algorithm
         place = Path(config.widths).expanduser() if config.widths else folder / width.FILE
         self.widths: width.Widths | None = None

@@ -1,13 +1,13 @@
-"""Scylla's network: D decoder layers over pairs of what the target's final norm gives and the token behind it.
+"""Scylla's draft network: D decoder layers over pairs of the target's final state and the token after it.
 
-    x_i = fc([e(x_{i+1}); f_i])   ──  D layers  ──  RMSNorm  ──  rows of the target's head: q of x_{i+2}
+    x_i = fc([e(x_{i+1}); f_i])   ──  D layers  ──  RMSNorm  ──  rows of the target's LM head: q of x_{i+2}
 
 Paper: "Scaling Laws for Speculative Decoding", arXiv:2505.07858 (no code could be found; the network is taken from
-descriptions of it). Differs: all layers have both of their norms, and what follows is taken behind the final norm,
-where the target's f is, too; the MLP has by default a quarter of the target's channels; a head may score some tokens
-only (``draft_vocab_size``), whose ids it stores.
+descriptions of it, which number no equation of it). Differs: all layers have both of their norms, and the recycled
+feature is the output of the final norm, as the target's f is; the MLP has by default a quarter of the target's
+channels; a network may score some tokens only (``draft_vocab_size``), whose ids it stores.
 
-Letters: D layers.
+Letters: D layers, S rows of the target, T pairs, F width of the target's states, W width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,25 +15,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.block import Block, Norm
-from foretoken.drafting.feature_heads.stack import StackConfig, StackHead
+from foretoken.drafting.feature_heads.description import Concatenated, Layers, NetworkDescription, Recycle
+from foretoken.drafting.feature_heads.stack import StackConfig, StackNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScyllaConfig(StackConfig):
-    """What a head is, and whose; its next feature is taken behind the final norm."""
+    """The sizes of a network, and its target; the recycled feature is the output of the final norm."""
 
     norm_output: bool = True
 
 
-class Scylla(StackHead):
-    """The head's weights.
+def described(config: ScyllaConfig) -> NetworkDescription:
+    """The network as data; :meth:`Scylla.forward` is the same in the paper's words."""
+    return NetworkDescription(
+        taps=config.taps,
+        fuse=config.fuse,
+        entry=Concatenated("fc"),
+        layers=Layers(config.layers),
+        recycle=Recycle(normed=config.norm_output),
+    )
+
+
+class Scylla(StackNetwork):
+    """The network's weights.
 
     Args:
-        config: what it is.
-        shared: see :class:`StackHead`.
+        config: its sizes.
+        shared: see :class:`StackNetwork`.
     """
 
     algorithm = "scylla"
@@ -44,9 +58,22 @@ class Scylla(StackHead):
 
     def __init__(self, config: ScyllaConfig, **shared: Any) -> None:
         super().__init__(config, **shared)
+        self.description = described(config)
         self.fc = nn.Linear(2 * config.width, config.width, bias=False)
         self.layers = nn.ModuleList([Block(config) for _ in range(config.layers)])
         self.norm = Norm(config.width, eps=config.norm_eps)
 
-    def first_norm(self) -> nn.Module | None:
-        return self.layer(0).input_layernorm
+    def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
+        """What the LM head reads, [T, W]; see :class:`PairNetwork`."""
+        assert self.norm is not None
+        e = F.embedding(tokens_T, embedding_VW)
+        f = self.original(states_SF)
+        while True:
+            x = self.fc(torch.cat([e[: len(f)], f], dim=-1))
+            for number in range(self.config.layers):
+                layer = self.layer(number)
+                x = layer(layer.input_layernorm(x), x, *self.rotary_at(torch.arange(len(f))))
+            out: Tensor = self.norm(x)
+            if len(f) == len(tokens_T):
+                return out
+            f = torch.cat([f, (out if self.config.norm_output else x)[-1:]])  # its own output for the target's f

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
-from foretoken.drafting.feature_heads.head import FeatureHead
-from foretoken.drafting.feature_heads.state_head import Reading, TrainableHead
+from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
+from foretoken.drafting.feature_heads.state_network import NetworkConfig, TrainableNetwork
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.models.load import load_config
 from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
@@ -98,13 +98,13 @@ class Course:
             the record; None: nothing is.
     """
 
-    part: type[TrainableHead]
+    part: type[TrainableNetwork]
     recipe: Recipe
     stages: tuple[Stage, ...] = field(default_factory=lambda: (Stage(),))
     shape: Mapping[str, Any]
     steps: int
-    config: Callable[[Any, str, str, int | None], Reading]
-    build: Callable[[Any, FrozenTarget, Tensor | None], TrainableHead]
+    config: Callable[[Any, str, str, int | None], NetworkConfig]
+    build: Callable[[Any, FrozenTarget, Tensor | None], TrainableNetwork]
     kept: int | None = None
     own_head: bool = False
     objective: type[HeadObjective] = Unrolled
@@ -134,7 +134,7 @@ def recipe_for(method: str, description: str, target: str, own_words: float, rat
     )
 
 
-_Head = TypeVar("_Head", bound=FeatureHead)
+_Head = TypeVar("_Head", bound=LayeredNetwork)
 
 
 def begun(head: _Head, target: FrozenTarget) -> _Head:

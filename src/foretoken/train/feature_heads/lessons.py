@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.drafting.feature_heads.state_head import Reading
+from foretoken.drafting.feature_heads.state_network import NetworkConfig
 from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.stored_blocks import StoredBlocks
@@ -61,9 +61,9 @@ class AllPositions:
         return used_BT
 
 
-def depths_read(config: Reading, num_layers: int) -> tuple[Depth, ...]:
+def depths_read(config: NetworkConfig, num_layers: int) -> tuple[Depth, ...]:
     """What a head reads of the target, in the order in which it is fused."""
-    return (FINAL,) if config.reads_final else config.depths_of(num_layers)
+    return (FINAL,) if config.taps.final else config.taps.of(num_layers)
 
 
 class FromTokens:

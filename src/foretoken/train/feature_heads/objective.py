@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.train.feature_heads.lessons import Lessons
 from foretoken.train.head_loss import law_loss
@@ -57,7 +57,7 @@ class Unrolled(HeadObjective):
         self._lessons, self._embedding_VW, self._head_of, self._steps = lessons, embedding_VW, head_of, steps
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
-        assert isinstance(model, TrainableHead)
+        assert isinstance(model, TrainableNetwork)
         lesson = self._lessons(tokens_BT)
         p_NK = _kept(lesson.target_NV, model.ids_K)
         row_BT = torch.full(lesson.used_BT.shape, -1, dtype=torch.int64, device=p_NK.device)

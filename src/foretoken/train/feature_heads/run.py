@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.core.errors import ModelError
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
-from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward.hidden_states import FINAL
 from foretoken.models.fingerprint import fingerprint
@@ -136,10 +136,10 @@ def run(
             # rows of the target's head are nobody's weights here: others may be scored than before
             begin_as(head, begun, start, () if course.own_head else ("draft_vocab_size",))
         embedding_VW = head.embedding_of(target.model)
-        shared_KW = None if course.own_head else head.head_of(target.model)
+        shared_KW = None if course.own_head else head.lm_head_of(target.model)
 
         def head_of() -> Tensor:
-            return head.head_of(target.model) if shared_KW is None else shared_KW
+            return head.lm_head_of(target.model) if shared_KW is None else shared_KW
 
         walks = {
             temperature: Walk(target, texts(name, prompts, temperature), depths, course.steps, course.unroll)
@@ -243,7 +243,7 @@ def _part_of(bounds: Bounds, share: float) -> Bounds:
     )
 
 
-def _learned(part: type[TrainableHead], folder: Path) -> TrainableHead:
+def _learned(part: type[TrainableNetwork], folder: Path) -> TrainableNetwork:
     """A trained head, to go on from.
 
     Raises:
@@ -251,7 +251,7 @@ def _learned(part: type[TrainableHead], folder: Path) -> TrainableHead:
     """
     assert issubclass(part, LearnedPart)  # of another kind of head nobody asks for it
     found = part.load(folder)
-    assert isinstance(found, TrainableHead)
+    assert isinstance(found, TrainableNetwork)
     return found
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.drafting.feature_heads.state_head import TrainableHead
+from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.train import acceptance
@@ -82,7 +82,7 @@ class Walk:
                 self._read.append((text, torch.cat([states[depth] for depth in depths], dim=-1), chance_C))
 
     @torch.no_grad()
-    def tokens_per_step(self, head: TrainableHead, embedding_VW: Tensor, head_KW: Tensor) -> float:
+    def tokens_per_step(self, head: TrainableNetwork, embedding_VW: Tensor, head_KW: Tensor) -> float:
         """Emitted tokens over target calls, as core/metrics.py counts them; NaN without texts."""
         tokens = steps = 0.0
         for text, states_1TF, chance_C in self._read:
@@ -93,7 +93,7 @@ class Walk:
 
     def _stands(
         self,
-        head: TrainableHead,
+        head: TrainableNetwork,
         text: Text,
         states_1TF: Tensor,
         chance_C: Tensor,

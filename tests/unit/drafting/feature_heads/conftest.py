@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.drafting.feature_heads import runner
-from foretoken.drafting.feature_heads.head import FeatureHead
+from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -28,9 +28,9 @@ def runners(models: dict[str, LanguageModel]) -> dict[tuple[str, str, bool], Run
     found = {}
     for name, (kind, fields) in HEADS.items():
         for dtype, model in models.items():
-            head: FeatureHead = kind.random(model, **fields)
+            head: LayeredNetwork = kind.random(model, **fields)
             found[name, dtype, True] = Runner(model, head)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runner, "_TABLE_BYTES", 0)
+                patch.setattr(runner, "TABLE_BYTES", 0)
                 found[name, dtype, False] = Runner(model, head)
     return found

@@ -20,8 +20,8 @@ from foretoken.core.stop_rule import NO_LIMIT, Outlook
 from foretoken.drafting.feature_heads.native.chains import Ahead
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.forward.batch import PackedBatch
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
-from foretoken.methods.eagle.network import Eagle
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import tokens_of
@@ -156,7 +156,7 @@ def test_drafts_are_those_of_one_pass_after_the_other(
     for ahead in (True, False):
         if not ahead:
             apart = sum(forwards)
-            monkeypatch.setattr(Runner, "ahead", None)
+            monkeypatch.setattr(Runner, "several", None)
         drafter = EagleDrafter(EagleDrafter.Config(head=place), model)
         propose, seen = drafter.propose, list[Any]()
 
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runne
     """Before anything native is called."""
     run = runners["eagle3", "float32", True]
     assert run._native is not None
-    pairs = run._native._pairs
+    pairs = run._native.pairs
     assert pairs is not None
     going_on = Ahead(3, (1.0,) * 10, -1.0, -1.0, 0)
 

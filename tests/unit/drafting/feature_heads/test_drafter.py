@@ -13,14 +13,13 @@ from torch import Tensor
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads import drafter as module
-from foretoken.drafting.feature_heads.unroll import unrolled
 from foretoken.engine.llm import LLM
 from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.dovetail import far
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.network import Dovetail
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
-from foretoken.methods.eagle.network import Eagle
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
@@ -72,7 +71,7 @@ class Kept:
         drafts = self._propose(contexts, budgets)
         cache = self._inner._cache
         for context in contexts:
-            state = self._inner._unread.get(context.request_id)
+            state = self._inner._pending.get(context.request_id)
             if state is not None and cache.keys[0] is not None and cache.values[0] is not None:
                 count = cache.lengths[state.slot]
                 keys, values = (
@@ -110,7 +109,7 @@ def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
     assert all(output.error is None and len(output.token_ids) == 24 for output in outputs)
     assert sum(output.metrics.num_draft_tokens for output in outputs) > 100
     assert_idle(llm)
-    assert not len(kept.drafter._unread)
+    assert not len(kept.drafter._pending)
     for tokens, keys, values in list(kept.found.values())[::2]:
         again = read_anew(model, shape, tokens)
         count = again[0].shape[1]
@@ -160,7 +159,7 @@ def test_what_is_drafted_follows_from_the_target_s_states(shape: str, model: Lan
     drafter.propose = listening
     llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model)
     run(llm, [tokens_of(seed, 6 + 5 * seed, 100) for seed in range(2)], 16)
-    depths = (FINAL,) if head.config.reads_final else head.config.depths_of(model.num_layers)
+    depths = (FINAL,) if head.config.taps.final else head.config.taps.of(model.num_layers)
     library = load_as_is(model.source, device="cpu").model
     frozen = FrozenTarget(library, [each for each in depths if each != FINAL])
     table, rows_VW = library.get_input_embeddings().weight, library.get_output_embeddings().weight
@@ -174,12 +173,9 @@ def test_what_is_drafted_follows_from_the_target_s_states(shape: str, model: Lan
                 place = draft.tree.parents[place]
             text_1T = torch.tensor([tokens + path])
             states = frozen.states(text_1T)
-            states_1TF = torch.cat([states[each] for each in depths], dim=-1)
-            wanted_1C = torch.zeros(1, text_1T.shape[1] - 1, dtype=torch.bool)
-            wanted_1C[0, len(tokens) - 2] = True
+            states_SF = torch.cat([states[each] for each in depths], dim=-1)[0, : len(tokens) - 1]
             with torch.inference_mode():
-                *_, h_1W = unrolled(head, states_1TF, text_1T, table, len(path), wanted_1C)
-                q_K = (h_1W @ rows.T).softmax(-1)[0]
+                q_K = (head(states_SF, text_1T[0, 1:-1], table)[-1] @ rows.T).softmax(-1)
             ids = range(len(q_K)) if head.ids_K is None else head.ids_K.tolist()
             assert draft.confidence[node] == pytest.approx(float(q_K[ids.index(path[-1])]), rel=1e-3, abs=2e-6)
             nodes += 1
@@ -191,7 +187,7 @@ def test_long_prompts_are_read_while_they_come(shape: str, model: LanguageModel,
     """The same drafts whether a prompt's states wait for the first draft or are read piece by piece."""
     found = []
     for rows in (10_000, 16):
-        monkeypatch.setattr(module, "_UNREAD_ROWS", rows)
+        monkeypatch.setattr(module, "_PENDING_ROWS", rows)
         monkeypatch.setattr(far, "_WAITING_ROWS", rows)
         monkeypatch.setattr(far, "EAGER_ROWS", rows)
         drafter = drafter_of(model, shape)

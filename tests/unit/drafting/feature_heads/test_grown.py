@@ -10,7 +10,6 @@ import torch
 
 from foretoken.core.errors import MismatchError
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafting.feature_heads import stack
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.load import load
@@ -58,7 +57,7 @@ def test_the_drafts_are_those_of_the_original(
     theirs = drafted(original, method, **options)
     assert drafted(wide, method, **options) == theirs
     assert sum(count for _, count, _ in theirs) > 100
-    monkeypatch.setattr(stack.StackHead, "fuse", lambda self, states_TF: states_TF[..., :64])
+    monkeypatch.setattr(part, "fuse", lambda self, states_TF: states_TF[..., :64])
     assert drafted(wide, method, **options) != theirs
 
 

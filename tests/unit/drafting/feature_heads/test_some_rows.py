@@ -15,7 +15,7 @@ from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_columns
 from foretoken.drafting.draft_vocabulary import DraftVocabulary
 from foretoken.engine.llm import LLM
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load

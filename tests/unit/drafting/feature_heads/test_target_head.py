@@ -12,7 +12,7 @@ from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.forward import attention
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
 from helpers.fused_models import COMMON

@@ -21,8 +21,8 @@ from foretoken.drafting.feature_heads.native.pairs import Extent
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
-from foretoken.methods.eagle.network import Eagle
 from foretoken.models.language_model import LanguageModel
 from helpers.golden import tokens_of
 from helpers.pairs import DTYPES, HEADS, Hashed, Read
@@ -150,7 +150,7 @@ def test_drafts_are_those_of_one_level_after_the_other(
     monkeypatch.setattr(Runner, "trees", counted)
     for ahead in (True, False):
         if not ahead:
-            monkeypatch.setattr(Runner, "ahead", None)
+            monkeypatch.setattr(Runner, "several", None)
         drafter = EagleDrafter(EagleDrafter.Config(head=place, tree=True, width=4, max_depth=4), model)
         propose, seen = drafter.propose, list[Any]()
 
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runne
     """Before anything native is called."""
     run = runners["eagle3", "float32", True]
     assert run._native is not None
-    pairs = run._native._pairs
+    pairs = run._native.pairs
     assert pairs is not None
     small = Extent(4, 3, 0.0)
 

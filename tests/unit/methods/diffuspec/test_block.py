@@ -82,7 +82,7 @@ def paper(network: BlockNetwork, model: LanguageModel, root: int) -> Tensor:
     states_TF = torch.cat(list(states_of(TEXT).values()), dim=-1)
     with torch.no_grad():
         e_W = network.embedding_of(model.model).float()[TEXT[root]]
-        return network(states_TF[:root], e_W) @ network.head_of(model.model).float().T
+        return network(states_TF[:root], e_W) @ network.lm_head_of(model.model).float().T
 
 
 def served_difference(network: BlockNetwork, served: BlockNetwork, model: LanguageModel, implementation: str) -> float:
@@ -105,7 +105,7 @@ def trained_difference(network: BlockNetwork, trained: BlockNetwork, model: Lang
     """The same of training's rows, for the blocks of all roots at once."""
     states_1TF, text_1T = torch.cat(list(states_of(TEXT).values()), dim=-1)[None], torch.tensor([TEXT])
     with torch.no_grad():
-        embedding_VW, head_KW = (each(model.model).float() for each in (network.embedding_of, network.head_of))
+        embedding_VW, head_KW = (each(model.model).float() for each in (network.embedding_of, network.lm_head_of))
         steps = unrolled(trained, states_1TF, text_1T, embedding_VW, SLOTS, every_column(text_1T))
         found_TkK = torch.stack([rows_TW @ head_KW.T for rows_TW in steps], dim=1)
     expected_TkK = torch.stack([paper(network, model, root) for root in range(1, len(TEXT))])
@@ -302,7 +302,7 @@ def test_the_loss_is_the_target_s_law_at_every_slot_by_hand(tmp_path: Path) -> N
     states = target.states(tokens_BT)
     states_BTF = torch.cat([states[depth] for depth in DEPTHS], dim=-1)
     whole_BTV = target.logits(states["final"].flatten(0, 1)).view(2, 7, -1)
-    embedding_VW, head_KW = network.embedding_of(loaded.model), network.head_of(loaded.model)
+    embedding_VW, head_KW = network.embedding_of(loaded.model), network.lm_head_of(loaded.model)
 
     def lessons(numbers: Tensor) -> Lesson:
         return Lesson(tokens_BT, states_BTF, used_BT, whole_BTV[used_BT])

@@ -262,7 +262,7 @@ def test_a_request_that_is_cancelled_while_the_lane_reads_leaves_nothing(
     assert texts(llm) == plain
     assert_idle(llm)
     llm.close()
-    assert not len(lane.far._unread)
+    assert not len(lane.far._pending)
 
 
 def test_rows_that_do_not_follow_are_not_read(model: LanguageModel) -> None:
@@ -275,7 +275,7 @@ def test_rows_that_do_not_follow_are_not_read(model: LanguageModel) -> None:
     assert (side.told(1), side.told(2)) == ([5, 6, 7, 8], [])
     side.take([far.Parcel(1, 4, torch.zeros(1, WIDTH), 4, (9,))])  # row 3 is missing
     assert side.told(1) == []
-    assert not len(side._unread)
+    assert not len(side._pending)
 
 
 # ------------------------------------------------------------------ a process

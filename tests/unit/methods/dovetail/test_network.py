@@ -11,12 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
+from foretoken.drafting.feature_heads import pair_network
 from foretoken.drafting.learned_part import WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.dovetail.network import Dovetail, DovetailConfig, GatedFusion
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from helpers.feature_heads import WAYS, Change, assert_serves_what_it_learned, edit, gone, retensor, save_tiny
+from helpers.feature_heads import (
+    Change,
+    assert_a_wrong_description_is_seen,
+    assert_all_equal_the_plain_forward,
+    edit,
+    gone,
+    retensor,
+    save_tiny,
+)
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -82,24 +91,23 @@ def test_the_gate_s_limits(side: str, model: LanguageModel) -> None:
 
 def test_a_gate_that_is_swapped_is_seen(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: (1 - g) h1 + g h2."""
-    from foretoken.methods.dovetail import network
-
-    fusion, feature, token = gate_of(model), drawn(3), drawn(3, seed=1)
+    head, feature, token = Dovetail.random(model, layers=1), drawn(3), drawn(3, seed=1)
     with torch.no_grad():
-        found = fusion(feature, token)
-        monkeypatch.setattr(network, "mixed", lambda h1, h2, z: z.sigmoid() * h2 + (1 - z.sigmoid()) * h1)
-        assert float((fusion(feature, token) - found).abs().max()) > 1e-2
+        expected = head.fusion(feature, token)
+        torch.testing.assert_close(head.enter(feature, token)[1], expected, rtol=1e-5, atol=1e-5)
+        monkeypatch.setattr(pair_network, "gated", lambda h1, h2, z: z.sigmoid() * h2 + (1 - z.sigmoid()) * h1)
+        assert float((head.enter(feature, token)[1] - expected).abs().max()) > 1e-2
 
 
 # ------------------------------------------------------------------ serving and training
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_serving_computes_the_columns_of_training(
-    shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_serves_what_it_learned(lambda model: Dovetail.random(model, **SHAPES[shape]), tiny, way, monkeypatch)
+def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) -> None:
+    """And no wrong field of the description goes unseen."""
+    network = Dovetail.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    assert_all_equal_the_plain_forward(network, tiny)
+    assert_a_wrong_description_is_seen(network, tiny)
 
 
 def test_the_first_block_alone_has_no_norm_before_attention(model: LanguageModel) -> None:
@@ -113,7 +121,7 @@ def test_a_head_begins_near_the_target_s_own_feature(model: LanguageModel) -> No
     """What enters the blocks has the feature in it, as it is."""
     head, feature = Dovetail.random(model, layers=1), drawn(64)
     with torch.no_grad():
-        mixed = head.mix(feature, 0 * feature)
+        mixed = head.enter(feature, 0 * feature)[1]
     slope = float((mixed * feature).sum() / feature.square().sum())
     assert 0.7 < slope < 1.3
 

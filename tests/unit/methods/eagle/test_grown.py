@@ -12,7 +12,7 @@ import torch
 from foretoken.core.errors import MismatchError, ModelError
 from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.models.grown import origin_of
 from foretoken.models.load import load, load_as_is
 from foretoken.native import build

@@ -20,14 +20,14 @@ from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.config import Llama3Scaling
-from foretoken.methods.eagle.network import Eagle
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.feature_heads import (
-    WAYS,
     Change,
-    assert_serves_what_it_learned,
+    assert_a_wrong_description_is_seen,
+    assert_all_equal_the_plain_forward,
     edit,
     first_column,
     gone,
@@ -66,14 +66,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_serving_computes_the_columns_of_training(
-    shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_serves_what_it_learned(
-        lambda model: Eagle.random(model, **SHAPES[shape]), tiny, way, monkeypatch, columns=(0, 6, 13)
-    )
+def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) -> None:
+    """And no wrong field of the description goes unseen."""
+    network = Eagle.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    assert_all_equal_the_plain_forward(network, tiny)
+    assert_a_wrong_description_is_seen(network, tiny)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -84,9 +82,9 @@ def test_the_first_pair_by_hand(shape: str, tiny: Path) -> None:
     head = Eagle.random(model, **SHAPES[shape])
     config, weights = head.config, head.state_dict()
     f, e = torch.randn(2, head.fc.in_features, generator=torch.Generator().manual_seed(2))
-    f, e = (f, e[:64]) if head.paired else (f[:64], e[:64])
+    f, e = (f, e[:64]) if config.algorithm == "eagle3" else (f[:64], e[:64])
     own = {name.removeprefix("layers.0."): each for name, each in weights.items()}
-    if head.paired:
+    if config.algorithm == "eagle3":
         state = f
         if config.norm_before_fc:
             state = rms(state, weights["input_norm.weight"], config.norm_eps)

@@ -11,7 +11,7 @@ import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError, ModelError
 from foretoken.methods.eagle import train as eagle
-from foretoken.methods.eagle.network import Eagle, config_for
+from foretoken.methods.eagle.checkpoint import Eagle, config_for
 from foretoken.methods.eagle.train import Shape
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
@@ -86,14 +86,14 @@ def train(folder, out, steps, shape=None, **options):
 
 @pytest.mark.parametrize("own_head", [False, True])
 def test_the_loss_by_hand(own_head, folder):
-    """Column by column, token by token, with the pieces that serving uses."""
+    """Column by column, token by token, by the plain forward."""
     ids = list(range(3, 101, 2))
     loaded, target, head = parts_of(folder, Shape(steps=STEPS, own_head=own_head), ids)
     tokens_BT = torch.randint(4, 101, (2, 11), generator=torch.Generator().manual_seed(1))
-    depths = head.config.depths_of(3)
+    depths = head.config.taps.of(3)
     lessons = FromTokens(target, Replies(), depths)
     table = head.embedding_of(target.model)
-    loss = Unrolled(lessons, table, lambda: head.head_of(target.model), STEPS)(head, tokens_BT, torch.Generator())
+    loss = Unrolled(lessons, table, lambda: head.lm_head_of(target.model), STEPS)(head, tokens_BT, torch.Generator())
     with torch.no_grad():
         p_BTK = loaded.model(input_ids=tokens_BT).logits.softmax(-1)[..., ids]
         found = target.states(tokens_BT)
@@ -107,22 +107,8 @@ def test_the_loss_by_hand(own_head, folder):
                 row = i + 1 + step
                 if row % 4 == 2 or (i + 1) % 4 == 2:
                     continue  # no law to learn, or none that a draft would begin with
-                cos, sin = head.rotary_at(torch.arange(20))
-                g, keys, values = head.fuse(states[b]), [], []
-                follows = g[0]
-                for pair in range(i + step + 1):
-                    feature = g[pair] if pair <= i else follows
-                    read, residual = head.open(feature[None], table[tokens_BT[b, pair + 1]][None])
-                    q, k, v = head.project(read, cos[pair : pair + 1], sin[pair : pair + 1])
-                    keys.append(k)
-                    values.append(v)
-                    groups = head.config.heads // head.config.kv_heads
-                    k_all = torch.cat(keys, 1).repeat_interleave(groups, 0)
-                    v_all = torch.cat(values, 1).repeat_interleave(groups, 0)
-                    weight = (q @ k_all.transpose(1, 2) * head.config.head_dim**-0.5).softmax(-1)
-                    h = head.close(residual, (weight @ v_all).transpose(0, 1).flatten(1))
-                    follows = head.following(h)[0]
-                log_q = (head.read_out(h)[0] @ head.head_of(target.model).T).log_softmax(-1)
+                read_W = head(states[b, : i + 1], tokens_BT[b, 1 : i + 2 + step], table)[-1]
+                log_q = (read_W @ head.lm_head_of(target.model).T).log_softmax(-1)
                 losses.append(-(p_BTK[b, row] * log_q).sum())
         total = total + 0.8**step * torch.stack(losses).mean()
         weights += 0.8**step
@@ -139,8 +125,8 @@ def test_no_reply_in_a_micro_batch_moves_nothing(folder):
         def used(self, tokens_BT):
             return torch.zeros_like(tokens_BT, dtype=torch.bool)
 
-    lessons = FromTokens(target, Nothing(), head.config.depths_of(3))
-    table, rows = head.embedding_of(target.model), head.head_of(target.model)
+    lessons = FromTokens(target, Nothing(), head.config.taps.of(3))
+    table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
     loss = Unrolled(lessons, table, lambda: rows, STEPS)(head, torch.full((2, 9), 5), torch.Generator())
     loss.backward()
     assert float(loss.detach()) == 0
@@ -175,8 +161,8 @@ def test_stored_features_teach_the_same(folder, layers, top_logits):
     blocks = [torch.randint(4, 101, (BLOCK - number % 3,), generator=generator) for number in range(40)]
     store = folder / f"store-{top_logits}"
     extract(loaded.model, blocks, store, Wanted(layers, top_logits, "float32"), target=loaded.fingerprint)
-    stored, depths = StoredBlocks(store, DEPTHS, seed=0), head.config.depths_of(3)
-    table, rows = head.embedding_of(target.model), head.head_of(target.model)
+    stored, depths = StoredBlocks(store, DEPTHS, seed=0), head.config.taps.of(3)
+    table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
     numbers = torch.tensor([[0], [3]])
     sequences = [each.tokens_N for each in stored.sequences([0, 3])]
     assert len(sequences[0]) == len(sequences[1])
@@ -283,9 +269,9 @@ def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
     """The teeth of the test above: without the jumps the number is off."""
     head = Eagle.load(folder / "learned")
     loaded = load_as_is(str(folder / "target"), device="cpu")
-    target, depths = FrozenTarget(loaded.model, DEPTHS), head.config.depths_of(3)
+    target, depths = FrozenTarget(loaded.model, DEPTHS), head.config.taps.of(3)
     walk = Walk(target, texts(str(folder / "target"), PROMPTS, 0.0), depths, STEPS)
-    table, rows = head.embedding_of(target.model), head.head_of(target.model)
+    table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
     lengths = []
     for text, states, chances in walk._read:
         stands = walk._stands(head, text, states, chances, table, rows)
@@ -366,7 +352,7 @@ def test_a_wider_mlp_begins_as_the_narrow_one(folder, tmp_path):
     wide.draw(torch.Generator().manual_seed(0))
     begin_as(wide, narrow, folder / "narrow")
     h_TW, attended = torch.randn(5, config.width), torch.randn(5, config.heads * config.head_dim)
-    torch.testing.assert_close(wide.close(h_TW, attended), narrow.close(h_TW, attended))
+    torch.testing.assert_close(wide.layer(0).close(h_TW, attended), narrow.layer(0).close(h_TW, attended))
     assert wide.layer(0).mlp.gate_proj.weight[32:].abs().min() > 0  # or the new channels would never learn
     options = {"bounds": Bounds(tokens=2 * STEP), "start": folder / "narrow"}
     training.run(name, course, sources, tmp_path / "wide", **options)

@@ -56,7 +56,7 @@ def test_the_text_is_that_of_plain_decoding(shape: str, model: Any) -> None:
 
 def test_in_bfloat16_experts_are_chosen_in_float32(tmp_path: Path) -> None:
     model = load(str(save_mtp("deepseek_v3", tmp_path)), device="cpu", dtype="bfloat16")
-    layer = MtpDrafter(MtpDrafter.Config(), model)._runner._layer  # type: ignore[attr-defined]
+    layer = MtpDrafter(MtpDrafter.Config(), model)._runner._net  # type: ignore[attr-defined]
     assert {each.dtype for each in layer.parameters()} == {torch.bfloat16}
     assert layer.layer.mlp.gate.e_score_correction_bias.dtype == torch.float32
     found = run({"method": "mtp", "num_speculative_tokens": 3}, model)

@@ -16,14 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
+from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.engine import compose
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
-from foretoken.methods.mtp.drafter import _Runner
-from foretoken.methods.mtp.layer import PredictionLayer
+from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from helpers.feature_heads import assert_a_wrong_description_is_seen, assert_all_equal_the_plain_forward
 from helpers.golden import tokens_of
 from helpers.mtp_models import (
     FAMILIES,
@@ -96,7 +97,7 @@ def test_it_computes_what_the_library_s_layer_does(folder: Path) -> None:
     """Read in chunks over a cache, row by row at the end, against one whole forward."""
     model, tokens = load(str(folder), device="cpu"), tokens_of(5, 12, VOCABULARY)
     states_TW = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(1))
-    run, cache = _Runner(model, layer_of(model), True), KVCache(1, 1, 64)
+    run, cache = Runner(model, layer_of(model)), KVCache(1, 1, 64)
     cache.reserve(cache.acquire(), 16)
     with torch.inference_mode():
         expected = reference(folder, tokens, states_TW)
@@ -110,6 +111,16 @@ def test_it_computes_what_the_library_s_layer_does(folder: Path) -> None:
         assert following.shape == (1, WIDTH)
         torch.testing.assert_close(torch.cat(found), expected, rtol=1e-4, atol=1e-4)
     assert float((expected[3] - expected[7]).abs().max()) > 0.1  # not the same law everywhere
+
+
+@pytest.mark.parametrize("norm_output", [True, False])
+def test_serving_and_training_compute_the_plain_forward(norm_output: bool, folder: Path) -> None:
+    """And no wrong field of the description goes unseen."""
+    model = load(str(folder), device="cpu")
+    tensors = read_layer(model.config, model.source, model.name)
+    layer = PredictionLayer(model.model, model.name, tensors, norm_output=norm_output)
+    assert_all_equal_the_plain_forward(layer, folder, ["torch"])
+    assert_a_wrong_description_is_seen(layer, folder, ["torch"])
 
 
 def test_copies_of_the_target_s_tables_cost_nothing(folder: Path) -> None:

@@ -16,19 +16,18 @@ from transformers.modeling_layers import MtpModel
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.sampling import SamplingParams
-from foretoken.drafting.feature_heads.unroll import every_column
-from foretoken.forward.batch import PackedBatch
-from foretoken.forward.cache import KVCache
+from foretoken.drafting.feature_heads.unroll import every_column, unrolled
 from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.mtp import train as mtp
-from foretoken.methods.mtp.drafter import MtpDrafter, _Runner
+from foretoken.methods.mtp.drafter import MtpDrafter
 from foretoken.methods.mtp.glm import relaid, write_relaid
-from foretoken.methods.mtp.layer import PredictionLayer
+from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
-from foretoken.methods.mtp.train import LearningLayer, Shape, unrolled
+from foretoken.methods.mtp.train import LearningLayer, Shape
 from foretoken.models.load import load, load_as_is
 from foretoken.train import acceptance
 from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens
+from foretoken.train.feature_heads.objective import Unrolled
 from foretoken.train.feature_heads.walk import texts
 from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
@@ -84,39 +83,8 @@ def train(folder: Path, out: str, steps: int, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_serving_computes_the_columns_of_training(name: str, tmp_path: Path) -> None:
-    """Draft pass t behind pair i, over a cache that was read before, is column i of unrolled step t."""
-    source = save_mtp(name, tmp_path)
-    tokens = tokens_of(3, 16, VOCABULARY)
-    frozen = FrozenTarget(load_as_is(str(source), device="cpu").model, ())
-    layer = PredictionLayer(frozen.model, name, read_layer(frozen.model.config, str(source), name))
-    twice = torch.tensor([tokens, tokens[::-1]])  # two sequences, so that columns of one are not the other's
-    states_2TF = frozen.states(twice)[FINAL]
-    model = load(str(source), device="cpu")
-    run = _Runner(model, PredictionLayer(model.model, name, read_layer(model.config, str(source), name)), True)
-    with torch.inference_mode():
-        unroll = unrolled(layer, states_2TF, twice, layer.embedding_VW, 4, every_column(twice))
-        expected = [rows_NW[: len(rows_NW) // 2] @ layer.head_VW.T for rows_NW in unroll]
-        for column in (0, 5, 11):
-            cache = KVCache(1, 1, 64)
-            cache.reserve(cache.acquire(), 32)
-            if column:
-                batch = PackedBatch()
-                batch.add_chunk(0, 0, tokens[1 : column + 1], wanted=0)
-                run.forward(batch, cache, states_2TF[0, :column], top=0)
-                cache.commit(0, range(column))
-            g = states_2TF[0, column : column + 1]
-            for step in range(4):
-                batch = PackedBatch()
-                batch.add_chunk(0, column + step, [tokens[column + 1 + step]], wanted=1)
-                output, g = run.forward(batch, cache, g, top=1)
-                wanted = expected[step][column : column + 1]
-                torch.testing.assert_close(output.logits_MV, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_drafted_follows_from_the_target_s_states(name: str, tmp_path: Path) -> None:
-    """Every drafted token's chance is what training's columns give it, from what the final norm gives."""
+    """Every drafted token's probability is the plain forward's, from the target's final states."""
     source = str(save_mtp(name, tmp_path))
     frozen, model = FrozenTarget(load_as_is(source, device="cpu").model, ()), load(source, device="cpu")
     layer = PredictionLayer(frozen.model, name, read_layer(frozen.model.config, source, name))
@@ -136,12 +104,10 @@ def test_what_is_drafted_follows_from_the_target_s_states(name: str, tmp_path: P
     assert len(drafted) > 5
     for tokens, draft in drafted:
         text_1T = torch.tensor([[*tokens, *draft.tree.tokens]])
-        wanted_1C = torch.zeros(1, text_1T.shape[1] - 1, dtype=torch.bool)
-        wanted_1C[0, len(tokens) - 2] = True
         with torch.inference_mode():
-            states_1TF = frozen.states(text_1T)[FINAL]
-            steps = unrolled(layer, states_1TF, text_1T, layer.embedding_VW, len(draft), wanted_1C)
-            laws = [(h_1W @ layer.head_VW.T).softmax(-1)[0] for h_1W in steps]
+            states_SF = frozen.states(text_1T)[FINAL][0, : len(tokens) - 1]
+            rows = layer(states_SF, text_1T[0, 1:-1], layer.embedding_VW)[-len(draft) :]
+            laws = (rows @ layer.head_VW.T).softmax(-1)
         for token, chance, q_V in zip(draft.tree.tokens, draft.confidence, laws, strict=True):
             assert chance == pytest.approx(float(q_V[token]), rel=1e-3, abs=2e-6)
 
@@ -209,12 +175,10 @@ def test_stored_features_teach_the_same(folder: Path) -> None:
     layer = LearningLayer(
         mtp.LayerConfig(draft_vocab_size=101, mlp_width=96), frozen.model, folder / "glm", torch.float32
     )
-    table, rows = layer.embedding_of(frozen.model), layer.head_of(frozen.model)
+    table, rows = layer.embedding_of(frozen.model), layer.lm_head_of(frozen.model)
     sequences = [each.tokens_N for each in stored.sequences([0, 3])]
-    from_text = mtp.UnrolledLayer(FromTokens(frozen, cast(Any, EveryThird()), (FINAL,)), table, lambda: rows, STEPS)
-    from_store = mtp.UnrolledLayer(
-        FromFeatures(frozen, cast(Any, EveryThird()), stored, (FINAL,)), table, lambda: rows, STEPS
-    )
+    from_text = Unrolled(FromTokens(frozen, cast(Any, EveryThird()), (FINAL,)), table, lambda: rows, STEPS)
+    from_store = Unrolled(FromFeatures(frozen, cast(Any, EveryThird()), stored, (FINAL,)), table, lambda: rows, STEPS)
     expected = from_text(layer, torch.stack(sequences).long(), torch.Generator())
     found = from_store(layer, torch.tensor([[0], [3]]), torch.Generator())
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

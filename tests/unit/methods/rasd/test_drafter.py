@@ -24,7 +24,7 @@ from foretoken.drafting.datastore.layout import Manifest
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.rasd.drafter import RasdDrafter
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load

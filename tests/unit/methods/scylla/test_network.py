@@ -18,9 +18,9 @@ from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.feature_heads import (
-    WAYS,
     Change,
-    assert_serves_what_it_learned,
+    assert_a_wrong_description_is_seen,
+    assert_all_equal_the_plain_forward,
     edit,
     first_column,
     gone,
@@ -52,12 +52,12 @@ def model(tiny: Path) -> LanguageModel:
     return load(str(tiny), device="cpu")
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_serving_computes_the_columns_of_training(
-    shape: str, way: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_serves_what_it_learned(lambda model: Scylla.random(model, **SHAPES[shape]), tiny, way, monkeypatch)
+def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) -> None:
+    """And no wrong field of the description goes unseen."""
+    network = Scylla.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    assert_all_equal_the_plain_forward(network, tiny)
+    assert_a_wrong_description_is_seen(network, tiny)
 
 
 @torch.inference_mode()
@@ -148,7 +148,7 @@ def test_a_quiet_embedding_is_heard_from_the_beginning() -> None:
     """What an untrained head mixes in of a token is 0.3 / sqrt(2) large, whatever the size of the embeddings."""
     head = Scylla.random(target())
     table_VW = head.embedding_of(target().model).detach().float()
-    mixed_VW = head.mix(torch.zeros_like(table_VW), table_VW).detach()
+    mixed_VW = head.enter(torch.zeros_like(table_VW), table_VW)[1].detach()
     assert float(table_VW.std()) < 0.1
     assert float(mixed_VW.std()) == pytest.approx(0.3 / 2**0.5, rel=0.2)
 

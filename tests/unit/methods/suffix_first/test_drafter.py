@@ -14,7 +14,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
 from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
-from foretoken.methods.eagle.network import Eagle
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.suffix_first.drafter import SuffixFirstDrafter, promise
 from foretoken.models.load import load
 from helpers.adapters import shelf

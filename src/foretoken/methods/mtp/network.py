@@ -1,10 +1,10 @@
-"""A next-token-prediction layer as a module: the library's own decoder layer, entered with token and feature.
+"""MTP's draft network, a next-token-prediction layer: a decoder layer of transformers over pairs of feature and token.
 
-    x_i = eh_proj([enorm(e(x_{i+1})); hnorm(f_i)])  ──  decoder layer  ──  norm  ──  head: q of x_{i+2}
+    x_i = eh_proj([enorm(e(x_{i+1})); hnorm(f_i)])  ──  decoder layer  ──  norm  ──  LM head: q of x_{i+2}
 
-f is what the target's final norm gives. Paper: DeepSeek-V3, arXiv:2412.19437, section 2.2.
+f is the output of the target's final norm. Paper: DeepSeek-V3, arXiv:2412.19437, section 2.2.
 
-Letters: T rows, W width, V vocabulary.
+Letters: S rows of the target, T pairs, F = W width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,23 +14,59 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, ModelError
+from foretoken.core.protocols import Plan
+from foretoken.drafting.feature_heads.description import (
+    Concatenated,
+    Layers,
+    LmHead,
+    NetworkDescription,
+    Recycle,
+    Taps,
+)
+from foretoken.drafting.feature_heads.pair_network import PairNetwork
 from foretoken.forward import anatomy, attention
 from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS
 
-_KINDS = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices, as they are published
+_KINDS = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices, in published checkpoints
 _BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # as the library has them: all experts in one tensor
 
 
-class PredictionLayer(nn.Module):
-    """The layer in the target's dtype and on its device, with the target's embedding and head where it has no other.
+def described(*, norm_output: bool) -> NetworkDescription:
+    """The network as data; :meth:`PredictionLayer.forward` is the same in the paper's words."""
+    return NetworkDescription(
+        taps=Taps(final=True),
+        entry=Concatenated("eh_proj", "enorm", "hnorm"),
+        layers=Layers(first_norm=False, library="layer"),
+        recycle=Recycle(normed=norm_output),
+        lm_head=LmHead(own_rows="shared_head.head", copied=True),
+    )
+
+
+class _Causal(Plan):
+    """Causal attention over one text."""
+
+    def attend(
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scaling: float, **others: Any
+    ) -> Tensor:
+        shared = q_HTD.shape[0] != k_GTD.shape[0]
+        found = F.scaled_dot_product_attention(
+            q_HTD[None], k_GTD[None], v_GTD[None], is_causal=True, scale=scaling, enable_gqa=shared
+        )
+        return found[0].transpose(0, 1)
+
+
+class PredictionLayer(PairNetwork):
+    """The layer in the target's dtype and on its device, with the target's embedding and LM head unless it has others.
 
     Args:
         model: of transformers, of a type in ``LAYOUTS``.
-        name: what the target is called, for messages.
-        tensors: by their names within the layer, see shards.py; None: its weights are yet to be drawn.
+        name: of the target, for messages.
+        tensors: by their names within the layer, see shards.py; None: its weights are drawn later.
+        norm_output: the recycled feature is the output of the layer's norm.
     Raises:
         ModelError: a tensor is missing, of another shape, or not known; it is named.
         MismatchError: it is of another vocabulary.
@@ -38,11 +74,14 @@ class PredictionLayer(nn.Module):
         own_head: whether it scores with other rows than the target's.
     """
 
-    def __init__(self, model: Any, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, model: Any, name: str, tensors: Mapping[str, Tensor] | None = None, *, norm_output: bool = True
+    ) -> None:
         super().__init__()
+        self.description, self.ids_K = described(norm_output=norm_output), None
         parts, table = anatomy.find(model), model.get_input_embeddings().weight
         text = copy.copy(model.config.get_text_config(decoder=True))
-        text._attn_implementation = attention.NAME  # whatever the target's own layers attend with
+        text._attn_implementation = attention.NAME  # independent of the target's own attention
         self.layout = LAYOUTS[text.model_type]
         self._where = f"method 'mtp': the prediction layer of '{name}'"
         width, last = text.hidden_size, cast(Any, parts.layers[-1])
@@ -62,28 +101,34 @@ class PredictionLayer(nn.Module):
             weight.data = weight.data.to(table.dtype)
         self.rotary: Any = parts.body.rotary_emb
 
-    def feature(self, h_TW: Tensor, behind_norm: bool = True) -> Tensor:
-        """What stands for the target's feature at the next position."""
-        found: Tensor = self.norm(h_TW) if behind_norm else h_TW
-        return found
+    # ------------------------------------------------------------------ the network
 
-    def forward(self, ids_T: Tensor, g_TW: Tensor, positions_1T: Tensor) -> Tensor:
-        """The layer's output before its norm, [T, W]; within a plan (forward/attention.py).
+    def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
+        """What the LM head reads, [T, W]; see :class:`PairNetwork`. Equation numbers are those of DeepSeek-V3."""
+        emb = F.embedding(tokens_T, embedding_VW)
+        h = states_SF
+        while True:
+            # (21)  h'_i = M [RMSNorm(h_i); RMSNorm(Emb(t_{i+1}))]; published layers have the token's half first
+            x = self.eh_proj(torch.cat([self.enorm(emb[: len(h)]), self.hnorm(h)], dim=-1))[None]
+            # (22)  h_{1:T} = TRM(h'_{1:T})
+            positions = torch.arange(len(h))[None]
+            with attention.following(_Causal()):
+                out = self.layer(x, position_ids=positions, position_embeddings=self.rotary(x, positions))[0]
+            # (23)  P = OutHead(h), whose norm is here and whose rows are the LM head's
+            normed: Tensor = self.norm(out)
+            if len(h) == len(tokens_T):
+                return normed
+            h = torch.cat([h, (normed if self.description.recycle.normed else out)[-1:]])  # its own output for h
 
-        Args:
-            ids_T: tokens.
-            g_TW: the features before them.
-            positions_1T: of the rows.
-        """
-        e_TW = nn.functional.embedding(ids_T, self.embedding_VW)
-        x_1TW = self.eh_proj(torch.cat([self.enorm(e_TW), self.hnorm(g_TW)], dim=-1))[None]
-        tables = self.rotary(x_1TW, positions_1T)
-        out: Tensor = self.layer(x_1TW, position_ids=positions_1T, position_embeddings=tables)
-        return out[0]
+    def embedding_of(self, model: Any) -> Tensor:
+        return self.embedding_VW
 
-    def score(self, h_TW: Tensor) -> Tensor:
-        """Logits [T, V], float32."""
-        return nn.functional.linear(self.norm(h_TW), self.head_VW).float()
+    def lm_head_of(self, model: Any) -> Tensor:
+        return self.head_VW
+
+    @property
+    def has_own_rows(self) -> bool:
+        return self.own_head
 
     # ------------------------------------------------------------------ weights
 

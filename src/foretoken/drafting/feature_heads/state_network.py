@@ -1,4 +1,4 @@
-"""Decoder layers over a target's hidden states: what all heads made of them have in common, and take from the target.
+"""Draft networks made of decoder layers over a target's hidden states: weights, files, and the tables of the target.
 
 Letters: T rows, W width, H query heads, G key/value heads, d head width, V vocabulary, K draft vocabulary.
 """
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
-from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, rotate
+from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm
+from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy
 from foretoken.models.language_model import LanguageModel
 
-_Head = TypeVar("_Head", bound="StateHead")
+_Network = TypeVar("_Network", bound="StateNetwork")
 
 
-class Reading(Protocol):
-    """What a head is, as far as a training run asks."""
+class NetworkConfig(Protocol):
+    """The part of a network's configuration that a training run reads."""
 
     @property
     def draft_vocab_size(self) -> int: ...
@@ -33,16 +33,14 @@ class Reading(Protocol):
     def mlp_width(self) -> int: ...
 
     @property
-    def reads_final(self) -> bool: ...
-
-    def depths_of(self, num_layers: int) -> tuple[int, ...]: ...
+    def taps(self) -> Taps: ...
 
 
-class TrainableHead(nn.Module):
-    """What a training run asks of a head over a target's states (train/feature_heads/run.py).
+class TrainableNetwork(nn.Module):
+    """A draft network over a target's states that train/feature_heads/run.py can train.
 
     Attributes:
-        config: see :class:`Reading`; a head of decoder layers has a BlockConfig.
+        config: see :class:`NetworkConfig`; a network of decoder layers has a BlockConfig.
         ids_K: int64, increasing: the tokens that it scores; None: all.
     """
 
@@ -52,32 +50,32 @@ class TrainableHead(nn.Module):
     @classmethod
     @abstractmethod
     def check_place(cls, folder: Path) -> None:
-        """Refuse a folder that what is learned would spoil, before anything is trained."""
+        """Refuse an output folder that holds another model, before anything is trained."""
 
     @abstractmethod
     def embedding_of(self, model: Any) -> Tensor:
-        """The table that its tokens are looked up in, [V, W]."""
+        """The table in which its tokens are looked up, [V, W]."""
 
     @abstractmethod
-    def head_of(self, model: Any) -> Tensor:
+    def lm_head_of(self, model: Any) -> Tensor:
         """The rows that score its tokens, [K, W]."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write what was learned."""
+        """Write the weights."""
 
 
-class StateHead(LearnedPart, TrainableHead):
-    """What the heads have in common; a subclass makes ``norm`` and ``layers``, and says how they are entered.
+class StateNetwork(LearnedPart, TrainableNetwork):
+    """Decoder layers over a target's states; a subclass makes ``norm``, ``layers`` and what comes before them.
 
     Args:
-        config: what it is.
+        config: its sizes, and its target.
         ids_K: int64, increasing: the tokens that it scores; None: all.
-        own_head: whether it has a head of its own.
+        own_head: whether it has an LM head of its own.
         own_embedding: whether it has an embedding of its own.
 
     Attributes:
-        norm: before the head; None: the head reads the last layer's output as it is.
+        norm: the final norm; None: the LM head reads the last layer's output as it is.
     """
 
     size_names: ClassVar[dict[str, str]] = {"width": "target_width", "vocabulary": "vocab_size"}
@@ -99,7 +97,7 @@ class StateHead(LearnedPart, TrainableHead):
         self.lm_head = nn.Linear(config.width, config.draft_vocab_size, bias=False) if own_head else None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.width) if own_embedding else None
 
-    # ------------------------------------------------------------------ the arithmetic
+    # ------------------------------------------------------------------ the layers
 
     @property
     def num_layers(self) -> int:
@@ -112,56 +110,21 @@ class StateHead(LearnedPart, TrainableHead):
         assert isinstance(found, Block)
         return found
 
-    def go_on(self, number: int, h_TW: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention of a layer behind the first reads, and where its residual begins: the residual is h."""
-        return self.layer(number).input_layernorm(h_TW), h_TW
-
-    def project(self, read: Tensor, cos_Td: Tensor, sin_Td: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's queries [..., H, T, d], keys and values [..., G, T, d], rotated.
-
-        Args:
-            read: [..., T, W], or [..., T, 2W] of a paired head's first layer (head.py).
-            cos_Td, sin_Td: of the rows' positions, see :meth:`rotary_at`.
-        """
-        parts = self.layer(number).self_attn
-        heads = (projection(read) for projection in (parts.q_proj, parts.k_proj, parts.v_proj))
-        q, k, v = (each.unflatten(-1, (-1, self.config.head_dim)).transpose(-2, -3) for each in heads)
-        if parts.q_norm is not None and parts.k_norm is not None:
-            q, k = parts.q_norm(q), parts.k_norm(k)
-        return rotate(q, cos_Td, sin_Td).to(v.dtype), rotate(k, cos_Td, sin_Td).to(v.dtype), v
-
-    def close(self, residual_TW: Tensor, attended: Tensor, number: int = 0) -> Tensor:
-        """A layer's output h [..., W].
-
-        Args:
-            attended: [..., T, H d].
-        """
-        layer = self.layer(number)
-        mlp = layer.mlp
-        h_TW = residual_TW + layer.self_attn.o_proj(attended)
-        u_TW = layer.post_attention_layernorm(h_TW)
-        out: Tensor = h_TW + mlp.down_proj(F.silu(mlp.gate_proj(u_TW)) * mlp.up_proj(u_TW))
-        return out
-
-    def read_out(self, h_TW: Tensor) -> Tensor:
-        """What the head reads."""
-        return h_TW if self.norm is None else self.norm(h_TW)
-
     def rates(self) -> Tensor:
-        """At which rotary positions turn, float64 [d / 2], radians a position."""
+        """Rotary frequencies, float64 [d / 2], in radians a position."""
         half = self.config.head_dim // 2
         found: Tensor = float(self.config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
         return found
 
     def rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, d / 2]."""
+        """cos and sin of rotary positions, float32 [T, d / 2]."""
         angles = positions_T.to(torch.float64)[:, None] * self.rates().to(positions_T.device)
         return angles.cos().float(), angles.sin().float()
 
-    # ------------------------------------------------------------------ what it shares with the target
+    # ------------------------------------------------------------------ tables that are shared with the target
 
     def embedding_of(self, model: Any) -> Tensor:
-        """The table that its tokens are looked up in, [V, W]: its own, or the target's.
+        """The table in which its tokens are looked up, [V, W]: its own, or the target's.
 
         Args:
             model: of transformers.
@@ -170,22 +133,22 @@ class StateHead(LearnedPart, TrainableHead):
             return self.embed_tokens.weight
         return self._shared(anatomy.find(model).embedding, model, "embedding")
 
-    def head_of(self, model: Any) -> Tensor:
-        """The rows that score its tokens, [K, W]: its own, or those of the target's head."""
+    def lm_head_of(self, model: Any) -> Tensor:
+        """The rows that score its tokens, [K, W]: its own, or those of the target's LM head."""
         if self.lm_head is not None:
             return self.lm_head.weight
         weight_VW = self._shared(anatomy.find(model).head, model, "head")
         return weight_VW if self.ids_K is None else weight_VW[self.ids_K.to(weight_VW.device)]
 
-    def with_rows_of(self: _Head, model: Any) -> _Head:
-        """The same head with copies of what it shares, so that it can run without the target."""
+    def with_rows_of(self: _Network, model: Any) -> _Network:
+        """The same network with copies of the shared tables, so that it can run without the target."""
         found = type(self)(self.config, ids_K=self.ids_K, own_head=True, own_embedding=True)
-        rows = {"lm_head.weight": self.head_of(model), "embed_tokens.weight": self.embedding_of(model)}
+        rows = {"lm_head.weight": self.lm_head_of(model), "embed_tokens.weight": self.embedding_of(model)}
         found.take({**self.state_dict(), **{name: each.detach() for name, each in rows.items()}})
         return found.eval()
 
     def get_output_embeddings(self) -> nn.Linear | None:
-        """Its own head, which is trained as embeddings are (train/optimiser.py)."""
+        """Its own LM head, which is trained as embeddings are (train/optimiser.py)."""
         return self.lm_head
 
     def _shared(self, module: nn.Module, model: Any, what: str) -> Tensor:
@@ -200,7 +163,7 @@ class StateHead(LearnedPart, TrainableHead):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None = None, *, spread: float = 0.0) -> None:
-        """Draw all weights; what a layer adds to the residual stream begins small.
+        """Draw all weights; products into the residual stream begin small.
 
         Args:
             generator: None: torch's own.
@@ -213,7 +176,7 @@ class StateHead(LearnedPart, TrainableHead):
             gain = 0.3 if "o_proj" in name or "down_proj" in name else 1.0
             weight.copy_(1 + spread * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
 
-    # ------------------------------------------------------------------ files, and whose it is
+    # ------------------------------------------------------------------ files, and the target
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take saved weights, as float32.

@@ -1,0 +1,239 @@
+"""EAGLE's draft network as a folder: its tensors and maps, the target it belongs to, and what a grown target needs.
+
+Letters: W width, N states of a row, F width of a state, V vocabulary, K draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.core.errors import MismatchError
+from foretoken.drafting.feature_heads.block import fields_for
+from foretoken.drafting.feature_heads.draft_ids import spread_ids
+from foretoken.drafting.learned_part import check_fingerprint
+from foretoken.forward import anatomy
+from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
+from foretoken.methods.eagle.network import EagleNetwork
+from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.grown import Origin
+from foretoken.models.language_model import LanguageModel
+
+_OLD_NAMES = (("midlayer.", "layers.0."), ("transformer.", "layers.0."), ("fusion_fc.", "fc."))
+_EAGLE2_NAMES = (("layers.0.", "transformer."), ("fc.", "fusion_fc."))
+_LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+class Eagle(EagleNetwork):
+    """The network that a folder holds; see :class:`foretoken.drafting.learned_part.LearnedPart`."""
+
+    algorithm = "eagle"
+    model_types = (EAGLE3, EAGLE2)
+    title = "EAGLE head"
+    option = "head"
+    Config = EagleConfig
+    grows = True
+    size_names = {"width": "target_hidden_size", "vocabulary": "transformer_layer_config.vocab_size"}  # noqa: RUF012
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights, bf16, and the two maps between the vocabularies."""
+        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
+        if self.config.algorithm == EAGLE2:
+            return {_renamed(name, _EAGLE2_NAMES): value for name, value in found.items()}
+        if self.ids_K is not None:
+            found["d2t"] = self.ids_K - torch.arange(len(self.ids_K))
+            found["t2d"] = torch.zeros(self.config.vocab_size, dtype=torch.bool).index_fill_(0, self.ids_K, True)
+        return found
+
+    @classmethod
+    def of(cls, config: EagleConfig, tensors: Mapping[str, Tensor]) -> Eagle:
+        """The network of a config and saved weights, float32.
+
+        Raises:
+            ValueError: they do not fit each other; the tensor is named.
+        """
+        found = {_renamed(name, _OLD_NAMES): value for name, value in tensors.items()}
+        ids_K = _ids_of(config, found.pop("d2t", None), found.pop("t2d", None))
+        network = cls(config, ids_K=ids_K, own_head=_LM_HEAD in found, own_embedding=_EMBEDDING in found)
+        network.take(found)
+        return network.eval()
+
+    @classmethod
+    def random(
+        cls,
+        target: LanguageModel,
+        *,
+        algorithm: str = EAGLE3,
+        draft_vocab_size: int | None = None,
+        seed: int = 0,
+        **fields: Any,
+    ) -> Eagle:
+        """An untrained network, which hands its deepest state to the target's own LM head.
+
+        Args:
+            draft_vocab_size: how many tokens it scores, every so many-th one; at most, and without it, all.
+            fields: others of the config.
+        """
+        config = config_for(
+            target.config,
+            target.name,
+            fingerprint_of(target.source),
+            algorithm=algorithm,
+            draft_vocab_size=None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size),
+            **fields,
+        )
+        network = cls(config, ids_K=spread_ids(config))
+        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
+        network.begin_near(target.model)
+        return network.eval()
+
+    @classmethod
+    def how(cls, target: str, draft: str, config: EagleConfig | None = None) -> str:
+        """The command that trains one."""
+        return f"foretoken train eagle --target {target} --out DIR"
+
+    def grown(self, target: LanguageModel, origin: Origin) -> Eagle:
+        """A network with the same drafts for a model that was grown from its target, at the same cost.
+
+        It reads the first copy in the residual stream, which is the original's, after the layers that became of the
+        original's, and has tables of the original's width.
+
+        Raises:
+            MismatchError: its states are normed before they are fused, or it is EAGLE-2's.
+        """
+        origin.check_shared(self.title, target.name)
+        config = self.config
+        if config.algorithm == EAGLE2 or config.norm_before_fc or config.fc_norm:
+            raise MismatchError(
+                f"the EAGLE head of '{config.target}' does not serve '{target.name}': only heads of EAGLE-3 without "
+                "norms before the fusion do; train one for it"
+            )
+        parts, width = anatomy.find(target.model), config.target_width
+        wide = target.config.get_text_config(decoder=True).hidden_size
+        depths = tuple(origin.depth(each) for each in config.taps.of(origin.layers))
+        mark = fingerprint_of(target.source)
+        network = Eagle(
+            replace(config, target=target.name, target_fingerprint=mark, target_width=wide, depths=depths),
+            ids_K=self.ids_K,
+            own_head=True,
+            own_embedding=True,
+        )
+        fused_WNF = self.fc.weight.detach().unflatten(1, (config.taps.count, width))
+        rows_VW, table_VW = (cast(Any, part).weight.detach()[:, :width].cpu() for part in (parts.head, parts.embedding))
+        found = {
+            **self.state_dict(),
+            "fc.weight": F.pad(fused_WNF, (0, wide - width)).flatten(1),
+            _LM_HEAD: rows_VW if self.ids_K is None else rows_VW[self.ids_K],
+            _EMBEDDING: table_VW,
+        }
+        for name, own in ((_LM_HEAD, self.lm_head), (_EMBEDDING, self.embed_tokens)):
+            if own is not None:
+                found[name] = own.weight.detach()
+        network.take(found)
+        return network.eval()
+
+    def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
+        """Refuse a network of another target; one without a fingerprint is judged by its shapes."""
+        config = self.config
+        if config.target_fingerprint != UNKNOWN:
+            remedy = f"train one with '{self.how(target.name, '', config)}'"
+            made = f"the {self.title} was trained for the target"
+            check_fingerprint(made, config.target, config.target_fingerprint, target, remedy)
+        self.check_shape(target)
+
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a target of another width, vocabulary or depth.
+
+        Raises:
+            MismatchError: it is one; the field of ``config.json`` is named.
+        """
+        super().check_shape(model)
+        config, width = self.config, model.config.get_text_config(decoder=True).hidden_size
+        shares = [self.embed_tokens is None and _EMBEDDING, self.lm_head is None and _LM_HEAD]
+        if config.width != width and any(shares):
+            missing = next(each for each in shares if each)
+            raise MismatchError(
+                f"the EAGLE head is {config.width} wide and '{model.name}' {width}, so it cannot share the target's: "
+                f"{missing} is missing"
+            )
+        depths = config.taps.of(model.num_layers)
+        if min(depths) < 1 or max(depths) > model.num_layers:
+            raise MismatchError(
+                f"the EAGLE head's eagle_aux_hidden_state_layer_ids are {list(depths)}, but '{model.name}' has "
+                f"{model.num_layers} layers"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        return to_settings(self.config)
+
+    @classmethod
+    def _fields(cls, settings: Any) -> dict[str, Any]:
+        return from_settings(settings)
+
+
+def config_for(
+    config: Any,
+    target: str,
+    fingerprint: str,
+    *,
+    algorithm: str = EAGLE3,
+    draft_vocab_size: int | None = None,
+    mlp_width: int | None = None,
+    **fields: Any,
+) -> EagleConfig:
+    """A network that fits a model of transformers: sizes as of ``fields_for``, depths as (2, L/2, L-3) of 32 layers.
+
+    Args:
+        config: the target's configuration.
+        draft_vocab_size: None: all of the vocabulary.
+        fields: others of :class:`EagleConfig`.
+    Raises:
+        UnsupportedArchitecture: the target does not say its sizes.
+    """
+    found = fields_for(
+        config, target, fingerprint, title=Eagle.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
+    )
+    layers = config.get_text_config(decoder=True).num_hidden_layers
+    depths = (max(1, round(layers * 2 / 32)), max(1, layers // 2), max(1, round(layers * 29 / 32)))
+    found |= {"algorithm": algorithm, "depths": depths if algorithm == EAGLE3 else ()}
+    return EagleConfig(**{**found, **fields})
+
+
+def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    for old, new in pairs:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _ids_of(config: EagleConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> Tensor | None:
+    """The tokens of the draft vocabulary, increasing; None: all.
+
+    Raises:
+        ValueError: a map is missing or damaged, or the two contradict each other.
+    """
+    size, whole = config.draft_vocab_size, config.vocab_size
+    if d2t_K is None and t2d_V is None:
+        if size != whole:
+            raise ValueError(f"d2t and t2d are missing, but draft_vocab_size={size} of {whole} tokens")
+        return None
+    if d2t_K is None or t2d_V is None:
+        raise ValueError(f"{'d2t' if d2t_K is None else 't2d'} is missing beside the other map")
+    if d2t_K.shape != (size,) or d2t_K.is_floating_point() or d2t_K.dtype == torch.bool:
+        raise ValueError(f"d2t is {list(d2t_K.shape)} of {d2t_K.dtype}: integers, [{size}]")
+    if t2d_V.shape != (whole,) or t2d_V.is_floating_point():
+        raise ValueError(f"t2d is {list(t2d_V.shape)} of {t2d_V.dtype}: bool, [{whole}]")
+    ids_K = torch.arange(size) + d2t_K.long()
+    if int(ids_K.min()) < 0 or int(ids_K.max()) >= whole:
+        raise ValueError(f"d2t leads to tokens {int(ids_K.min())} to {int(ids_K.max())}, of {whole}")
+    if any(a >= b for a, b in itertools.pairwise(ids_K.tolist())):
+        raise ValueError("d2t leads to tokens that do not increase")
+    if not torch.equal(ids_K, t2d_V.nonzero().flatten()):
+        raise ValueError("t2d marks other tokens than those that d2t leads to")
+    return ids_K
