@@ -27,7 +27,7 @@ help:
 	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
 	@echo "make test    every check and every test (a quarter of an hour on two cores)"
 	@echo "make check   lint, format, types, imports, spelling"
-	@echo "make fix     let ruff repair what it can"
+	@echo "make fix     let ruff repair what it can, and write the tables of the documentation"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
 	@echo "make wheel   a wheel in dist/, the native decoder compiled for this kind of machine (a minute)"
 	@echo "make mutants change PACKAGE line by line, and list the changes that no test notices (hours; not in CI)"
@@ -55,6 +55,7 @@ bench: setup
 fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/tables.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken.core.sampling import SamplingParams
     from foretoken.engine.llm import LLM
+    from foretoken.options.sampling import SamplingParams
     from foretoken.serve.async_llm import AsyncLLM
 
     __version__: str
@@ -20,7 +20,7 @@ __all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 _HOMES = {
     "AsyncLLM": "foretoken.serve.async_llm",
     "LLM": "foretoken.engine.llm",
-    "SamplingParams": "foretoken.core.sampling",
+    "SamplingParams": "foretoken.options.sampling",
     **dict.fromkeys(("CompletionOutput", "RequestOutput"), "foretoken.outputs"),
     "StructuredOutputsParams": "foretoken.sampling_params",
     **dict.fromkeys(("TextPrompt", "TokensPrompt"), "foretoken.inputs"),

@@ -8,6 +8,7 @@ Nothing is imported until it is used. Third parties may add entries through the 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -27,9 +28,10 @@ class Entry:
         kind: "drafter" or "verifier".
         target: "module:Class", imported on first use.
         summary: one line.
-        paper: arXiv id or a citation; the method card cites the same.
+        paper: a citation with arXiv ids or addresses.
         promise: "lossless" for drafters and plans (any of them, under a lossless verifier); for the others the written
             promise.
+        guarantee: what the promise means here; empty: what it always means (scripts/tables.py).
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
         training: "module:NAME" of its ``foretoken train`` command (train/command.py), which help imports without torch;
@@ -42,9 +44,21 @@ class Entry:
     summary: str
     paper: str
     promise: str
+    guarantee: str = ""
     needs: str = "nothing"
     weights: str = "none"
     training: str | None = None
+
+    @property
+    def cited(self) -> str:
+        """The arXiv ids and addresses of the paper alone."""
+        return ", ".join(re.findall(r"arXiv:\d{4}\.\d{4,5}|https?://[^\s,;]+", self.paper)) or "-"
+
+    @property
+    def card(self) -> str:
+        """The page of docs/methods/; where a drafter and its verifier have one name, the verifier's says so."""
+        shared = self.kind == "verifier" and any(other.name == self.name for other in entries("drafter"))
+        return f"{self.name}_verifier" if shared else self.name
 
     def load(self) -> Any:
         """Import and return the class."""
@@ -66,13 +80,15 @@ _TABLE = (
         summary="plain decoding: the empty draft",
         paper="-",
         promise="lossless",
+        guarantee="nothing is drafted",
     ),
     Entry(
         name="draft_model",
         kind="drafter",
         target="foretoken.drafters.draft_model:ModelDrafter",
         summary="a second, smaller checkpoint proposes a chain or a tree",
-        paper="arXiv:2211.17192",
+        paper="Leviathan et al. 2023, arXiv:2211.17192, section 2; trees of the most probable continuations as "
+        "EAGLE-2, arXiv:2406.16858, section 4; sampled trees as SpecInfer, arXiv:2305.09781",
         promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model')",
         weights="any causal LM",
@@ -82,7 +98,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.drafters.ngram:NgramDrafter",
         summary="prompt lookup: copy what followed the last n tokens before",
-        paper="https://github.com/apoorvumang/prompt-lookup-decoding",
+        paper="Saxena 2023, prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding",
         promise="lossless",
     ),
     Entry(
@@ -90,7 +106,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.drafters.suffix:SuffixDrafter",
         summary="a suffix automaton over prompt and output proposes frequency-scored trees",
-        paper="arXiv:2411.04975",
+        paper="Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975",
         promise="lossless",
     ),
     Entry(
@@ -98,7 +114,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.suffix_first.drafter:SuffixFirstDrafter",
         summary="copies where the text repeats itself, another drafter where it does not",
-        paper="arXiv:2411.04975",
+        paper="Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975, its hybrid with a model's drafts",
         promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model'), or another drafter (key 'drafter')",
         weights="any causal LM",
@@ -108,7 +124,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.rest.drafter:RestDrafter",
         summary="what followed the end of the text in a datastore proposes frequency-scored trees",
-        paper="arXiv:2311.08252",
+        paper="He et al. 2024, REST, arXiv:2311.08252",
         promise="lossless",
         needs="a datastore of the target's tokens (key 'datastore'; foretoken datastore build)",
     ),
@@ -117,8 +133,9 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.rasd.drafter:RasdDrafter",
         summary="a drafter's tree fused with trees from prompt and datastore, pruned by draft probabilities",
-        paper="arXiv:2503.03434",
+        paper="Quan et al. 2025, RASD, arXiv:2503.03434",
         promise="lossless",
+        guarantee="deterministic or coupled drafts, under a lossless verifier",
         needs="a checkpoint with the target's vocabulary (key 'model'), or another drafter (key 'drafter')",
         weights="any causal LM",
     ),
@@ -127,7 +144,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.easyspec.drafter:EasySpecDrafter",
         summary="a draft model whose layers run in fuzzy groups, several attentions at a time",
-        paper="arXiv:2502.02493",
+        paper='Wu et al. 2025, "EasySpec", arXiv:2502.02493, Algorithm 2 and section 3.1.1',
         promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model'), of four layers or more",
         weights="any causal LM",
@@ -137,7 +154,8 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.kangaroo.drafter:KangarooDrafter",
         summary="the target's first layers and a trained adapter propose a chain or a tree",
-        paper="arXiv:2404.18911",
+        paper="Liu et al. 2024, arXiv:2404.18911, sections 3.1 (adapter, training) and 3.2 (double early exit); trees "
+        "as its NeurIPS 2024 version describes them",
         promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="an adapter for the target (foretoken train kangaroo); bundled for zoo:base",
@@ -148,7 +166,8 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.dynamic_exit.drafter:DynamicExitDrafter",
         summary="the target's first layers propose a chain; exit layer and length adapt to what every exit would say",
-        paper="arXiv:2504.05598",
+        paper="Zarch et al. 2025, arXiv:2504.05598, section 3; on the self-speculation of LayerSkip, "
+        "arXiv:2404.16710, section 4",
         promise="lossless",
         needs="a target that is a plain stack of layers, best one trained for early exits (zoo:base-ee)",
     ),
@@ -157,7 +176,8 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.eagle.drafter:EagleDrafter",
         summary="a decoder layer over the target's own hidden states proposes a chain or a dynamic tree",
-        paper="arXiv:2503.01840",
+        paper="EAGLE-3, arXiv:2503.01840, section 3 (head, training-time test); EAGLE-2, arXiv:2406.16858, sections "
+        "4.1 and 4.2 (tree)",
         promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a head for the target (foretoken train eagle, or a speculators folder); bundled for zoo:base",
@@ -168,7 +188,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.mtp.drafter:MtpDrafter",
         summary="the next-token-prediction layer that a checkpoint brings proposes a chain or a tree",
-        paper="arXiv:2412.19437",
+        paper="DeepSeek-V3, arXiv:2412.19437, sections 2.2 and 5.4.3; GLM-4.5, arXiv:2508.06471",
         promise="lossless",
         needs="a DeepSeek-V3, GLM-4-MoE or Qwen3-Next checkpoint with its next-token-prediction layer",
         weights="the checkpoint's own, or one that foretoken train mtp makes",
@@ -179,7 +199,8 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.scylla.drafter:ScyllaDrafter",
         summary="decoder layers over the target's last state propose a tree, its size by the number of requests",
-        paper="arXiv:2505.07858",
+        paper="Scaling Laws for Speculative Decoding, arXiv:2505.07858; the tree: EAGLE-2, arXiv:2406.16858, sections "
+        "4.1 and 4.2",
         promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a head for the target (foretoken train scylla)",
@@ -190,7 +211,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.dovetail.drafter:DovetailDrafter",
         summary="decoder blocks behind a gate, on a device of their own, propose a tree sized by what verifying costs",
-        paper="arXiv:2412.18934",
+        paper="Dovetail, arXiv:2412.18934; the tree: EAGLE-2, arXiv:2406.16858, section 4",
         promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a head for the target (foretoken train dovetail)",
@@ -201,7 +222,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",
         summary="one pass fills a lattice of the next tokens; a path through it is searched or drawn",
-        paper="arXiv:2510.02358, arXiv:2602.06036",
+        paper="DiffuSpec, arXiv:2510.02358, section 4; DFlash, arXiv:2602.06036",
         promise="lossless",
         needs="a target that is a plain stack of layers, or a masked diffusion checkpoint (key 'model')",
         weights="a block network (foretoken train diffuspec); zoo:base has one. Or a masked diffusion checkpoint; "
@@ -213,7 +234,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.longspec.drafter:LongSpecDrafter",
         summary="one block over the target's own last keys drafts a chain or a tree; its memory does not grow",
-        paper="arXiv:2502.17421",
+        paper="LongSpec, arXiv:2502.17421, sections 3.1 (network), 3.2 (training), 3.3 (beam)",
         promise="lossless",
         needs="a target with rotary positions and a layer of full attention",
         weights="a head for the target (foretoken train longspec); a head lies beside zoo:long",
@@ -224,7 +245,8 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.sprinter.drafter:SprinterDrafter",
         summary="a draft model and a trained judge of its tokens propose a chain as long as the judge approves",
-        paper="arXiv:2502.04557",
+        paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557; details of head, training and loop from '
+        "the released code, MeiyuZhong/SPRINTER",
         promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model') and a head for the pair (key 'head')",
         weights="a draft model and a head (foretoken train sprinter)",
@@ -235,7 +257,7 @@ _TABLE = (
         kind="drafter",
         target="foretoken.methods.entropy_adaptive.drafter:EntropyAdaptiveDrafter",
         summary="a small model writes while its mean entropy is low, else the target; by default by a lossy rule",
-        paper="arXiv:2502.06833",
+        paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833; no code was published',
         promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model')",
         weights="any causal LM",
@@ -245,7 +267,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.greedy:GreedyVerifier",
         summary="accept while the draft equals the target's argmax (temperature 0)",
-        paper="arXiv:1811.03115",
+        paper="Stern et al. 2018, arXiv:1811.03115, section 3",
         promise="same text",
     ),
     Entry(
@@ -253,7 +275,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.ratio:RatioVerifier",
         summary="accept a chain token by token with probability min(1, p/q)",
-        paper="arXiv:2211.17192",
+        paper="Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1",
         promise="same law",
     ),
     Entry(
@@ -261,7 +283,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.block:BlockVerifier",
         summary="accept a chain as a block: never shorter in expectation than token by token",
-        paper="arXiv:2403.10444",
+        paper="Sun et al. 2024, block verification, arXiv:2403.10444, Algorithm 2",
         promise="same law",
     ),
     Entry(
@@ -269,7 +291,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.match:MatchVerifier",
         summary="sample the target with noise indexed by (seed, position) and accept what matches",
-        paper="ours; Gumbel coupling as in arXiv:2408.07978",
+        paper="ours; the coupling is that of Daliri, Musco and Suresh 2024, arXiv:2408.07978",
         promise="same stream",
     ),
     Entry(
@@ -277,7 +299,8 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.recursive:RecursiveVerifier",
         summary="recursive rejection over the children of each tree node, with or without replacement",
-        paper="arXiv:2305.09781, arXiv:2402.14160",
+        paper="Miao et al. 2023, SpecInfer, arXiv:2305.09781, multi-step speculative sampling; Jeon et al. 2024, "
+        "arXiv:2402.14160, Algorithm 1, without replacement",
         promise="same law",
     ),
     Entry(
@@ -285,7 +308,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.naive:NaiveVerifier",
         summary="draw from the target and see whether a child carries it; valid for every draft",
-        paper="arXiv:2305.09781",
+        paper='Miao et al. 2023, SpecInfer, arXiv:2305.09781, the "naive sampling" that they compare with',
         promise="same law",
     ),
     Entry(
@@ -293,7 +316,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.kseq:KSeqVerifier",
         summary="K-SEQ: one test, weakened by the least exact factor, for all of n independent draws",
-        paper="arXiv:2310.15141",
+        paper="Sun et al. 2023, SpecTr, arXiv:2310.15141, Algorithm 2 and Theorem 2",
         promise="same law",
     ),
     Entry(
@@ -301,7 +324,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.spechub:SpecHubVerifier",
         summary="pairs that share the draft's favourite token; the optimum of their law",
-        paper="arXiv:2411.05289",
+        paper="Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithm 1",
         promise="same law",
     ),
     Entry(
@@ -309,7 +332,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.greedy_draft:GreedyDraftVerifier",
         summary="favourites and one drawn token per node; the optimum of their law",
-        paper="arXiv:2502.18779",
+        paper='"Towards optimal multi-draft speculative decoding", ICLR 2025, arXiv:2502.18779, greedy draft sampling',
         promise="same law",
     ),
     Entry(
@@ -317,7 +340,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.transport:TransportVerifier",
         summary="the optimal coupling by linear programming, for laws of few tokens",
-        paper="arXiv:2310.15141, arXiv:2502.18779",
+        paper="the optimal-transport problem of SpecTr, arXiv:2310.15141, in the relaxed form of arXiv:2502.18779",
         promise="same law",
         needs="scipy (extra 'optimal')",
     ),
@@ -326,7 +349,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.typical:TypicalVerifier",
         summary="lossy: accept what is likely enough for how uncertain the target is",
-        paper="arXiv:2401.10774",
+        paper='Cai et al. 2024, "Medusa", arXiv:2401.10774, section 2.3.1',
         promise="approximate",
     ),
     Entry(
@@ -334,7 +357,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.topk_relaxed:TopkRelaxedVerifier",
         summary="lossy: accept the target's k favourites within a margin of the first",
-        paper="https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html",
+        paper="none; relaxed acceptance of TensorRT-LLM, https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html",
         promise="approximate",
     ),
     Entry(
@@ -342,7 +365,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.mixture:MixtureVerifier",
         summary="lossy: verify exactly against a mixture of the target's law and the draft's",
-        paper="arXiv:2405.19261",
+        paper='Narasimhan et al. 2024, "Faster cascades via speculative decoding", arXiv:2405.19261',
         promise="approximate",
     ),
     Entry(
@@ -350,7 +373,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.tolerance:ToleranceVerifier",
         summary="lossy: accept a chain with probability min(1, (1 + tolerance) p/q)",
-        paper="arXiv:2211.17192",
+        paper="lenience: Leviathan et al. 2023, arXiv:2211.17192, appendix A.5, with l = 1 / (1 + tolerance)",
         promise="approximate",
     ),
     Entry(
@@ -358,7 +381,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.p_threshold:PThresholdVerifier",
         summary="lossy: accept a chain's tokens that the target finds probable enough, test the others exactly",
-        paper="baseline of arXiv:2501.19309",
+        paper="none; a baseline in the manner of those that arXiv:2501.19309 (Judge Decoding) compares with",
         promise="approximate",
     ),
     Entry(
@@ -366,7 +389,8 @@ _TABLE = (
         kind="verifier",
         target="foretoken.verifiers.kl_threshold:KlThresholdVerifier",
         summary="lossy: accept a chain's tokens where draft and target have nearly the same law, test the others",
-        paper="arXiv:2601.04766",
+        paper='"Revisiting Judge Decoding from First Principles via Training-Free Distributional Divergence", '
+        "arXiv:2601.04766",
         promise="approximate",
         needs="a drafter that draws from a law of its own (a model)",
     ),
@@ -375,7 +399,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.methods.judge.verifier:JudgeVerifier",
         summary="lossy: accept a chain's tokens if the exact test or a trained judge of the target's states does",
-        paper="arXiv:2501.19309",
+        paper='Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309',
         promise="approximate",
         needs="a head for the target (option 'head')",
         weights="a head for the target (foretoken train judge); bundled for zoo:base",
@@ -386,7 +410,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.methods.sprinter.verifier:SprinterVerifier",
         summary="lossy: the drafter's own judge lets tokens stand, only the last one is tested",
-        paper="arXiv:2502.04557",
+        paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557',
         promise="approximate",
         needs="drafts of the drafter 'sprinter'",
     ),
@@ -395,7 +419,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.methods.entropy_adaptive.verifier:EntropyAdaptiveVerifier",
         summary="lossy: the small model's tokens stand untested until its entropy hands the turn to the target",
-        paper="arXiv:2502.06833",
+        paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833',
         promise="approximate",
         needs="drafts of the drafter 'entropy_adaptive'",
     ),
@@ -404,7 +428,7 @@ _TABLE = (
         kind="verifier",
         target="foretoken.methods.diffuspec.verifier:DiffuSpecVerifier",
         summary="lossy: a searched path is tested by min(1, p/q), as though the lattice had drawn it",
-        paper="arXiv:2510.02358",
+        paper="DiffuSpec, arXiv:2510.02358, section 4",
         promise="approximate",
         needs="drafts of the drafter 'diffuspec'",
     ),
@@ -413,7 +437,8 @@ _TABLE = (
         kind="verifier",
         target="foretoken.methods.reflective.verifier:ReflectiveVerifier",
         summary="lossy: the target reads the draft twice in one forward, and a mix of both readings is verified",
-        paper="arXiv:2505.18629",
+        paper='"Think Before You Accept: Semantic Reflective Verification", arXiv:2505.18629; known to us by '
+        "abstract and reviews",
         promise="approximate",
         needs="drafts that do not begin inside the target",
     ),
@@ -422,8 +447,9 @@ _TABLE = (
         kind="plan",
         target="foretoken.forward.prefix_tree_attention:HybridPlans",
         summary="a draft is verified with no mask over the prefix: two attentions, merged by log-sum-exp",
-        paper="arXiv:2502.17421",
+        paper="LongSpec, 2025, arXiv:2502.17421, section 3.3: Hybrid Tree Attention",
         promise="lossless",
+        guarantee="the dense plan's distribution, up to rounding; the verifier's promise holds",
         needs="--set plan=hybrid, beside any method",
     ),
     Entry(
@@ -431,8 +457,10 @@ _TABLE = (
         kind="plan",
         target="foretoken.methods.sparse.plan:SparseVerification",
         summary="lossy: the target verifies without some blocks of the prefix, channels or experts",
-        paper="arXiv:2512.21911",
+        paper='"Sparse verification", December 2025, arXiv:2512.21911: sparse attention (SA, SA*), sparse FFN, '
+        "sparse MoE",
         promise="approximate",
+        guarantee="the output is the sparse target's; with `confirm` the recipe keeps its verifier's promise",
         needs="--set verification.attention=per_head, .ffn or .moe, beside any method",
     ),
     Entry(
@@ -440,8 +468,9 @@ _TABLE = (
         kind="plan",
         target="foretoken.methods.stree.plan:TreeScanPlans",
         summary="state-space and hybrid targets verify trees: states stay behind the prefix, rows run along the tree",
-        paper="arXiv:2505.14969",
+        paper='Wu et al. 2025, "STree: Speculative Tree Decoding for Hybrid State-Space Models", arXiv:2505.14969',
         promise="lossless",
+        guarantee="the verifier's promise holds",
         needs="a target with Mamba-2 or gated-delta-net layers, for which it is chosen by itself",
     ),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import foretoken
-from foretoken.core.sampling import SamplingParams
-from foretoken.core.sampling import StructuredOutputs as StructuredOutputsParams
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.sampling import StructuredOutputs as StructuredOutputsParams
 
 __all__ = ["SamplingParams", "StructuredOutputsParams"]
 

@@ -55,12 +55,13 @@ STUTTER = Entry(
 COMMAND = """from dataclasses import dataclass
 from typing import Annotated
 
-from foretoken.train.command import Command, Common, Option
+from foretoken.options.option import Option
+from foretoken.train.command import Command, Common
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):
-    stammer: Annotated[int, Option("How often.", positive=True)] = 3
+    stammer: Annotated[int, Option("How often.", above=0)] = 3
 
 
 def run(config, session):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.zoo_llms import base, ids
 
 GENERATE = [sys.executable, "-m", "foretoken", "generate", "--threads", "1", "--dtype", "float32"]

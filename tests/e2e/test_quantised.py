@@ -95,4 +95,4 @@ def test_keys_and_values_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(generate("--model", "zoo:hybrid", *keys)) == 2
     assert "not model 'zoo:hybrid': it has state-space layers" in capsys.readouterr().err
     assert main(generate("--kv-cache-dtype", "int4")) == 2
-    assert "unknown kv-cache-dtype 'int4'" in capsys.readouterr().err
+    assert "--kv-cache-dtype int4 must be" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.serving import served
 from helpers.zoo_llms import base, with_config
 

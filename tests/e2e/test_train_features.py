@@ -99,7 +99,7 @@ BAD = [
     ("--corpus my.jsonl --max-gb 1e-6", 2, "not one sequence fits"),
     ("--corpus my.jsonl --block 512", 2, "--block 512: the target takes at most 128 tokens"),
     ("--corpus my.jsonl --tokens 0", 2, "--tokens"),
-    ("--corpus my.jsonl --device gpu", 2, "unknown device 'gpu'"),
+    ("--corpus my.jsonl --device gpu", 2, "device='gpu' is unknown"),
     ("--corpus my.jsonl --corpus my.jsonl=2", 2, "two files are called 'my'"),
     ("--corpus nowhere.jsonl", 2, "--corpus nowhere.jsonl: no such file"),
     ("--corpus my.jsonl=none", 2, "the share after '='"),

@@ -13,10 +13,10 @@ import pytest
 
 from foretoken import catalog
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.golden import tokens_of
 from helpers.tiny_models import save_model

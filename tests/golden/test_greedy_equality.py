@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from foretoken import testing as stubs
 from foretoken import zoo
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from helpers.variants import Case, cases, lossless_rules
 from helpers.zoo_llms import (
     PROMPTS,

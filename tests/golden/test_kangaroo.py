@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.load import load
 from foretoken.native import decoder
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import teach
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

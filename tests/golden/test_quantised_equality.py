@@ -12,10 +12,10 @@ from functools import cache
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers.variants import Case, cases
 from helpers.zoo_llms import PROMPTS, ids, with_config
 

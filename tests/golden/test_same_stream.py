@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from helpers.variants import Case, cases
 from helpers.zoo_llms import PROMPTS, assert_idle, ids, target, with_config
 

@@ -13,7 +13,6 @@ from tests.helpers.golden import PARENTS
 from torch import Tensor
 
 from foretoken.core.protocols import Plan
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
@@ -25,6 +24,7 @@ from foretoken.methods.sparse.attention import SparseAttention, SparseAttentionP
 from foretoken.methods.sparse.blocks import SCORES, BlockRule
 from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
@@ -23,6 +22,7 @@ from foretoken.methods.sparse.plan import SparseVerification
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import target

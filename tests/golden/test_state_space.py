@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from foretoken import testing as stubs
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.forward.ssm.state import LONG
@@ -28,6 +27,7 @@ from foretoken.methods.stree.plan import TreeScan, TreeScanPlans
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers import golden
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -8,9 +8,9 @@ from typing import Any
 
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.request import Request
 from foretoken.engine.text.detokenise import TextStream
+from foretoken.options.sampling import SamplingParams
 
 _ids = count()
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from foretoken.certify.on_models import Generate
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 
 
 def engine(salt: int = 0, tilt: float = 0.0) -> Generate:

@@ -10,12 +10,12 @@ from unittest import mock
 import torch
 
 from foretoken.core.protocols import Drafter, Verifier
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_runner as draft_runner
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelved
 from helpers.heads import shelved_head
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foretoken import zoo
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.zoo_llms import PROMPTS, with_config
 
 CONFIG = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}

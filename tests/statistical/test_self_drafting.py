@@ -20,7 +20,6 @@ from foretoken.core.draft import NO_DRAFT, Draft, ResumePoint, Sampled
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_vocabulary import DraftVocabulary
@@ -36,6 +35,7 @@ from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.ratio import RatioVerifier
 from helpers.adapters import shelf
 from helpers.golden import Session

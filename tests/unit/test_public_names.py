@@ -32,7 +32,7 @@ def run(code: str) -> str:
 def test_public_names_are_exactly_these():
     assert foretoken.__all__ == ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
     assert foretoken.LLM.__module__ == "foretoken.engine.llm"
-    assert foretoken.SamplingParams.__module__ == "foretoken.core.sampling"
+    assert foretoken.SamplingParams.__module__ == "foretoken.options.sampling"
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", foretoken.__version__)
     assert set(foretoken.__all__) <= set(dir(foretoken))
 

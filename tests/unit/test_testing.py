@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import AlwaysWrong, EvenlySpoilt, Oracle, Random, Recorder, Scripted, ScriptRule, Stub
 from helpers.zoo_llms import PROMPTS, greedy, ids, prompt_ids, target, truth, with_drafter
 

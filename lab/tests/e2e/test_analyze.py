@@ -113,7 +113,7 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--seed -1", "seed=-1"),
         ("--model zoo:bse", "did you mean 'base'"),
         ("--draft-model ./nowhere", "there is no such folder"),
-        ("--dtype float99", "unknown dtype"),
+        ("--dtype float99", "dtype='float99' is unknown"),
         ("--suite missing.jsonl", "missing.jsonl"),
         ("--suite bad.jsonl", "needs 'prompt' or 'turns'"),
         ("--out nowhere/out.json", "there is no folder nowhere"),

@@ -137,7 +137,7 @@ def folder(tmp_path, monkeypatch):
         ("--task json --method ngram --draft-model zoo:draft", "does not go with method 'ngram'"),
         ("--task json --set novalue", "key=value"),
         ("--task json --model zoo:bse", "did you mean 'base'"),
-        ("--task json --dtype float99", "unknown dtype"),
+        ("--task json --dtype float99", "dtype='float99' is unknown"),
         ("--task json --save-outputs nowhere/out.jsonl", "there is no folder nowhere"),
         ("--task json --against missing.jsonl", "missing.jsonl: no such file"),
         ("--task json --against other.jsonl", "needs the field 'task'"),

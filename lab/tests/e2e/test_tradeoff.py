@@ -164,7 +164,7 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--repeats 0", "--repeats"),
         ("--max-tokens 0", "max_tokens=0"),
         ("--seed -1", "seed=-1"),
-        ("--dtype float99", "unknown dtype"),
+        ("--dtype float99", "dtype='float99' is unknown"),
         ("--out no/out.json", "there is no folder no"),
         ("--picture no/out.png", "there is no folder no"),
         ("--picture out.pdf", "ends in .png"),

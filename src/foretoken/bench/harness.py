@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt
+from foretoken.options.sampling import SamplingParams
 
 BASELINE = "none"
 _WARM_UP_PROMPTS = 2

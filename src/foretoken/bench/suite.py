@@ -17,8 +17,8 @@ from typing import Any
 
 from foretoken.bench.harness import Method
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import BUNDLED_SUITE, Prompt, read_prompts
+from foretoken.options.sampling import SamplingParams
 
 SUITES = (
     "entropy_adaptive",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from foretoken import catalog
@@ -29,8 +30,11 @@ from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
 from foretoken.core.threads import one_thread
 from foretoken.engine.recipe import BEST_OF_TREES
+from foretoken.options.model import ModelOptions
 
 _NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe says otherwise
+
+_IN_FLOAT32 = ModelOptions(dtype="float32")
 
 
 def certify(
@@ -38,12 +42,9 @@ def certify(
     settings: Mapping[str, Any] | None = None,
     *,
     model: str = "zoo:base",
-    dtype: str = "float32",
-    kv_cache_dtype: str = "auto",
-    revision: str | None = None,
+    loading: ModelOptions = _IN_FLOAT32,
     quick: bool = False,
     progress: Callable[[str], None] | None = None,
-    **placement: Any,
 ) -> Certificate:
     """Prove what a recipe promises, or show where it fails.
 
@@ -51,11 +52,9 @@ def certify(
         method: name of the drafter.
         settings: the other keys of ``speculative_config``.
         model: the real model.
-        dtype, kv_cache_dtype: it is loaded in; of "int8" and "int4" the promise is about the rounded model.
-        revision: of a hub id: a branch, a tag or a commit.
+        loading: how it is loaded; with dtype "int8" or "int4" the promise is about the rounded model.
         quick: fewer models, prompts and samples: the same parts with less power.
         progress: called with a line before each part.
-        placement: ``device``, ``max_model_len`` and ``trust_remote_code`` of :class:`~foretoken.LLM`.
     Raises:
         ConfigError: the recipe cannot be built, or promises nothing that could be proved.
     """
@@ -65,9 +64,8 @@ def certify(
     say = progress or (lambda line: None)
     settings = dict(settings or {})
     _check_lossless(method, settings)
-    say(f"loading {model} in {dtype}")
-    loaded_in: dict[str, Any] = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "revision": revision, **placement}
-    plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **loaded_in)
+    say(f"loading {model} in {loading.dtype}")
+    plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **asdict(loading))
     check_room(plain_llm, quick=quick)
     # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
@@ -109,12 +107,14 @@ def certify(
         sections.append(same_stream(plain, speculative, quick=quick))
     if method != "none":
         sections.append(drafts(drafted))
-    certified = str(model) if revision is None else f"{model} at {revision}"
-    certified += "" if dtype == "float32" else f" in {dtype}"
+    certified = str(model) if loading.revision is None else f"{model} at {loading.revision}"
+    certified += "" if loading.dtype == "float32" else f" in {loading.dtype}"
+    if loading.kv_cache_dtype != "auto":
+        certified += f", keys and values in {loading.kv_cache_dtype}"
     return Certificate(
         method,
         settings,
-        certified if kv_cache_dtype == "auto" else f"{certified}, keys and values in {kv_cache_dtype}",
+        certified,
         recipe.promise,
         quick,
         tuple(sections),

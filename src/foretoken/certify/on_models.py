@@ -10,7 +10,7 @@ from foretoken.certify.certificate import Section
 from foretoken.certify.recipe_law import Choosy, HashedStops, text_law
 from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 
 ROUNDING = 1e-5
 """Of an enumeration on real models: their rows differ in the last bits where the fused decoder does not compute them.

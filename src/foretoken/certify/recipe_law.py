@@ -38,13 +38,13 @@ from foretoken.core.laws import Laws
 from foretoken.core.needs import Needs
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
 from foretoken.core.randomness import Streams, mix64
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.llm import LLM
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.engine.step import Engine
+from foretoken.options.sampling import SamplingParams
 
 _SLOTS = 32
 _BIAS = 60.0  # logits added to the tokens of the texts; beside them top_k leaves nothing

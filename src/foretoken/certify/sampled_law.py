@@ -8,7 +8,7 @@ from typing import Any
 from foretoken.certify.certificate import ALPHA, Section
 from foretoken.certify.on_models import SETTINGS, Generate
 from foretoken.certify.statistics import detectable_distance, homogeneity
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 
 LOOKS = (250, 500, 1000, 2000)  # requests an arm at each look
 QUICK_LOOKS = (100, 330)

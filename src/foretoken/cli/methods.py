@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 import shutil
 import textwrap
 from typing import Annotated, Any
@@ -15,6 +13,7 @@ from foretoken import catalog
 from foretoken.cli.shared.console import emit, emit_json
 from foretoken.cli.shared.options import Verbose
 from foretoken.core.errors import ConfigError
+from foretoken.options.tables import rows_of
 
 _HEADINGS = {
     "drafter": "drafters (--method NAME): they propose tokens",
@@ -91,7 +90,7 @@ def _list_all(json: bool) -> None:
         emit(heading)
         for entry in catalog.entries(kind):
             mark = "*" if entry.name in _FIRST and kind == "drafter" else " "
-            details = f"{entry.promise}; needs {entry.needs}; weights: {entry.weights}; {entry.paper}"
+            details = f"{entry.promise}; needs {entry.needs}; weights: {entry.weights}; {entry.cited}"
             emit(f"{mark} {entry.name:12} {entry.summary}")
             emit(textwrap.fill(details, width, initial_indent=" " * 15, subsequent_indent=" " * 15))
         emit("")
@@ -110,13 +109,13 @@ def _find(name: str) -> list[catalog.Entry]:
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(entry) if field.name not in ("target", "training")]
+    names = [field.name for field in dataclasses.fields(entry) if field.name not in ("target", "training", "guarantee")]
     return {name: getattr(entry, name) for name in names}
 
 
 def _describe(entry: catalog.Entry) -> dict[str, Any]:
     method = entry.load()
-    options = config_options(method.Config)
+    options = rows_of(method.Config)
     if entry.kind == "plan":
         options = [{**option, "name": f"{method.settings_key}.{option['name']}"} for option in options]
     if entry.kind == "drafter":
@@ -124,42 +123,3 @@ def _describe(entry: catalog.Entry) -> dict[str, Any]:
         for common in _COMMON_OPTIONS:
             options.append({**common, "default": own} if own and common["name"] == "verifier" else common)
     return {**_public(entry), "options": options}
-
-
-def config_options(config: type | None) -> list[dict[str, Any]]:
-    """The options of a method: the fields of its Config, with the help that its docstring gives them.
-
-    Returns:
-        objects with ``name``, ``type``, ``default`` ("required" if there is none) and ``help``.
-    """
-    if config is None or not dataclasses.is_dataclass(config):
-        return []
-    helps = attribute_helps(inspect.getdoc(config) or "")
-    options = []
-    for field in dataclasses.fields(config):
-        default: Any = "required"
-        if field.default is not dataclasses.MISSING:
-            default = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-        options.append({"name": field.name, "type": kind, "default": default, "help": helps.get(field.name, "")})
-    return options
-
-
-def attribute_helps(doc: str) -> dict[str, str]:
-    """The ``Attributes:`` section of a Google-style docstring, as name -> help in one line."""
-    helps: dict[str, str] = {}
-    inside = False
-    current = None
-    for line in doc.splitlines():
-        if re.fullmatch(r"(Attributes|Args):", line.strip()):
-            inside = True
-        elif inside and line.strip() and not line.startswith(" "):
-            break  # the next section
-        elif inside and (start := re.match(r" {4}(\w+)(?: \([^)]*\))?: *(.*)", line)):
-            current = start.group(1)
-            helps[current] = start.group(2).strip()
-        elif inside and current and line.strip():
-            helps[current] += " " + line.strip()
-    return helps

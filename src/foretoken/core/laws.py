@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.constraint import Constraint
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from foretoken.options.sampling import SamplingParams
 
 _CANDIDATES = 512  # top-p looks at so many tokens before it looks at the whole vocabulary
 _SELECT_FROM = 16_384  # tokens from which it looks at all of them at once

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -19,10 +19,12 @@ from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
+
+if TYPE_CHECKING:
+    from foretoken.options.sampling import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, InputError, nearest
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.readers import open_bytes
+from foretoken.options.sampling import SamplingParams
 
 BUNDLED_SUITE = Path(__file__).resolve().parent / "prompts.jsonl"
 NO_CATEGORY = "uncategorised"
@@ -202,13 +202,11 @@ def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]
                 "leave it out"
             )
     asked = {key: record[key] for key in record if key in _PARAMS} if requests else {}
-    if isinstance(bias := asked.get("logit_bias"), dict):  # keys in JSON are texts
-        asked["logit_bias"] = {int(key) if key.isdecimal() else key: value for key, value in bias.items()}
     try:
-        SamplingParams.from_dict(asked)
+        params = SamplingParams.from_dict(asked)
     except ConfigError as error:
         raise InputError(f"{place}: {error}") from None
-    return asked
+    return {name: getattr(params, name) for name in asked}
 
 
 def _conversation(messages: Any, place: str) -> tuple[dict[str, Any], ...]:

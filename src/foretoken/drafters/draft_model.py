@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from foretoken.core.draft import (
     TopThenSampled,
     WithoutReplacement,
 )
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import gumbel
@@ -33,10 +34,11 @@ from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import check_numbers
-from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
+from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import DTYPES
 from foretoken.models.quantised.rounding import SCHEMES
+from foretoken.options.option import Checked, Option
 
 _LAW_OF: dict[str, type[Law]] = {
     "chain": Sampled,
@@ -78,49 +80,48 @@ class ModelDrafter(DraftRunner):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of drafting with a model.
+    class Config(Checked):
+        """Options of drafting with a model."""
 
-        Attributes:
-            model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
-                For zoo:base it need not be named: zoo:draft.
-            tree: shape and law of the draft: 'chain'; 'coupled', a chain drawn with the noise of the 'match' verifier,
-                which then accepts more and keeps a seed's tokens; 'topk', a tree of the most probable continuations;
-                'reranked', of all that such a tree of any depth records, the best nodes;
-                or a tree of drawn children (a chain at temperature 0): 'sampled' independently,
-                'sampled_without_replacement', 'top_then_sampled' (greedy draft sampling) or 'hub' (SpecHub's pairs).
-                None: a chain, or the tree that the verifier and ``num_drafts`` ask for.
-            num_drafts: children per expanded node, and nodes expanded per level, of a tree; None: 3, of a hub tree 2.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md); None: all.
-            dtype: of the draft model, float32, bfloat16 or float16, or int8 or int4, which round it when it is loaded:
-                drafts take less time, and the text stays the target's; None: the target's.
-        """
+        model: Annotated[str, DRAFT_CHECKPOINT]
+        tree: Annotated[
+            str | None,
+            Option(
+                "Shape and distribution of the draft; None: a chain, or the tree that the verifier and num_drafts ask "
+                "for.",
+                choices=tuple(_LAW_OF),
+                more="`chain`; `coupled`: a chain drawn with the noise of the `match` verifier, which then accepts "
+                "more and keeps a seed's tokens; `topk`: a tree of the most probable continuations; `reranked`: "
+                "the best nodes of all that such a tree of any depth records; or a tree of drawn children (a "
+                "chain at temperature 0): `sampled` independently, `sampled_without_replacement`, "
+                "`top_then_sampled` (greedy draft sampling), `hub` (SpecHub's pairs).",
+            ),
+        ] = None
+        num_drafts: Annotated[
+            int | None,
+            Option(
+                "Of a tree: children per expanded node, and nodes expanded per level; None: 3, of a hub tree 2.",
+                least=1,
+                most=64,
+            ),
+        ] = None
+        draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
+        dtype: Annotated[
+            str | None,
+            Option(
+                "Of the draft model; int8 and int4 round it: drafts take less time, and the text stays the target's; "
+                "None: the target's.",
+                choices=_DTYPES,
+            ),
+        ] = None
 
-        model: str
-        tree: str | None = None
-        num_drafts: int | None = None
-        draft_vocab: str | None = None
-        dtype: str | None = None
-
-        def __post_init__(self) -> None:
-            if not isinstance(self.model, str) or not self.model:
-                raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
-            if self.tree is not None and self.tree not in _LAW_OF:
-                raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(_LAW_OF)}")
-            draft_vocabulary.check_option(self.draft_vocab)
-            if self.dtype is not None and self.dtype not in _DTYPES:
-                raise ConfigError(f"dtype={self.dtype!r}: {nearest(str(self.dtype), _DTYPES)}")
+        def check_together(self) -> None:
             count = self.num_drafts
-            if count is None:
-                return
-            if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 64:
-                raise ConfigError(f"num_drafts={count!r} must be an integer between 1 and 64")
-            if self.tree in _CHAINS and count > 1:
+            if self.tree in _CHAINS and count is not None and count > 1:
                 raise ConfigError(
                     f"num_drafts={count} with tree='{self.tree}': a chain has one token per position; leave one out"
                 )
-            if self.tree == "hub" and count != 2:
+            if self.tree == "hub" and count not in (None, 2):
                 raise ConfigError(f"num_drafts={count} with tree='hub': SpecHub draws pairs; use 2 or leave it out")
 
         def suited_to(self, verifier: Verifier | None) -> ModelDrafter.Config:

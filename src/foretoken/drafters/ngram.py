@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
@@ -19,6 +19,7 @@ from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import TokenTree
 from foretoken.drafters.agreement import AgreementRates
+from foretoken.options.option import Checked, Option
 
 _LONGEST_AGREEMENT = 32  # looking further back would not tell more
 _LONGEST = 256  # tokens of an n-gram
@@ -60,28 +61,28 @@ class NgramDrafter(Drafter):
     branches = False
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of prompt lookup.
+    class Config(Checked):
+        """Options of prompt lookup."""
 
-        Attributes:
-            prompt_lookup_max: longest n-gram, in tokens, that is looked up.
-            prompt_lookup_min: shortest n-gram that is looked up if no longer one is found; 2 or more drafts less
-                often, and with better odds.
-        """
+        prompt_lookup_max: Annotated[
+            int,
+            Option(
+                "Longest n-gram, in tokens, that is looked up.",
+                least=1,
+                most=_LONGEST,
+                remedy="every length has an index of its own; method='suffix' looks up any length",
+            ),
+        ] = 4
+        prompt_lookup_min: Annotated[
+            int,
+            Option(
+                "Shortest n-gram that is looked up if no longer one is found; 2 or more drafts less often, with "
+                "better odds.",
+                least=1,
+            ),
+        ] = 1
 
-        prompt_lookup_max: int = 4
-        prompt_lookup_min: int = 1
-
-        def __post_init__(self) -> None:
-            for name in ("prompt_lookup_max", "prompt_lookup_min"):
-                value = getattr(self, name)
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ConfigError(f"{name}={value!r} must be an integer, at least 1: give a length in tokens")
-            if self.prompt_lookup_max > _LONGEST:
-                raise ConfigError(
-                    f"prompt_lookup_max={self.prompt_lookup_max} is more than {_LONGEST}, and every length has an "
-                    "index of its own: method='suffix' looks up any length"
-                )
+        def check_together(self) -> None:
             if self.prompt_lookup_min > self.prompt_lookup_max:
                 raise ConfigError(
                     f"prompt_lookup_min={self.prompt_lookup_min} is greater than "

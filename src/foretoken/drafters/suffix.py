@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
@@ -23,6 +23,7 @@ from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
 from foretoken.drafters.suffix_automaton import SuffixAutomaton
+from foretoken.options.option import Checked, Option
 
 # what a context has shown so far: it went on once; several times in the same way; in several ways
 _ONCE, _SAME, _VARIED = range(3)
@@ -52,44 +53,39 @@ class SuffixDrafter(Drafter):
     branches = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of the suffix drafter.
+    class Config(Checked):
+        """Options of the suffix drafter."""
 
-        Attributes:
-            min_match: shortest context, in tokens, that is drafted from.
-            max_match: longest context, in tokens; a longer one is cut. It bounds the work per token.
-            min_score: nodes that stand with less than this estimated probability are left out; 0 drafts the full
-                budget.
-            max_branching: continuations at most that are tried after one node, most frequent first.
-            tree: draft a tree; false drafts a chain of the most frequent continuations.
-        """
+        min_match: Annotated[int, Option("Shortest context, in tokens, that is drafted from.", least=1)] = 1
+        max_match: Annotated[
+            int,
+            Option(
+                "Longest context, in tokens; a longer one is cut. It bounds the work per token.",
+                least=1,
+                most=LONGEST_MATCH,
+                remedy="every length has a rate of its own",
+            ),
+        ] = 16
+        min_score: Annotated[
+            float,
+            Option(
+                "Nodes with a lower estimated probability of acceptance are left out; 0 drafts the full budget.",
+                least=0,
+                below=1,
+                remedy="use 0 to keep every node",
+            ),
+        ] = 0.05
+        max_branching: Annotated[
+            int, Option("Continuations that are tried after one node, at most; most frequent first.", least=1)
+        ] = 4
+        tree: Annotated[bool, Option("Draft a tree; false drafts a chain of the most frequent continuations.")] = True
 
-        min_match: int = 1
-        max_match: int = 16
-        min_score: float = 0.05
-        max_branching: int = 4
-        tree: bool = True
-
-        def __post_init__(self) -> None:
-            for name in ("min_match", "max_match", "max_branching"):
-                value = getattr(self, name)
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ConfigError(f"{name}={value!r} must be an integer, at least 1: give a number of tokens")
-            if self.max_match > LONGEST_MATCH:
-                raise ConfigError(
-                    f"max_match={self.max_match} is more than {LONGEST_MATCH}, and every length has a rate of its own: "
-                    "lower it"
-                )
+        def check_together(self) -> None:
             if self.min_match > self.max_match:
                 raise ConfigError(
                     f"min_match={self.min_match} is greater than max_match={self.max_match}: "
                     "lower one or raise the other"
                 )
-            score = self.min_score
-            if not isinstance(score, (int, float)) or isinstance(score, bool) or not 0.0 <= score < 1.0:
-                raise ConfigError(f"min_score={score!r} must be a probability in [0, 1): use 0 to keep every node")
-            if not isinstance(self.tree, bool):
-                raise ConfigError(f"tree={self.tree!r} must be true or false: use false for a chain")
 
     def __init__(self, config: Config, target: Any = None) -> None:
         del target

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -38,6 +39,13 @@ from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.models.prefill import CHUNK_ROWS, prefill
+from foretoken.options.option import Option
+
+DRAFT_CHECKPOINT = Option(
+    "The draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target. For zoo:base it need "
+    "not be named: zoo:draft."
+)
+"""Of drafters that have a model of their own."""
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 
@@ -123,7 +131,7 @@ class DraftRunner(Drafter, ABC):
         target: LanguageModel,
         *,
         top: int = 1,
-        draft_vocab: str | None = None,
+        draft_vocab: str | Path | None = None,
         dtype: str | None = None,
     ) -> None:
         dtype = dtype or str(target.dtype).removeprefix("torch.")

@@ -27,6 +27,7 @@ from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import write_whole
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Option
 
 if TYPE_CHECKING:
     pass
@@ -179,14 +180,11 @@ class DraftVocabulary:
             )
 
 
-def check_option(given: Any) -> None:
-    """Refuse what no ``draft_vocab`` can be.
-
-    Raises:
-        ConfigError: it is not None and no name of a folder.
-    """
-    if given is not None and (not isinstance(given, str | Path) or not str(given)):
-        raise ConfigError(f"draft_vocab={given!r} must be a folder of 'foretoken calibrate vocabulary'")
+OPTION = Option(
+    "A folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted (docs/methods/vocabtrim.md), "
+    "with rows of the target's head; None: all that the drafter scores."
+)
+"""Of drafters that can do with a part of the vocabulary."""
 
 
 def find(given: str | Path | None, model: LanguageModel) -> DraftVocabulary | None:

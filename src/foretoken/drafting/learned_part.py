@@ -30,6 +30,7 @@ from foretoken.core.files import write_whole
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.grown import Origin, origin_of
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Option
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
@@ -60,6 +61,9 @@ class LearnedConfig:
             if not isinstance(getattr(self, name), str | None):
                 raise ValueError(f"{name}={getattr(self, name)!r}")
 
+
+FOLDER = Option("A folder of `foretoken train`; None: the one beside the target's weights.")
+"""Of drafters that have learned something."""
 
 _OWNERS = frozenset(each.name for each in fields(LearnedConfig))
 

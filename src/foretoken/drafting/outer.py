@@ -11,38 +11,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from foretoken.core.draft import NO_DRAFT, Coupled, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Needs
 from foretoken.core.protocols import Drafter, Features
+from foretoken.options.option import Checked, Option
 
 _GIVEN = ("model", "head", "draft_vocab")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OuterOptions:
-    """Options of every such drafter.
+class OuterOptions(Checked):
+    """Options of every such drafter."""
 
-    Attributes:
-        drafter: the inner method.
-        model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
-        head: its trained head, if it takes one; None: the one beside the target.
-        draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
-        coupled: a draft model draws its chain with the noise of 'match', so that a seed's tokens stay what they are;
-            None: by the verifier.
-    """
-
-    drafter: str = "draft_model"
-    model: str | None = None
-    head: str | None = None
-    draft_vocab: str | None = None
-    coupled: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.coupled is not None and not isinstance(self.coupled, bool):
-            raise ConfigError(f"coupled={self.coupled!r} must be true or false, or left out")
+    drafter: Annotated[str, Option("The inner method.")] = "draft_model"
+    model: Annotated[
+        str | None,
+        Option("Its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id."),
+    ] = None
+    head: Annotated[
+        str | Path | None, Option("Its trained head, if it takes one; None: the one beside the target.")
+    ] = None
+    draft_vocab: Annotated[str | Path | None, Option("Its draft vocabulary, if it takes one; None: all tokens.")] = None
+    coupled: Annotated[
+        bool | None,
+        Option(
+            "A draft model draws its chain with the noise of `match`, so that a seed's tokens stay what they are; "
+            "None: by the verifier."
+        ),
+    ] = None
 
     def check_drafter(self, *refused: str) -> None:
         """Refuse what cannot be inside, by name.

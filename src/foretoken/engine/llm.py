@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.core.errors import ConfigError, InputError, nearest
+from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.importing import collector_at_rest
-from foretoken.core.plain import fitted, misspelt, plain
-from foretoken.core.sampling import SamplingParams
-from foretoken.engine.intake import limits
-from foretoken.engine.intake.checkpoint_defaults import CHOICES, CheckpointDefaults
+from foretoken.core.plain import fitted, misspelt
+from foretoken.engine.intake.checkpoint_defaults import CheckpointDefaults
 from foretoken.engine.intake.progress import shown
 from foretoken.engine.intake.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
-from foretoken.engine.intake.vllm_options import DTYPES, absent, arguments, check_options
+from foretoken.engine.intake.vllm_options import absent, arguments, check_options
+from foretoken.options.model import EngineOptions, ModelOptions
+from foretoken.options.sampling import SamplingParams
 
 # What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
 # are checked before.
@@ -31,9 +31,6 @@ __all__ = ["LLM", "Messages", "Prompt"]
 
 log = logging.getLogger(__name__)
 
-MAX_NUM_SEQS = 16
-PREFIX_BYTES = 2**30  # of the cache of keys and values, where prefixes are kept
-
 
 class LLM:
     """A target model with a recipe for speculative decoding.
@@ -45,25 +42,11 @@ class LLM:
         speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive), ``executor``
             ("serial", "pearl" or "auto") and the method's own options; None is plain decoding. ``foretoken methods``
             lists methods and verifiers, which may also be instances of your own.
-        dtype: "auto", "float32", "bfloat16", "float16"; "int8" and "int4" round the weights.
-        device: "auto", "cpu", "cuda", "cuda:N".
-        threads: CPU threads for torch; None leaves torch's choice. It is a setting of the process.
-        max_model_len: longest sequence, prompt included; None takes the model's limit.
-        max_num_seqs: requests that run at once, at most; None: 16.
-        max_rows_per_step: rows (tokens) of one forward, at most: prompts are fed in chunks of what is left.
-        seed: fixes the seeds of requests that bring none; None draws fresh ones.
-        generation_config: "auto": requests without params take what the checkpoint's ``generation_config.json`` asks
-            for (``default_params``), as vLLM's and transformers' do; "none": they are greedy. Requests with params
-            are as these say. One warning says what is asked for.
-        revision: of a hub id: a branch, a tag or a commit.
-        trust_remote_code: run Python code that comes with the checkpoint. It is never asked for on the terminal.
-        kv_cache_dtype: "auto" keeps keys and values in the model's dtype; "int8" in codes of 8 bits, a scale for each
-            head and token: half the memory (of float32 a quarter), and a model of its own (docs/quantised.md). On a
-            CPU, for models that the fused decoder computes.
-        enable_prefix_caching: what a request has read is kept, and not read again for a prompt that begins alike
-            (engine/prefixes.py). The text is the same; the time to the first token is not, so measurements leave it
-            off, as None does. Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
-        prefix_cache_bytes: the cache of keys and values is not made larger than this for that purpose.
+        dtype, kv_cache_dtype, revision, trust_remote_code, max_model_len, device, threads: how the checkpoint is
+            loaded, see :class:`~foretoken.options.model.ModelOptions`.
+        max_num_seqs, max_rows_per_step, seed, generation_config, enable_prefix_caching, prefix_cache_bytes: of the
+            engine, see :class:`~foretoken.options.model.EngineOptions`. Recipes that cannot reuse prefixes
+            (``recipe.reuses_prefixes``) do not.
         others: options of vLLM's ``LLM`` that ask for what is so here (``tensor_parallel_size=1``); one line of the log
             names them, and every other is refused (engine/intake/vllm_options.py).
     Raises:
@@ -77,51 +60,47 @@ class LLM:
         model: str | Path,
         *,
         speculative_config: Mapping[str, Any] | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
-        threads: int | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = MAX_NUM_SEQS,
-        max_rows_per_step: int = 512,
-        seed: int | None = None,
-        generation_config: str = "auto",
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        kv_cache_dtype: str = "auto",
-        enable_prefix_caching: bool | None = False,
-        prefix_cache_bytes: int = PREFIX_BYTES,
+        dtype: str = ModelOptions.dtype,
+        kv_cache_dtype: str = ModelOptions.kv_cache_dtype,
+        revision: str | None = ModelOptions.revision,
+        trust_remote_code: bool = ModelOptions.trust_remote_code,
+        max_model_len: int | None = ModelOptions.max_model_len,
+        device: str = ModelOptions.device,
+        threads: int | None = ModelOptions.threads,
+        max_num_seqs: int | None = EngineOptions.max_num_seqs,
+        max_rows_per_step: int = EngineOptions.max_rows_per_step,
+        seed: int | None = EngineOptions.seed,
+        generation_config: str = EngineOptions.generation_config,
+        enable_prefix_caching: bool | None = EngineOptions.enable_prefix_caching,
+        prefix_cache_bytes: int = EngineOptions.prefix_cache_bytes,
         **others: Any,
     ) -> None:
         check_options(others, [name for name in inspect.signature(LLM).parameters if name != "others"])
-        max_num_seqs = MAX_NUM_SEQS if max_num_seqs is None else max_num_seqs
-        limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
-        if isinstance(generation_config, str) and generation_config == "vllm":  # its name for the same
-            generation_config = "none"
-        if not isinstance(generation_config, str) or generation_config not in CHOICES:
-            raise ConfigError(f"generation_config={generation_config!r}: {nearest(str(generation_config), CHOICES)}")
-        enable_prefix_caching = False if enable_prefix_caching is None else enable_prefix_caching
-        limits.check_flags(trust_remote_code=trust_remote_code, enable_prefix_caching=enable_prefix_caching)
-        if isinstance(dtype, str):
-            dtype = DTYPES.get(dtype, dtype)
-        if threads is not None:
-            threads = limits.threads(threads)
+        engine = EngineOptions(
+            max_num_seqs=EngineOptions.max_num_seqs if max_num_seqs is None else max_num_seqs,
+            max_rows_per_step=max_rows_per_step,
+            seed=seed,
+            generation_config="none" if str(generation_config) == "vllm" else generation_config,  # its name for it
+            enable_prefix_caching=False if enable_prefix_caching is None else enable_prefix_caching,
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
+        loading = ModelOptions(
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            max_model_len=max_model_len,
+            device=device,
+            threads=threads,
+        )
         with collector_at_rest():
             from foretoken.models.load import load, use_threads  # isort: skip  (transformers' list of models comes first)
             from foretoken.engine import compose, step  # noqa: F401  (what _build imports)
 
-            use_threads(threads)
-            target = load(
-                model,
-                dtype=dtype,
-                device=device,
-                max_length=max_model_len,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                kv_cache_dtype=kv_cache_dtype,
-            )
-            defaults = _checkpoint_defaults(target) if generation_config == "auto" else SamplingParams()
-            prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
-            self._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
+            use_threads(loading.threads)
+            target = load(model, **loading.of_a_checkpoint)
+            defaults = _checkpoint_defaults(target) if engine.generation_config == "auto" else SamplingParams()
+            self._build(target, speculative_config, engine, defaults)
 
     @classmethod
     @misspelt
@@ -130,12 +109,12 @@ class LLM:
         target: LanguageModel,
         *,
         speculative_config: Mapping[str, Any] | None = None,
-        max_num_seqs: int = MAX_NUM_SEQS,
-        max_rows_per_step: int = 512,
-        seed: int | None = None,
+        max_num_seqs: int = EngineOptions.max_num_seqs,
+        max_rows_per_step: int = EngineOptions.max_rows_per_step,
+        seed: int | None = EngineOptions.seed,
         default_params: SamplingParams | None = None,
-        enable_prefix_caching: bool = False,
-        prefix_cache_bytes: int = PREFIX_BYTES,
+        enable_prefix_caching: bool = EngineOptions.enable_prefix_caching,
+        prefix_cache_bytes: int = EngineOptions.prefix_cache_bytes,
     ) -> LLM:
         """A recipe over a target that is loaded already: weights are shared, the cache is its own.
 
@@ -154,39 +133,32 @@ class LLM:
         if not isinstance(odd, LanguageModel):
             remedy = "LLM(...) loads a model by its name" if isinstance(odd, (str, Path)) else "give an LLM's .target"
             raise ConfigError(f"target must be a loaded model, not {type(odd).__name__}: {remedy}")
-        limits.check_engine(max_num_seqs, max_rows_per_step, seed, prefix_cache_bytes)
-        limits.check_flags(enable_prefix_caching=enable_prefix_caching)
+        engine = EngineOptions(
+            max_num_seqs=max_num_seqs,
+            max_rows_per_step=max_rows_per_step,
+            seed=seed,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
         if default_params is not None and not isinstance(default_params, SamplingParams):
             raise ConfigError(f"default_params must be SamplingParams, not {type(default_params).__name__}")
         llm = cls.__new__(cls)
-        defaults = default_params or SamplingParams()
-        prefix_bytes = prefix_cache_bytes if enable_prefix_caching else None
-        llm._build(target, speculative_config, max_num_seqs, max_rows_per_step, seed, defaults, prefix_bytes)
+        llm._build(target, speculative_config, engine, default_params or SamplingParams())
         return llm
 
     @misspelt
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
-        return LLM.from_target(
-            self.target,
-            speculative_config=speculative_config,
-            max_num_seqs=self.max_num_seqs,
-            max_rows_per_step=self.max_rows_per_step,
-            seed=self._seed,
-            default_params=self.default_params,
-            enable_prefix_caching=self._prefix_bytes is not None,
-            prefix_cache_bytes=self._prefix_bytes or PREFIX_BYTES,
-        )
+        llm = LLM.__new__(LLM)
+        llm._build(self.target, speculative_config, self.options, self.default_params)
+        return llm
 
     def _build(
         self,
         target: LanguageModel,
         speculative_config: Mapping[str, Any] | None,
-        max_num_seqs: int,
-        max_rows_per_step: int,
-        seed: int | None,
+        options: EngineOptions,
         default_params: SamplingParams,
-        prefix_bytes: int | None,
     ) -> None:
         from foretoken.engine import compose
         from foretoken.engine.drive import Driver
@@ -194,23 +166,24 @@ class LLM:
         from foretoken.engine.step import Engine
         from foretoken.engine.totals import Totals
 
-        # of numpy, for instance, whose integers end at 64 bits where seeds are mixed
-        max_num_seqs, max_rows_per_step, seed = map(plain, (max_num_seqs, max_rows_per_step, seed))
         self.target = target
+        self.options = options
         self.default_params = default_params
         self.tokenizer = target.tokenizer
-        self.max_num_seqs = max_num_seqs
-        self.max_rows_per_step = max_rows_per_step
+        self.max_num_seqs = options.max_num_seqs
+        self.max_rows_per_step = options.max_rows_per_step
         self.recipe = compose.build(speculative_config, target)
         self.engine = Engine(
-            target, self.recipe, max_slots=max_num_seqs, max_rows=max_rows_per_step, prefix_bytes=prefix_bytes
+            target,
+            self.recipe,
+            max_slots=options.max_num_seqs,
+            max_rows=options.max_rows_per_step,
+            prefix_bytes=options.prefix_cache_bytes if options.enable_prefix_caching else None,
         )
         self._prompts = PromptReader(target)
-        self._admission = Admission(target, self.recipe, self._prompts, seed)
+        self._admission = Admission(target, self.recipe, self._prompts, options.seed)
         self._totals = Totals()
-        self._driver = Driver(self.engine, max_num_seqs, self._totals)
-        self._seed = seed
-        self._prefix_bytes = prefix_bytes
+        self._driver = Driver(self.engine, options.max_num_seqs, self._totals)
 
     @property
     def model_config(self) -> Any:

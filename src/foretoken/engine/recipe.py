@@ -11,7 +11,7 @@ from foretoken import catalog
 from foretoken.core.draft import Draft, Evidence, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 
 BEST_OF_TREES: dict[type[Law], str] = {
     Sampled: "kseq",

@@ -12,10 +12,10 @@ from torch import Tensor
 from foretoken.core.laws import LawMaker
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.draft_length.draft_ledger import Standing
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.text.detokenise import TextStream
+from foretoken.options.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

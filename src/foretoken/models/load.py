@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from foretoken import zoo
-from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture, nearest
+from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
 from foretoken.core.files import check_name
 from foretoken.forward import attention
 from foretoken.models import grown, lora, shapes
@@ -32,11 +32,12 @@ from foretoken.models.language_model import LanguageModel, Mispacked
 from foretoken.models.quantised import folder as quantised_folder
 from foretoken.models.quantised.rounding import SCHEMES, round_weights
 from foretoken.models.text_part import text_part
+from foretoken.options.model import ModelOptions
+from foretoken.options.option import named
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_DTYPES = ("auto", "int8")
 _MOST_LAYERS = 2_000
 
 
@@ -75,14 +76,13 @@ def load(
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
     place = place_of(device)
-    if not isinstance(kv_cache_dtype, str) or kv_cache_dtype not in KV_DTYPES:
-        raise ConfigError(f"kv_cache_dtype={kv_cache_dtype!r:.60}: {nearest(str(kv_cache_dtype), KV_DTYPES)}")
+    for option, value in (("kv_cache_dtype", kv_cache_dtype), ("max_model_len", max_length)):
+        named(ModelOptions, option).check(value)
     if isinstance(dtype, str) and dtype in SCHEMES and place.type != "cpu":
         raise ConfigError(
             f"dtype='{dtype}' is computed on CPUs only, and device='{device}' is a GPU here: "
             "use device='cpu', or dtype='bfloat16'"
         )
-    _check_length(max_length)
     files = _files(name, trust_remote_code, revision)
     _check_purpose(files.config, name)
     kind = _dtype(dtype, files.config)
@@ -205,19 +205,9 @@ def place_of(device: str) -> torch.device:
     return place
 
 
-def _check_length(max_length: Any) -> None:
-    if max_length is not None and (not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 2):
-        raise ConfigError(
-            f"max_model_len={max_length!r:.60} must be an integer, at least 2; leave it out for the model's own limit"
-        )
-
-
 def _dtype(dtype: Any, config: Any) -> torch.dtype:
     """What is not quantised is loaded in; beside quantised weights, float16 becomes bfloat16."""
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str):
-        raise ConfigError(f"unknown dtype '{dtype}': give a name, for example 'auto'")
+    dtype = named(ModelOptions, "dtype").check(dtype)
     if dtype in SCHEMES:
         own = _dtype("auto", config)
         return own if own == torch.float32 else torch.bfloat16
@@ -229,8 +219,6 @@ def _dtype(dtype: Any, config: Any) -> torch.dtype:
                 quantised = found == torch.float16 and quantised_folder.settings_of(config) is not None
                 return torch.float32 if quantised else found
         return torch.float32
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype '{dtype}': {nearest(str(dtype), ['auto', *DTYPES, *SCHEMES])}")
     return DTYPES[dtype]
 
 

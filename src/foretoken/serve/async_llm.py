@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.plain import Made, fitted, misspelt
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.intake import limits
 from foretoken.engine.intake.vllm_options import absent
 from foretoken.engine.llm import LLM, Messages, Prompt
 from foretoken.engine.output import RequestOutput
 from foretoken.engine.updates import Update
+from foretoken.options.sampling import SamplingParams
 from foretoken.serve.loop import EngineLoop
 
 _ELSEWHERE = {  # what vLLM's has

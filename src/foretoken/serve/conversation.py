@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.engine.intake.prompts import OWN_VARIABLES
 from foretoken.engine.request import Request
 from foretoken.engine.text.reasoning import Thinking
 from foretoken.engine.updates import Update
+from foretoken.options.sampling import SamplingParams, StructuredOutputs
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.schema import Message
 from foretoken.serve.service import Service

@@ -11,6 +11,7 @@ from foretoken.serve.conversation import Conversation, Piece
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import (
     LOGPROBS,
+    OF_RESPONSES,
     Function,
     FunctionCall,
     InputCall,
@@ -55,13 +56,7 @@ class Response:
         choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
         effort = (body.reasoning.effort if body.reasoning else None, "reasoning.effort")
         talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs, effort)
-        sampling = Sampling(
-            model=body.model,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-        )
+        sampling = Sampling(model=body.model, **{name: getattr(body, name) for name in OF_RESPONSES})
         form = None if body.text is None else body.text.format
         scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
         if scored and (choice.tools or service.reasoning):

@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from foretoken.options.sampling import SamplingParams
+from foretoken.serve.fields import request_of
+
 
 def _a_boolean(given: Any) -> Any:
     """What a JSON boolean is: for Python 0 is False."""
@@ -32,6 +35,9 @@ _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
 _Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
 _No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+OF_RESPONSES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""Sampling parameters of /v1/responses: those that OpenAI has there."""
+
 LOGPROBS = "message.output_text.logprobs"  # what asks for them in /v1/responses
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
@@ -138,28 +144,11 @@ class Structured(Fields):
     grammar: str | None = None
 
 
-class Sampling(Ignored):
+class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # its fields are declared there
     """Fields of every way to ask. Null or left out: as the checkpoint asks, else OpenAI's default."""
 
     model: str
-    temperature: Annotated[float | None, Field(ge=0)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=-1)] = None
-    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    repetition_penalty: Annotated[float | None, Field(ge=1e-30, le=1e30)] = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: _TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    min_tokens: _Index | None = None
-    ignore_eos: bool | None = None
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
-    allowed_token_ids: Annotated[_TokenIds | None, Field(min_length=1)] = None
-    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
-    logit_bias: dict[str, float] | None = None
+    seed: Annotated[int | None, Field(description="Fix every random choice; taken modulo 2**63.")] = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -276,7 +265,6 @@ class ChatRequest(Sampling):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
@@ -424,7 +412,7 @@ class Reasoning(Fields):
     generate_summary: Any = None
 
 
-class ResponsesRequest(Ignored):
+class ResponsesRequest(request_of(SamplingParams, Ignored, OF_RESPONSES)):  # type: ignore[misc]
     """``POST /v1/responses``: stateless, text and function tools."""
 
     user: Annotated[str | None, Field(description="Ignored, and given back.")] = None
@@ -435,10 +423,6 @@ class ResponsesRequest(Ignored):
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: _Count | None = None
-    temperature: Annotated[float | None, Field(ge=0)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     stream: bool | None = None
     text: TextFormat | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -13,23 +12,19 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.text.reasoning import knows_reasoning
 from foretoken.engine.updates import Update
+from foretoken.options.option import declared
+from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
 from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, ResponsesRequest, Sampling, SchemaFormat
 from foretoken.serve.token_text import TokenText
 
-_SAME_NAME = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "min_tokens", "ignore_eos", "n"),
-    *("bad_words", "allowed_token_ids", "truncate_prompt_tokens"),
-)
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
+_DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)
 _COMPLETIONS = 128  # that one request may always ask for: the largest n
 FINGERPRINT = f"foretoken-{version('foretoken')}"
 
@@ -94,7 +89,7 @@ class Service:
         Raises:
             ApiError: 400, names the field.
         """
-        given = {name: getattr(body, name) for name in _SAME_NAME} | more
+        given = {name: getattr(body, name) for name in _DECLARED} | more
         if body.structured_outputs is not None:
             if more.get("structured_outputs") is not None:
                 message = (
@@ -102,7 +97,7 @@ class Service:
                 )
                 raise ApiError(400, message, param="structured_outputs")
             given["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
-        given |= {"seed": None if body.seed is None else body.seed % 2**63, "logit_bias": _bias(body.logit_bias)}
+        given["seed"] = None if body.seed is None else body.seed % 2**63
         try:
             return replace(self._defaults, **{name: value for name, value in given.items() if value is not None})
         except ForetokenError as error:
@@ -289,12 +284,3 @@ async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
 def new_id(kind: str) -> str:
     """An identifier that begins as OpenAI's do: by its beginning clients tell what it is of."""
     return f"{kind}{uuid.uuid4().hex}"
-
-
-def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
-    if given is None:
-        return None
-    for token in given:
-        if not _TOKEN_ID.fullmatch(token):
-            raise ApiError(400, f"logit_bias has the key '{token:.60}': token ids are meant", param="logit_bias")
-    return {int(token): value for token, value in given.items()}

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
+from foretoken.options.sampling import SamplingParams
 
 MAX_TOKENS = 64
 _TEMPLATE = 32  # tokens that a chat template may add

@@ -10,64 +10,19 @@ needs inside of ``run``. Options that several commands have are said once, in th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from foretoken.core.errors import ConfigError
+from foretoken.options.model import ModelOptions
+from foretoken.options.option import Checked, Declared, Option, declared, named
 
 if TYPE_CHECKING:
     from foretoken.train.mixture import Source
     from foretoken.train.trainer import Bounds, Report
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a field of a Config is written on the command line.
-
-    Attributes:
-        help: one line.
-        short: a second, short name with its dash.
-        name: without dashes, where it is not the field's.
-        metavar: what stands for the value in the help; empty: the type.
-        least, most: smallest and largest value, which the parser checks.
-        positive: whether the value must be more than 0.
-        says_default: whether the help shows the default; else ``help`` says it.
-    """
-
-    help: str
-    short: str = ""
-    name: str = ""
-    metavar: str = ""
-    least: int | None = None
-    most: int | None = None
-    positive: bool = False
-    says_default: bool = True
-
-    def flag(self, field: str) -> str:
-        """The long name with its dashes."""
-        return "--" + (self.name or field.replace("_", "-"))
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """One option of a command.
-
-    Attributes:
-        field: of the Config.
-        type: what its value is.
-        default: MISSING where it must be given.
-        option: its description.
-    """
-
-    field: str
-    type: Any
-    default: Any
-    option: Option
 
 
 WIDEST = 1 << 17  # channels of an MLP that may be asked for: what a slip of the hand adds to that fills the memory
@@ -79,13 +34,13 @@ DRAFT = Option("The draft checkpoint, of the target's vocabulary.", "-d", name="
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
+class Common(Checked):
     """Options that every command has; see their descriptions."""
 
     out: Annotated[Path, OUT]
-    seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0)] = 0
+    seed: Annotated[int, Option("Of weights, order and sampling.", metavar="N", least=0, most=2**63 - 1)] = 0
     device: Annotated[str, Option("auto, cpu or cuda.")] = "cpu"
-    threads: Annotated[int | None, Option("CPU threads; default: torch's own choice.", metavar="N", least=1)] = None
+    threads: Annotated[int | None, named(ModelOptions, "threads").option] = None
     as_json: Annotated[bool, Option("The record of the run as one JSON object on stdout.", name="json")] = False
     verbose: Annotated[bool, Option("Show what the libraries print, and tracebacks of internal errors.")] = False
 
@@ -132,19 +87,19 @@ class Loop(Text):
         float | None,
         Option(
             "Stop after so many minutes of training; default: the recipe's 30 to 120, or none with --tokens.",
-            positive=True,
+            above=0,
         ),
     ] = None
-    tokens: Annotated[int | None, Option("Stop after so many tokens; default: no such bound.", positive=True)] = None
+    tokens: Annotated[int | None, Option("Stop after so many tokens; default: no such bound.", above=0)] = None
     checkpoint_every: Annotated[
         float | None,
         Option(
             "Seconds of training between two checkpoints; default: 120.",
             metavar="SECONDS",
-            positive=True,
+            above=0,
         ),
     ] = None
-    rate: Annotated[float, Option("Factor on the recipe's learning rates.", positive=True)] = 1.0
+    rate: Annotated[float, Option("Factor on the recipe's learning rates.", above=0)] = 1.0
 
     def bounds(self, default: Bounds) -> Bounds:
         """When a run ends: as the options say, or as the recipe does."""
@@ -230,26 +185,10 @@ class Command:
     say: Callable[[dict[str, Any], Path], list[str]]
 
 
-def options(config: type[Common]) -> Iterator[Described]:
+def options(config: type[Common]) -> Iterator[Declared]:
     """The options of a Config: its own ones first, then the shared ones, :class:`Common` last."""
-    hints = get_type_hints(config, include_extras=True)
-    by_name = {each.name: each for each in fields(config)}
-    order = dict.fromkeys(name for each in config.__mro__ for name in get_annotations(each))
-    required = [name for name in order if by_name[name].default is MISSING]
+    by_name = {each.name: each for each in declared(config)}
+    order = dict.fromkeys(name for each in config.__mro__ for name in get_annotations(each) if name in by_name)
+    required = [name for name in order if by_name[name].required]
     for name in dict.fromkeys([*required, *order]):
-        kind, option = get_args(hints[name])
-        yield Described(name, kind, by_name[name].default, option)
-
-
-def check_positive(config: Common) -> None:
-    """Refuse 0, less, what is not a number and what never ends, where that makes no sense, and a seed that is none.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    for each in options(type(config)):
-        value = getattr(config, each.field)
-        if each.field == "seed" and value >= 2**63:
-            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be below 2**63")
-        if each.option.positive and value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{each.option.flag(each.field)} {value}: must be more than 0, and finite")
+        yield by_name[name]

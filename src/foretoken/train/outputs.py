@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import InputError
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.documents import BOS, EOS
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.mixture import Source, is_held_out
 from foretoken.train.rendering import beginning
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.data import documents as doc
 from foretoken.data.reflection import BACK, INSTRUCTION, PREFIX
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.mixture import Source
 from foretoken.train.objectives import AnswersFirst, weighted_loss
 from foretoken.train.rendering import encoder

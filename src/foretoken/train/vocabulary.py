@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.outputs import LONGEST_OPENING, opening
 from foretoken.train.rendering import beginning, encoder
 from foretoken.train.replies import Replies

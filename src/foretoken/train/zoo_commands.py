@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Command, Judged, Loop, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import Command, Judged, Loop, Session
 from foretoken_lab.recipes import NAMES
 
 
@@ -47,7 +48,7 @@ class BaseConfig(Compiling):
     start: Annotated[
         str | None, Option("zoo:NAME or folder whose weights to start from; default: the recipe's.", name="from")
     ] = None
-    seed: Annotated[int, Option("Of weights, order and masks.", metavar="N", least=0)] = 0
+    seed: Annotated[int, Option("Of weights, order and masks.", metavar="N", least=0, most=2**63 - 1)] = 0
 
     @property
     def place(self) -> Path:
@@ -78,7 +79,7 @@ class DraftConfig(Compiling, Judged):
     ] = "kl"
     own_words: Annotated[float, Option("Share of the text that the target writes itself.")] = 0.75
     on_policy: Annotated[float, Option("Share of the text that the draft in training writes.")] = 0.0
-    num_drafts: Annotated[int, Option("Chain length to judge by.", name="num-speculative-tokens", positive=True)] = 6
+    num_drafts: Annotated[int, Option("Chain length to judge by.", name="num-speculative-tokens", above=0)] = 6
 
 
 def train_base(config: BaseConfig, session: Session) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from foretoken.core.distortion import divergence
 from foretoken.core.draft import GreedyLaws, Law, Sampled
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Knob, Needs
+from foretoken.options.option import Option
 from foretoken.verifiers.exact_or_member import ExactOrMember
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -35,25 +36,26 @@ class KlThresholdVerifier(ExactOrMember):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of the divergence threshold.
+        """Options of the divergence threshold."""
 
-        Attributes:
-            max_kl: in nats; where KL(p, q) is at most this, a token stands untested. At least 0.
-            max_confidence: the exact test alone counts where the target's most probable token has more than this; in
-                [0, 1]. 1: nowhere.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        max_kl: float = 0.3
-        max_confidence: float = 0.9
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            value = self.max_kl
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1e6:
-                raise ConfigError(f"max_kl={value!r} must be nats in [0, 1e6]: 0 is exact, more accepts more")
-            self.check_share("max_confidence", "1 compares the laws everywhere, 0 nowhere")
+        max_kl: Annotated[
+            float,
+            Option(
+                "A token is accepted untested where KL(p, q) is at most this, in nats.",
+                least=0,
+                most=1e6,
+                remedy="0 is exact, more accepts more",
+            ),
+        ] = 0.3
+        max_confidence: Annotated[
+            float,
+            Option(
+                "The exact test alone counts where the target's most probable token has more than this; 1: nowhere.",
+                least=0,
+                most=1,
+                remedy="1 compares the distributions everywhere, 0 nowhere",
+            ),
+        ] = 0.9
 
     config: Config
 

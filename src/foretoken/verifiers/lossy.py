@@ -13,19 +13,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from foretoken.core.distortion import Account, Spent, divergence, total_variation
 from foretoken.core.draft import Draft, GreedyLaws, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
+from foretoken.options.option import Checked, Option
 from foretoken.verifiers import recursive
 from foretoken.verifiers.walk import Pick, Siblings
 
@@ -33,30 +33,19 @@ Step = Callable[[int, Siblings, Siblings], Pick]  # node, its children, their to
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossyConfig:
-    """Options of every lossy rule.
+class LossyConfig(Checked):
+    """Options of every lossy rule."""
 
-    Attributes:
-        max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None: no
-            bound, 0: exact.
-    """
-
-    max_distortion: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_distortion is not None:
-            self.check_share("max_distortion", "leave it out for no bound, use 0 for exact verification")
-
-    def check_share(self, name: str, remedy: str) -> None:
-        """Refuse a field that is not a number in [0, 1].
-
-        Raises:
-            ConfigError: it is not.
-        """
-        value = getattr(self, name)
-        # NaN fails the comparison
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1.0:
-            raise ConfigError(f"{name}={value!r} must be a number in [0, 1]: {remedy}")
+    max_distortion: Annotated[
+        float | None,
+        Option(
+            "Budget: mean total variation per token at most, of every prefix of a request's output; None: no bound, "
+            "0: exact.",
+            least=0,
+            most=1,
+            remedy="leave it out for no bound, use 0 for exact verification",
+        ),
+    ] = None
 
 
 class BudgetedVerifier(Verifier, ABC):

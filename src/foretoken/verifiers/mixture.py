@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from foretoken.core.needs import Declared, Knob
 from foretoken.core.randomness import Streams
+from foretoken.options.option import Option
 from foretoken.verifiers.lossy import LossyConfig, LossyVerifier, exactly
 from foretoken.verifiers.walk import Pick, Siblings
 
@@ -30,19 +32,17 @@ class MixtureVerifier(LossyVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of verification against a mixture.
+        """Options of verification against a mixture."""
 
-        Attributes:
-            lam: the draft's share of the law; in [0, 1]. 0 is exact, 1 accepts every draft that the target could emit.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        lam: float = 0.1
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self.check_share("lam", "0 is the target's law, 1 the draft's")
+        lam: Annotated[
+            float,
+            Option(
+                "The draft's share of the mixture; 0 is exact, 1 accepts every draft that the target could emit.",
+                least=0,
+                most=1,
+                remedy="0 is the target's distribution, 1 the draft's",
+            ),
+        ] = 0.1
 
     config: Config
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from foretoken.core.needs import Declared, Knob
+from foretoken.options.option import Option
 from foretoken.verifiers.exact_or_member import ExactOrMember
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -27,20 +29,17 @@ class PThresholdVerifier(ExactOrMember):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of the probability threshold.
+        """Options of the probability threshold."""
 
-        Attributes:
-            min_prob: a token at least this probable stands; in [0, 1]. 0 accepts whatever the target could emit, 1 is
-                exact.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        min_prob: float = 0.1
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self.check_share("min_prob", "lower accepts more, 1 is exact")
+        min_prob: Annotated[
+            float,
+            Option(
+                "A token at least this probable is accepted; 0 accepts whatever the target could emit, 1 is exact.",
+                least=0,
+                most=1,
+                remedy="lower accepts more, 1 is exact",
+            ),
+        ] = 0.1
 
     config: Config
 

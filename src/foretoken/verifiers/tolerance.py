@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from foretoken.core.distortion import emitted
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Knob
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual, residual_without
+from foretoken.options.option import Option
 from foretoken.verifiers.lossy import LossyConfig, LossyVerifier
 from foretoken.verifiers.walk import Pick, Siblings
 
@@ -35,21 +36,17 @@ class ToleranceVerifier(LossyVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of the tolerant ratio rule.
+        """Options of the tolerant ratio rule."""
 
-        Attributes:
-            tolerance: how much more probable than under the target a token may become, as a share; 0 is exact.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        tolerance: float = 0.1
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            value = self.tolerance
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1e6:
-                raise ConfigError(f"tolerance={value!r} must be a number in [0, 1e6]: 0 is exact, 1 doubles p")
+        tolerance: Annotated[
+            float,
+            Option(
+                "How much more probable than under the target a token may become, as a share; 0 is exact.",
+                least=0,
+                most=1e6,
+                remedy="0 is exact, 1 doubles p",
+            ),
+        ] = 0.1
 
     config: Config
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Knob
+from foretoken.options.option import Option
 from foretoken.verifiers.accepted_set import SetVerifier
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -29,24 +30,25 @@ class TopkRelaxedVerifier(SetVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of relaxed top-k acceptance.
+        """Options of relaxed top-k acceptance."""
 
-        Attributes:
-            relaxed_topk: so many of the target's most probable tokens may stand.
-            relaxed_delta: how far a token's probability may be below the largest; in [0, 1]. 1 leaves it to the k.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        relaxed_topk: int = 10
-        relaxed_delta: float = 0.1
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            count = self.relaxed_topk
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise ConfigError(f"relaxed_topk={count!r} must be an integer, at least 1: 1 accepts only the argmax")
-            self.check_share("relaxed_delta", "higher accepts more, 1 leaves the bound to relaxed_topk")
+        relaxed_topk: Annotated[
+            int,
+            Option(
+                "So many of the target's most probable tokens may be accepted.",
+                least=1,
+                remedy="1 accepts only the argmax",
+            ),
+        ] = 10
+        relaxed_delta: Annotated[
+            float,
+            Option(
+                "How far a token's probability may be below the largest; 1 leaves the bound to relaxed_topk.",
+                least=0,
+                most=1,
+                remedy="higher accepts more, 1 leaves the bound to relaxed_topk",
+            ),
+        ] = 0.1
 
     config: Config
 

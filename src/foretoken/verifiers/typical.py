@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from foretoken.core.needs import Declared, Knob
+from foretoken.options.option import Option
 from foretoken.verifiers.accepted_set import SetVerifier
 from foretoken.verifiers.lossy import LossyConfig
 
@@ -29,22 +31,26 @@ class TypicalVerifier(SetVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of typical acceptance.
+        """Options of typical acceptance."""
 
-        Attributes:
-            epsilon: a token more probable than this always stands; in [0, 1].
-            delta: share of exp(-entropy) that is enough; in [0, 1]. Of epsilon and this the lower bound counts.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        epsilon: float = 0.09
-        delta: float = 0.3
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self.check_share("epsilon", "lower accepts more, 1 leaves the bound to delta")
-            self.check_share("delta", "lower accepts more, 1 leaves the bound to epsilon")
+        epsilon: Annotated[
+            float,
+            Option(
+                "A token more probable than this is always accepted.",
+                least=0,
+                most=1,
+                remedy="lower accepts more, 1 leaves the bound to delta",
+            ),
+        ] = 0.09
+        delta: Annotated[
+            float,
+            Option(
+                "Share of exp(-entropy) that is enough; the lower of this bound and epsilon counts.",
+                least=0,
+                most=1,
+                remedy="lower accepts more, 1 leaves the bound to epsilon",
+            ),
+        ] = 0.3
 
     config: Config
 

@@ -10,8 +10,8 @@ import pytest
 from foretoken.bench.harness import BASELINE, Method, Plan, Records, Sample, measure
 from foretoken.bench.summary import share_of_time, summarise
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt
+from foretoken.options.sampling import SamplingParams
 
 
 @dataclass

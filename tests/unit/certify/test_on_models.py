@@ -9,7 +9,7 @@ import pytest
 from foretoken.certify.certify import certify
 from foretoken.certify.on_models import greedy_text, same_stream
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.table_engine import engine
 
 

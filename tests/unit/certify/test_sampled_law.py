@@ -11,7 +11,7 @@ from foretoken.certify import sampled_law as part
 from foretoken.certify.certificate import ALPHA
 from foretoken.certify.on_models import SETTINGS
 from foretoken.certify.sampled_law import LOOKS, compare, sampled_law
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.table_engine import engine
 
 

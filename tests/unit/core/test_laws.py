@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
 
 from foretoken.core.columns import Columns
 from foretoken.core.laws import LawMaker, Laws
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
+from foretoken.options.sampling import SamplingParams
 
 V = 1500  # more than the candidates that top-p looks at before it sorts
 ROOT_ONLY = (ROOT,)

@@ -11,9 +11,9 @@ import torch
 from foretoken.core.columns import Columns
 from foretoken.core.constraint import Constraint
 from foretoken.core.laws import LawMaker
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.words import Both, Words
+from foretoken.options.sampling import SamplingParams
 
 V = 5
 FORBIDDEN = ([3], [0, 1], [1, 2, 0], [0, 0, 0, 4], [4, 4])

@@ -11,8 +11,8 @@ import pytest
 
 from foretoken.bench.harness import Plan
 from foretoken.core.errors import InputError
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import BUNDLED_SUITE, NO_CATEGORY, Prompt, filled_up, limit_per_category, read_prompts
+from foretoken.options.sampling import SamplingParams
 
 
 def write(tmp_path, *lines, name="p.jsonl"):
@@ -131,7 +131,7 @@ def test_a_request_has_a_conversation_and_params_of_its_own(tmp_path):
     ("record", "message"),
     [
         ({"question": "x"}, "needs 'prompt', 'messages' or 'turns'"),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias has key 'a'"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias has the key 'a'"),
         ({"prompt": "x", "max_tokns": 3}, "unknown field 'max_tokns': did you mean 'max_tokens'"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens=0 must be an integer"),
         ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "has both 'prompt' and 'messages'"),

@@ -316,7 +316,7 @@ def test_a_context_that_never_goes_on_as_before_loses_confidence():
     [
         ({"min_match": 0}, "min_match=0"),
         ({"max_match": 2.0}, "max_match=2.0"),
-        ({"max_match": 10**18}, "is more than 4096"),
+        ({"max_match": 10**18}, "between 1 and 4096"),
         ({"max_branching": False}, "max_branching=False"),
         ({"min_match": 4, "max_match": 3}, "lower one or raise the other"),
         ({"min_score": 1.0}, "min_score=1.0"),

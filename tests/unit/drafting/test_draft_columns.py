@@ -10,7 +10,6 @@ import torch
 
 from foretoken.core.draft import Draft, Sampled
 from foretoken.core.protocols import Outcome
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting import draft_columns
@@ -18,6 +17,7 @@ from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.draft_vocabulary import DraftVocabulary
 from foretoken.engine.llm import LLM
 from foretoken.models.fingerprint import vocabulary_fingerprint
+from foretoken.options.sampling import SamplingParams
 from helpers.requests import make_request
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_config
 

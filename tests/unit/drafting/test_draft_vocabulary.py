@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.drafting.draft_vocabulary import CONFIG, MAPS, DraftVocabulary, check_option, find
+from foretoken.drafting.draft_vocabulary import CONFIG, MAPS, DraftVocabulary, find
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load
 from helpers.adapters import shelf
@@ -109,12 +109,6 @@ def test_another_tokenizer_s_ids_are_refused(tmp_path: Path) -> None:
     kept(vocab_size=VOCAB_SIZE + 1).save(tmp_path / "unknown")
     with pytest.raises(MismatchError, match=f"vocab_size={VOCAB_SIZE + 1}, but"):
         find(tmp_path / "unknown", model())
-
-
-@pytest.mark.parametrize("given", ["", 5, True])
-def test_what_names_no_folder_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="draft_vocab="):
-        check_option(given)
 
 
 def test_another_model_s_folder_is_not_written_over(tmp_path: Path) -> None:

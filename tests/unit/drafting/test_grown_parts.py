@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import MismatchError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.kangaroo.network import Adapter
@@ -17,6 +16,7 @@ from foretoken.methods.sprinter.network import SprinterHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -8,10 +8,10 @@ import torch
 from foretoken.core.draft import NO_DRAFT
 from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Features
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_runner
 from foretoken.engine.features import feature_backlog
 from foretoken.methods.kangaroo import drafter as kangaroo
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import Stub
 from helpers.asking import Always, asked_when
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, with_config, with_drafter

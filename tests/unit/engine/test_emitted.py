@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.zoo_llms import PROMPTS, with_config
 
 

@@ -11,13 +11,13 @@ import torch
 from foretoken import LLM
 from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass, ResumePoint
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.faults import Faults
 from foretoken.engine.request import Request
 from foretoken.engine.scheduler import Scheduler
 from foretoken.forward.cache import KVCache
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.naive import NaiveVerifier
 from helpers.asking import asked_when
 from helpers.requests import make_request

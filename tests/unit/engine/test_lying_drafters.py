@@ -11,9 +11,9 @@ from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Offers
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.naive import NaiveVerifier
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.prefixes import common_prefix
 from foretoken.engine.request import Request
 from foretoken.forward.ssm.state import HybridCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.tiny_models import save_model
 from helpers.variants import Case, cases
 from helpers.zoo_llms import target, with_config

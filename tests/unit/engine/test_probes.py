@@ -10,11 +10,11 @@ import torch
 from foretoken import testing as stubs
 from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Verifier
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.models.load import load
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.match import MatchVerifier
 from helpers.golden import Session, random_tree, tokens_of
 from helpers.tiny_models import VOCAB_SIZE, save_model

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers import zoo_llms
 
 PROMPT = zoo_llms.PROMPTS[1]

@@ -16,11 +16,11 @@ from foretoken.core.draft import Approvals, Draft, GreedyLaws, PointMass, Sample
 from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.needs import Needs, Offers
 from foretoken.core.protocols import PlanMaker, Verifier
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, TokenTree
 from foretoken.engine import compose
 from foretoken.engine.recipe import Recipe
 from foretoken.forward.dense import DensePlans
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.match import MatchVerifier
 from helpers.variants import cases
 from helpers.zoo_llms import target, with_config

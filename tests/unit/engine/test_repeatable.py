@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.ratio import RatioVerifier
 from helpers.zoo_llms import PROMPTS, assert_idle, ids, prompt_ids, target, with_config
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, with_config
 
 DRAFT = {"method": "draft_model", "model": "zoo:draft"}

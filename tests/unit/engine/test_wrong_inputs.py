@@ -14,8 +14,8 @@ import torch
 
 from foretoken import AsyncLLM
 from foretoken.core.errors import ForetokenError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from helpers.zoo_llms import assert_idle, base, target
 
 ONE = SamplingParams(max_tokens=1)

@@ -16,13 +16,13 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.laws import Laws
 from foretoken.core.needs import LastState, Needs, Offers
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
 from foretoken.forward import anatomy
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import Random, Recorder
 from foretoken.verifiers.greedy import GreedyVerifier
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -13,11 +13,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError, UnsupportedArchitecture
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.models import grown
 from foretoken.models.load import load, load_as_is, source_of
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, STATE_SPACE, Family, save_model
 

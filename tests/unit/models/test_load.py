@@ -187,7 +187,7 @@ def test_an_unknown_bundled_model() -> None:
 
 @pytest.mark.parametrize("dtype", ["float8", "bf16", "int3", ""])
 def test_an_unknown_dtype(saved: Path, dtype: str) -> None:
-    assert_refused(ConfigError, saved, f"unknown dtype '{dtype}'", dtype=dtype)
+    assert_refused(ConfigError, saved, f"dtype={dtype!r} is unknown", dtype=dtype)
 
 
 @pytest.mark.parametrize("device", ["tpu", "nvidia", "meta", "cuda:99", ""])

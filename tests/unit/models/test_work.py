@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.load import load
 from foretoken.models.work import sizes
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import Oracle
 from foretoken_lab.tasks.catalog import Setting, find
 from foretoken_lab.tasks.evaluate import evaluate

@@ -17,7 +17,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from foretoken.core.errors import RequestError
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken.serve.service import Limits
 from foretoken.testing import Oracle
 from helpers.serving import NAME, Served, served

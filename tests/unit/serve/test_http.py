@@ -80,7 +80,7 @@ def test_a_broken_body_is_named(server: Served, body: bytes, says: str) -> None:
         (b'"user": "\\ud800"', "user", "not valid Unicode"),
         (b'"metadata": {"\\udfff": 1}', "metadata", "not valid Unicode"),
         (b'"n": 1, "n": 2', "n", "'n' twice in one object"),
-        (b'"logit_bias": {"5": 1, "05": 2}', "logit_bias", "the key '05': token ids are meant"),
+        (b'"logit_bias": {"5": 1, "05": 2}', "logit_bias", "the key '05': keys are token ids"),
         (b'"logit_bias": {"5": 1e308}', "logit_bias", "up to 1e30"),
         (b'"repetition_penalty": 1e-320', "repetition_penalty", "greater than or equal to 0"),
     ],

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from foretoken import AsyncLLM
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.updates import Update
+from foretoken.options.sampling import SamplingParams
 from foretoken.serve.loop import EngineLoop, Overloaded, Stopped, Ticket
 from helpers.zoo_llms import PROMPTS, assert_idle, base, with_config
 

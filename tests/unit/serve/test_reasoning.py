@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from foretoken.cli.run import chat as cli_chat
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken.serve.conversation import Conversation
 from helpers.serving import NAME, Served, served
 from helpers.templates import MAY_THINK, templated

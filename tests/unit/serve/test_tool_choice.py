@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from foretoken.core.errors import InputError
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken.serve.conversation import _introduced
 from helpers.serving import NAME, Served, served
 from helpers.templates import TOOLS, templated

@@ -29,10 +29,10 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.engine.compose import OWN_KEYS
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import Empty
 from foretoken.verifiers.kl_threshold import KlThresholdVerifier
 from foretoken.verifiers.mixture import MixtureVerifier
@@ -573,7 +573,7 @@ def test_options_of_verifiers_do_not_collide_with_those_of_drafters() -> None:
         ({"method": "suffix", "verifier": "tolerance"}, "verifies chains"),
         ({"verifier": "p_threshold", "min_prob": 1.1}, r"min_prob=1.1 must be a number in \[0, 1\]"),
         ({"method": "suffix", "verifier": "p_threshold"}, "verifies chains"),
-        ({**DRAFT, "verifier": "kl_threshold", "max_kl": -1}, r"max_kl=-1 must be nats in \[0, 1e6\]: 0 is exact"),
+        ({**DRAFT, "verifier": "kl_threshold", "max_kl": -1}, r"max_kl=-1 must be .*: 0 is exact"),
         ({**DRAFT, "verifier": "kl_threshold", "max_confidence": 2}, "max_confidence=2 must be a number"),
         ({"verifier": "kl_threshold"}, "not valid for drafts of kind PointMass, which 'ngram' proposes"),
         ({**DRAFT, "tree": "hub", "verifier": "typical"}, "not valid for drafts of kind HubPair"),

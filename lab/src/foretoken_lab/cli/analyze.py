@@ -35,8 +35,8 @@ from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_js
 from foretoken.cli.shared.settings import DEFAULT_DRAFT, DEFAULT_MODEL, parse_numbers
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt, limit_per_category
+from foretoken.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from foretoken_lab.studies.acceptance.study import Setting

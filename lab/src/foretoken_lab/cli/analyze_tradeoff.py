@@ -45,7 +45,7 @@ from foretoken.cli.shared.settings import (
     split_settings,
 )
 from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.cli.eval import check_fits, find_tasks, num_tokens
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from foretoken.cli.shared.options import (
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_readable, check_writable, write_whole
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.cli.eval_text import read_text
 
 if TYPE_CHECKING:

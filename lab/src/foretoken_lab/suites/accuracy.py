@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.bench.suite import Column, Section
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.tasks import catalog
 from foretoken_lab.tasks.catalog import Setting
 from foretoken_lab.tasks.difference import paired_difference

@@ -28,9 +28,9 @@ from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.draft import Draft, HubPair, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import TokenTree
+from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers import transport
 
 WIDTH, INNER, LAYERS = 896, 4864, 24  # the forward's shape

@@ -24,7 +24,6 @@ import torch
 
 from foretoken.bench.suite import Column, Section
 from foretoken.core.errors import ModelError
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import learned_part
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
@@ -34,6 +33,7 @@ from foretoken.methods.judge.mining import RANDOM, Mining, mine
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.roc import auc
 
 RESAMPLES = 300

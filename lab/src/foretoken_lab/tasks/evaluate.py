@@ -21,12 +21,12 @@ import torch
 from foretoken.core.errors import InputError
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import chunks
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.tasks.catalog import Task
 from foretoken_lab.tasks.example import Example
 

@@ -10,8 +10,8 @@ import pytest
 
 from foretoken.bench.harness import Method
 from foretoken.bench.suite import Run, Section
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.suites import judge, reflective, sparse
 
 CHAIN = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}

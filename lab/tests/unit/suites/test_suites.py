@@ -22,8 +22,8 @@ from foretoken.bench.table import tables
 from foretoken.cli.shared.settings import parse_methods
 from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Emitted, Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab import suites
 from foretoken_lab.suites import accuracy, rules
 from foretoken_lab.suites import entropy_adaptive as turns

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from foretoken import zoo
 from foretoken.core.errors import InputError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.tasks.catalog import Setting, find
 from foretoken_lab.tasks.evaluate import evaluate, negative_log_likelihood
 from foretoken_lab.tasks.example import Example

@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.timing.serving import Answer, Endpoint, _read, ask, measure
 from helpers.serving import NAME, Served, served
 from helpers.zoo_llms import PROMPTS, base, with_config

@@ -13,23 +13,18 @@ import typer
 from foretoken.cli.learn import calibrate_scylla
 from foretoken.cli.learn.training import counting as counting_up
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
-    Device,
-    Dtype,
-    MaxModelLen,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     corpus_option,
     json_option,
     out_option,
 )
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder, check_readable, check_writable
+from foretoken.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from foretoken.methods.sparse.calibration import Calibration
@@ -53,7 +48,9 @@ app.command("scylla")(calibrate_scylla.scylla)
 
 
 @app.command("sparse")
+@with_flags
 def sparse(
+    *,
     context: typer.Context,
     model: Model,
     corpus: Annotated[list[Path], corpus_option()],
@@ -63,12 +60,7 @@ def sparse(
         int | None,
         typer.Option("--block", min=2, help="Tokens of one context.", show_default="2048, or what the model holds"),
     ] = None,
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Annotated[ModelOptions, Flags("Model", but=("kv_cache_dtype",))],
     as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -87,7 +79,6 @@ def sparse(
 
       foretoken generate "Once" --model zoo:moe --set verification.moe=1 --set verification.calibration=moe.json
     """
-    check_placement(dtype, device)
     check_model_name(model)
     _check_corpus(corpus)
     if out is not None:
@@ -101,16 +92,9 @@ def sparse(
     from foretoken.models.load import load
 
     quiet_transformers(verbose)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    target = load(
-        model,
-        dtype=dtype,
-        device=device,
-        max_length=max_model_len,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
+    target = load(model, **loading.of_a_checkpoint)
     if out is None:
         out = default_path(target)
         if not out.parent.is_dir():
@@ -146,7 +130,9 @@ class Writer(str, Enum):
 
 
 @app.command("vocabulary")
+@with_flags
 def vocabulary(
+    *,
     context: typer.Context,
     model: Model,
     corpus: Annotated[list[Path], corpus_option()],
@@ -176,12 +162,7 @@ def vocabulary(
     ] = 256,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy decoding.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seeds the choice of texts, and the sampling.")] = 0,
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Annotated[ModelOptions, Flags("Model", but=("kv_cache_dtype",))],
     as_json: Annotated[bool, json_option("What was counted as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -199,7 +180,6 @@ def vocabulary(
 
       foretoken generate "Once" --model zoo:base --method draft_model --set model=zoo:draft --set draft_vocab=kept
     """
-    check_placement(dtype, device)
     check_model_name(model)
     _check_corpus(corpus)
     if (draft is None) == (writer is Writer.drafter):
@@ -221,21 +201,19 @@ def vocabulary(
     check_folder(out, "--out")
     check_place(out)
     quiet_transformers(verbose)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    target = load(
-        model,
-        dtype=dtype,
-        device=device,
-        max_length=max_model_len,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
+    target = load(model, **loading.of_a_checkpoint)
     if size > target.vocab_size:
         raise ConfigError(f"--size {size}: '{model}' has {target.vocab_size} tokens")
     writing = target
     if draft is not None:
-        writing = load(draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        writing = load(
+            draft,
+            dtype=loading.dtype,
+            device=loading.device,
+            trust_remote_code=loading.trust_remote_code,
+        )
         reason = check_same_vocabulary(target, writing)
         if reason is not None:
             raise ConfigError(f"--draft-model {draft}: has another vocabulary than '{model}' ({reason})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,18 +11,12 @@ import typer
 
 from foretoken.bench.suite import read_suite
 from foretoken.cli.shared.console import emit_json, note, progress_bar, quiet_transformers
+from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
-    Device,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     json_option,
     limit_option,
     out_option,
@@ -36,7 +31,9 @@ from foretoken.data.prompts import limit_per_category
 _MOST_BATCH, _MOST_NODES = 256, 256
 
 
+@with_flags
 def scylla(
+    *,
     context: typer.Context,
     model: Model,
     head: Annotated[
@@ -58,13 +55,7 @@ def scylla(
     limit: Annotated[int | None, limit_option(None, "Prompts of every category at most.")] = 2,
     tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.")] = 48,
     repeats: Annotated[int, repeats_option("Timed runs of each setting.")] = 3,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -81,7 +72,6 @@ def scylla(
 
       foretoken generate "Once" --model zoo:base --method scylla --set head=my-head
     """
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     sizes = _increasing(batches, "--batch-size", _MOST_BATCH)
     widths = _increasing(nodes, "--nodes", _MOST_NODES)
@@ -103,17 +93,7 @@ def scylla(
 
     quiet_transformers(verbose)
     settings = ScyllaDrafter.Config(head=str(head), tree=not chain, max_depth=max_depth, width=width)
-    llm = LLM(
-        model,
-        speculative_config={"method": "none"},
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        threads=threads,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        max_model_len=max_model_len,
-    )
+    llm = LLM(model, speculative_config={"method": "none"}, **asdict(loading))
     try:
         read = [_ids(llm, prompt.text) for prompt in prompts]
         fitting = [ids for ids in read if len(ids) + tokens <= llm.target.max_length]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,10 +14,11 @@ from foretoken import catalog
 from foretoken.cli.learn import features
 from foretoken.cli.learn.training import counting, found_device, progress, terminating
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
-from foretoken.cli.shared.options import check_threads, name_values
+from foretoken.cli.shared.flags import parameter_of
+from foretoken.cli.shared.options import name_values
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
-from foretoken.train.command import Command, Described, Session, check_positive, options
+from foretoken.train.command import Command, Session, options
 
 _ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # of no method
 _LEFT_BY_A_RUN = ("run/claim.json", "training.json", "config.json")
@@ -75,42 +75,23 @@ def _function(command: Command) -> Any:
     def call(context: typer.Context, **given: Any) -> None:
         _run(command, context.obj or [], given)
 
-    described = list(options(command.config))
     parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    parameters += [_parameter(each) for each in described]
+    parameters += [parameter_of(each) for each in options(command.config)]
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     return call
-
-
-def _parameter(each: Described) -> Parameter:
-    option = each.option
-    names = [each.option.flag(each.field), *filter(None, [option.short])]
-    shown = typer.Option(
-        *names,
-        help=option.help,
-        metavar=option.metavar or None,
-        min=option.least,
-        max=option.most,
-        show_default=option.says_default,
-    )
-    default = Parameter.empty if each.default is MISSING else each.default
-    kind: Any = each.type
-    return Parameter(each.field, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown])
 
 
 def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     """Check what all commands share, train, and say what came of it."""
     config = command.config(**{**given, "device": found_device(given["device"])})
     quiet_transformers(config.verbose)
-    check_positive(config)
     check_folder(config.place, "--out")
     _check_own(config.place)
-    threads = check_threads(config.threads)
-    if threads is not None:
+    if config.threads is not None:
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(config.threads)
     with terminating():
         record = command.run(config, Session(arguments, progress, counting, _prompts))
     if config.as_json:

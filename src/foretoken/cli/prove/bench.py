@@ -41,8 +41,8 @@ from foretoken.cli.shared.options import (
 from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
 from foretoken.cli.shared.settings import DEFAULT_MODEL, check_draft_is_used, parse_methods, parse_numbers
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt, filled_up, limit_per_category
+from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _FILE_WIDTH = 120

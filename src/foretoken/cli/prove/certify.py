@@ -7,24 +7,20 @@ from typing import Annotated
 import typer
 
 from foretoken.cli.shared.console import emit, emit_json, note
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.options.model import ModelOptions
 
 
+@with_flags
 def certify(
+    *,
     method: Annotated[str, typer.Option("--method", help="The drafter of the recipe to prove.", show_default=False)],
     sets: Annotated[
         list[str] | None,
@@ -32,13 +28,7 @@ def certify(
     ] = None,
     draft_model: DraftModel = None,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "float32",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Annotated[ModelOptions, Flags("Model", defaults={"dtype": "float32"})],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and samples: sooner, with less power.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
@@ -60,7 +50,6 @@ def certify(
     """
     config = speculative_config(method, parse_settings(sets or []), target=model, draft_model=draft_model)
     check_model_name(model)
-    check_placement(dtype, device, kv_cache_dtype)
     from foretoken.cli.shared.console import quiet_transformers
 
     quiet_transformers(verbose)
@@ -68,8 +57,8 @@ def certify(
 
     from foretoken.certify.certify import certify as prove
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
     settings = {key: value for key, value in config.items() if key != "method"}
     certificate = prove(
         method,
@@ -77,12 +66,7 @@ def certify(
         model=model,
         quick=quick,
         progress=note,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        max_model_len=max_model_len,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
+        loading=loading,
     )
     if json:
         emit_json(certificate.to_dict())

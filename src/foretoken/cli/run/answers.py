@@ -12,8 +12,8 @@ from typing import Any
 from foretoken.bench.fields import metrics_fields
 from foretoken.cli.shared.console import CLEAR_LINE, emit, emit_json, note, stderr_console
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt
+from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _WIDTH = 72  # of a prompt quoted in a header

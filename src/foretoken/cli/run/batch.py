@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,22 +12,16 @@ import typer
 
 from foretoken.cli.run.serve import check_installed
 from foretoken.cli.shared.console import note, progress_bar
+from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
-    MaxNumSeqs,
+    Engine,
+    Loading,
     Method,
     Model,
-    Revision,
     Settings,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     load_model,
     out_option,
 )
@@ -37,7 +32,9 @@ from foretoken.core.files import check_writable
 _CLUSTER = "Cluster"
 
 
+@with_flags
 def batch(
+    *,
     file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object a line.")],
     out: Annotated[
         Path | None,
@@ -57,14 +54,8 @@ def batch(
     workers: Annotated[
         int, typer.Option("--workers", min=1, metavar="N", help="With --ray: how many.", rich_help_panel=_CLUSTER)
     ] = 1,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    max_num_seqs: MaxNumSeqs = 16,
+    loading: Loading,
+    engine: Engine,
     verbose: Verbose = False,
 ) -> int:
     """Answer a file of requests, one answer a line, each written as soon as it is done.
@@ -78,7 +69,6 @@ def batch(
       foretoken batch requests.jsonl --ray --workers 4 --threads 2
     """
     check_installed()
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if workers > 1 and not on_ray:
         raise ConfigError(f"--workers {workers} needs --ray")
@@ -96,14 +86,8 @@ def batch(
     if strangers:
         raise InputError(f"{place} answers '{min(strangers)}', which {file} does not ask: give another --out")
     options: dict[str, Any] = {
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        "device": device,
-        "threads": threads,
-        "max_num_seqs": max_num_seqs,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "max_model_len": max_model_len,
+        **asdict(loading),
+        "max_num_seqs": engine.max_num_seqs,
         "enable_prefix_caching": True,
     }
     called, failed = name or model, 0
@@ -123,14 +107,14 @@ def batch(
                 advance()
 
         if left and on_ray:
-            settings = options | {"threads": threads or 1}
+            settings = options | {"threads": loading.threads or 1}
             for answer in batches.run_on_ray(
                 model,
                 config,
                 called,
                 left,
                 workers=workers,
-                threads=threads or 1,
+                threads=loading.threads or 1,
                 options=settings,
                 verbose=verbose,
             ):

@@ -10,35 +10,28 @@ import typer
 
 from foretoken.cli.run.answers import statistics
 from foretoken.cli.shared.console import emit, note
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Method,
     Model,
-    Revision,
     Settings,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     load_model,
-    seed_option,
-    temperature_option,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.text.reasoning import Thinking, knows_reasoning
+from foretoken.options.sampling import SamplingParams
 
-_SAMPLING = "Sampling"
 _HELP = "/new begins again, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
 
 
+@with_flags
 def chat(
+    *,
     model: Model = DEFAULT_MODEL,
     method: Method = None,
     sets: Settings = None,
@@ -47,18 +40,10 @@ def chat(
     no_thinking: Annotated[
         bool, typer.Option("--no-thinking", help="Answer at once, if the model's chat template can ask for that.")
     ] = False,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_SAMPLING)
-    ] = 1024,
-    temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
-    seed: Annotated[int | None, seed_option(_SAMPLING)] = None,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    params: Annotated[
+        SamplingParams, Flags("Sampling", ("max_tokens", "temperature", "seed"), defaults={"max_tokens": 1024})
+    ],
+    loading: Loading,
     verbose: Verbose = False,
 ) -> int:
     """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
@@ -74,23 +59,8 @@ def chat(
       foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
     """
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    llm = load_model(
-        model,
-        config,
-        verbose=verbose,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        threads=threads,
-        max_num_seqs=1,
-        enable_prefix_caching=True,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        max_model_len=max_model_len,
-    )
+    llm = load_model(model, config, verbose=verbose, loading=loading, max_num_seqs=1, enable_prefix_caching=True)
     if not llm.is_chat_model:
         raise ConfigError(f"{model} has no chat template: use foretoken generate")
     settings = {"enable_thinking": False} if no_thinking else {}

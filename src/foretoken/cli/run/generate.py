@@ -10,34 +10,29 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.cli.run.answers import answer_all, answer_one
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
-    MaxNumSeqs,
+    Engine,
+    Loading,
     Method,
     Model,
-    Revision,
     Settings,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     load_model,
-    temperature_option,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.sampling import SamplingParams
 from foretoken.data.prompts import Prompt, check_text, read_prompts
+from foretoken.options.sampling import SamplingParams
 
-_SAMPLING, _FACE = "Sampling", "Prompts and output"
+_FACE = "Prompts and output"
 
 
+@with_flags
 def generate(
+    *,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -48,64 +43,7 @@ def generate(
     method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", help="Tokens to generate at most.", rich_help_panel=_SAMPLING)
-    ] = 128,
-    temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
-    top_p: Annotated[
-        float,
-        typer.Option("--top-p", help="Keep the smallest set of tokens with this mass.", rich_help_panel=_SAMPLING),
-    ] = 1.0,
-    top_k: Annotated[
-        int, typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
-    ] = 0,
-    min_p: Annotated[
-        float,
-        typer.Option("--min-p", help="Drop tokens below this share of the best one.", rich_help_panel=_SAMPLING),
-    ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Fix every random choice.", rich_help_panel=_SAMPLING)
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop", metavar="TEXT", help="End the text before this string. Repeatable.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    stop_token_id: Annotated[
-        list[int] | None,
-        typer.Option("--stop-token-id", metavar="ID", help="End at this token. Repeatable.", rich_help_panel=_SAMPLING),
-    ] = None,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1: less repetition.", rich_help_panel=_SAMPLING)
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float,
-        typer.Option("--presence-penalty", help="Taken once off tokens already written.", rich_help_panel=_SAMPLING),
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float,
-        typer.Option("--frequency-penalty", help="Taken off for every time it was written.", rich_help_panel=_SAMPLING),
-    ] = 0.0,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--logit-bias", metavar="ID=VALUE", help="Add to a token's logit. Repeatable.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    min_tokens: Annotated[
-        int, typer.Option("--min-tokens", help="No end before so many tokens.", rich_help_panel=_SAMPLING)
-    ] = 0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", rich_help_panel=_SAMPLING)
-    ] = False,
-    n: Annotated[int, typer.Option("--n", help="Completions of every prompt.", rich_help_panel=_SAMPLING)] = 1,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs", metavar="K", help="With --json: the K best log-probabilities.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
+    params: Annotated[SamplingParams, Flags("Sampling")],
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -130,14 +68,8 @@ def generate(
         bool,
         typer.Option("--json", help="One JSON object a prompt on stdout, and nothing else.", rich_help_panel=_FACE),
     ] = False,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    max_num_seqs: MaxNumSeqs = 16,
+    loading: Loading,
+    engine: Engine,
     verbose: Verbose = False,
 ) -> int:
     """Generate text, several tokens per model call.
@@ -159,28 +91,9 @@ def generate(
 
       foretoken generate --prompts questions.jsonl --json > answers.jsonl
     """
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop=stop,
-        stop_token_ids=stop_token_id or (),
-        logprobs=logprobs,
-        n=n,
-        logit_bias=_parse_bias(logit_bias or []),
-        ignore_eos=ignore_eos,
-    )
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
-    if logprobs is not None and not json:
+    if params.logprobs is not None and not json:
         raise ConfigError("--logprobs are shown in the JSON objects only: add --json")
     if system is not None and raw:
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
@@ -194,21 +107,15 @@ def generate(
         model,
         config,
         verbose=verbose,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        threads=threads,
-        max_num_seqs=max_num_seqs,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        max_model_len=max_model_len,
+        loading=loading,
+        max_num_seqs=engine.max_num_seqs,
     )
     try:
         if system is not None and not llm.is_chat_model:
             raise ConfigError(f"--system needs a chat model, and {model} has no chat template")
         chat = llm.is_chat_model and not raw
         inputs = [_token_ids(llm, record, system, chat=chat) for record in records]
-        if prompts is None and n == 1:
+        if prompts is None and params.n == 1:
             return answer_one(llm, records[0], inputs[0], params, json=json)
         return answer_all(llm, records, inputs, [_params_of(record, params) for record in records], json=json)
     finally:
@@ -262,17 +169,3 @@ def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> l
             f"{record.place} has {len(ids)} tokens; the context holds {room}, the output included: shorten it"
         )
     return ids
-
-
-def _parse_bias(texts: list[str]) -> dict[int, float] | None:
-    bias: dict[int, float] = {}
-    for text in texts:
-        token, _, value = text.partition("=")
-        try:
-            key, added = int(token), float(value)
-        except ValueError:
-            raise ConfigError(f"--logit-bias '{text}': write ID=VALUE, for example 42=-5") from None
-        if key in bias:
-            raise ConfigError(f"--logit-bias gives token {key} twice: keep one")
-        bias[key] = added
-    return bias or None

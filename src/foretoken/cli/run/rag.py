@@ -14,23 +14,18 @@ import typer
 from foretoken.cli.learn.training import SECONDS_BETWEEN_LINES
 from foretoken.cli.run.answers import completion_fields
 from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers, stderr_console
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
-    Device,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     limit_option,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.data.prompts import Prompt, limit_per_category, read_prompts
+from foretoken.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from foretoken.rag.system import Answer, Rag
@@ -38,7 +33,9 @@ if TYPE_CHECKING:
 _RETRIEVAL, _FACE = "Retrieval", "Questions and output"
 
 
+@with_flags
 def rag(
+    *,
     passages: Annotated[
         Path,
         typer.Option(
@@ -101,24 +98,13 @@ def rag(
             rich_help_panel=_RETRIEVAL,
         ),
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.", rich_help_panel=_FACE)
-    ] = 128,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", rich_help_panel=_FACE)
-    ] = False,
+    params: Annotated[SamplingParams, Flags(_FACE, ("max_tokens", "ignore_eos"))],
     limit: Annotated[int | None, limit_option(_FACE, "Questions of every category at most.")] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a question on stdout, and nothing else.", rich_help_panel=_FACE),
     ] = False,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     verbose: Verbose = False,
 ) -> int:
     """Answer questions with passages that are retrieved again every few tokens.
@@ -151,7 +137,6 @@ def rag(
     for name, value in (("--encoder", encoder), ("--index", index)):
         if value is not None and retriever not in ("flat", "hnsw"):
             raise ConfigError(f"{name} does nothing with --retriever {retriever}: leave it out, or use flat or hnsw")
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     records = limit_per_category(read_prompts(questions), limit)
     found = read_passages(passages)
@@ -162,17 +147,9 @@ def rag(
     from foretoken.rag.encoders import FolderEncoder
     from foretoken.rag.system import Rag
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    target = load(
-        model,
-        dtype=dtype,
-        device=device,
-        max_length=max_model_len,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        kv_cache_dtype=kv_cache_dtype,
-    )
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
+    target = load(model, **loading.of_a_checkpoint)
     with _progress(len(found)) as report:
         system = Rag(
             target,
@@ -184,13 +161,13 @@ def rag(
             index=index,
             report=report,
         )
-    return _answer(system, records, max_tokens, ignore_eos=ignore_eos, json=json)
+    return _answer(system, records, params, json=json)
 
 
-def _answer(system: Rag, records: Sequence[Prompt], max_tokens: int, *, ignore_eos: bool, json: bool) -> int:
+def _answer(system: Rag, records: Sequence[Prompt], params: SamplingParams, *, json: bool) -> int:
     answers: list[Answer] = []
     texts = [record.text for record in records]
-    written = system.generate(texts, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    written = system.generate(texts, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
     for record, answer in zip(records, written, strict=True):
         answers.append(answer)
         if json:

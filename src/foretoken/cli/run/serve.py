@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from foretoken.cli.shared.console import note
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
+    Loading,
     Method,
-    Revision,
     Settings,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     load_model,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.options.model import EngineOptions
 
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+|null")
 _REASONING = {"auto": None, "on": True, "off": False}
 _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
 
+@with_flags
 def serve(
+    *,
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.")
     ] = DEFAULT_MODEL,
@@ -85,19 +84,10 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = 60.0,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, help="Requests that run at the same time.", rich_help_panel=_LIMITS)
-    ] = 16,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            "--max-model-len",
-            min=2,
-            metavar="N",
-            help="Tokens of a request, prompt included; default: the model's limit.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
+    engine: Annotated[
+        EngineOptions,
+        Flags(_LIMITS, ("max_num_seqs",), helps={"max_num_seqs": "Requests that run at the same time."}),
+    ],
     max_queue: Annotated[
         int,
         typer.Option(
@@ -145,12 +135,7 @@ def serve(
             rich_help_panel=_CLUSTER,
         ),
     ] = "1",
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     verbose: Verbose = False,
 ) -> None:
     """Serve a model to any OpenAI client: chat, completions, responses; streams, log-probabilities, tools.
@@ -169,7 +154,6 @@ def serve(
       curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"model": "zoo:base", "prompt": "Hi"}'
     """
     check_installed()
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: leave it out, or give one")
@@ -184,15 +168,9 @@ def serve(
     if most > 1 and not on_ray:
         raise ConfigError(f"--replicas {replicas} needs --ray")
     options: dict[str, Any] = {
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        "device": device,
-        "threads": threads,
-        "max_num_seqs": max_num_seqs,
-        "max_model_len": max_model_len,
+        **asdict(loading),
+        "max_num_seqs": engine.max_num_seqs,
         "enable_prefix_caching": not no_prefix_caching,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
     }
 
     from foretoken.serve import server
@@ -205,11 +183,11 @@ def serve(
         settings = cluster.Replicas(
             least=least,
             most=most,
-            threads=threads or 1,
+            threads=loading.threads or 1,
             model=model,
             config=config,
             name=name or model,
-            options=options | {"threads": threads or 1},
+            options=options | {"threads": loading.threads or 1},
             api_key=api_key,
             max_queue=max_queue,
             max_seconds=max_seconds,

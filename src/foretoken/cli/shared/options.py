@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -10,24 +11,18 @@ import typer
 
 from foretoken import zoo
 from foretoken.cli.shared.console import note, passing_note, quiet_transformers
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.cli.shared.flags import Flags, flag_of
+from foretoken.core.errors import ConfigError
 from foretoken.core.importing import collector_at_rest
-from foretoken.engine.intake import limits
 from foretoken.models.gguf.magic import is_gguf
+from foretoken.options.model import EngineOptions, ModelOptions
+from foretoken.options.option import named
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
-KV_CACHE_DTYPES = ("auto", "int8")
 HELP_NAMES = ["-h", "--help"]
-DEVICES = ("auto", "cpu", "cuda")
 
 _MODEL = "Model"
 _METHOD = "Method"
 _MOST_REPEATS = 10_000
-
-
-def check_threads(count: int | None) -> int | None:
-    """Refuse more threads than this machine can be asked for: some libraries end the process then."""
-    return None if count is None else limits.threads(count)
 
 
 Model = Annotated[
@@ -58,61 +53,16 @@ DraftModel = Annotated[
         rich_help_panel=_METHOD,
     ),
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        help="auto (as stored), float32, bfloat16, float16; int8, int4 (CPU).",
-        rich_help_panel=_MODEL,
-    ),
-]
-KvCacheDtype = Annotated[
-    str,
-    typer.Option(
-        "--kv-cache-dtype",
-        metavar="|".join(KV_CACHE_DTYPES),
-        help="Of keys and values: auto (as computed), or int8, half the memory (CPU).",
-        rich_help_panel=_MODEL,
-    ),
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=_MODEL)]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run Python code that comes with a checkpoint; it is refused otherwise.",
-        rich_help_panel=_MODEL,
-    ),
-]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(
-        "--max-model-len",
-        min=2,
-        metavar="N",
-        help="Longest sequence, prompt included; default: the model's own limit.",
-        rich_help_panel=_MODEL,
-    ),
-]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision", metavar="NAME", help="Of a hub id: a branch, a tag or a commit.", rich_help_panel=_MODEL
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        min=1,
-        callback=check_threads,
-        help="CPU threads; default: torch's own choice.",
-        rich_help_panel=_MODEL,
-    ),
-]
-MaxNumSeqs = Annotated[
-    int, typer.Option("--max-num-seqs", min=1, help="Prompts that run at the same time.", rich_help_panel=_MODEL)
-]
+Dtype = Annotated[str, flag_of(named(ModelOptions, "dtype"), _MODEL)]
+KvCacheDtype = Annotated[str, flag_of(named(ModelOptions, "kv_cache_dtype"), _MODEL)]
+Device = Annotated[str, flag_of(named(ModelOptions, "device"), _MODEL)]
+TrustRemoteCode = Annotated[bool, flag_of(named(ModelOptions, "trust_remote_code"), _MODEL)]
+MaxModelLen = Annotated[int | None, flag_of(named(ModelOptions, "max_model_len"), _MODEL)]
+Revision = Annotated[str | None, flag_of(named(ModelOptions, "revision"), _MODEL)]
+Threads = Annotated[int | None, flag_of(named(ModelOptions, "threads"), _MODEL)]
+Loading = Annotated[ModelOptions, Flags(_MODEL)]
+MaxNumSeqs = Annotated[int, flag_of(named(EngineOptions, "max_num_seqs"), _MODEL)]
+Engine = Annotated[EngineOptions, Flags(_MODEL, only=("max_num_seqs",))]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -255,15 +205,12 @@ def check_placement(dtype: str, device: str, kv_cache_dtype: str = "auto") -> No
     Raises:
         ConfigError: with the nearest known name.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype '{dtype}': {nearest(dtype, DTYPES)}")
-    if kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise ConfigError(f"unknown kv-cache-dtype '{kv_cache_dtype}': {nearest(kv_cache_dtype, KV_CACHE_DTYPES)}")
-    if device not in DEVICES and not device.startswith("cuda:"):
-        raise ConfigError(f"unknown device '{device}': {nearest(device, DEVICES)}")
+    ModelOptions(dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype)
 
 
-def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: Any) -> Any:
+def load_model(
+    model: str, config: dict[str, Any], *, verbose: bool, loading: ModelOptions | None = None, **options: Any
+) -> Any:
     """Import the engine, keep the libraries quiet, and load a model.
 
     A path that looks like a folder but is not there is refused here, in plain words, before the import.
@@ -274,7 +221,7 @@ def load_model(model: str, config: dict[str, Any], *, verbose: bool, **options: 
     # seconds of importing; a large model, or a download, takes minutes
     with passing_note(f"loading {model}"), collector_at_rest():
         quiet_transformers(verbose)
-        llm = LLM(model, speculative_config=config, **options)
+        llm = LLM(model, speculative_config=config, **({} if loading is None else asdict(loading)), **options)
     explain(llm)
     return llm
 

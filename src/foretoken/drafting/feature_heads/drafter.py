@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError, RequestError, nearest
+from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
-from foretoken.drafting import draft_vocabulary
+from foretoken.drafting import draft_vocabulary, learned_part
 from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
@@ -39,6 +39,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.quantised.rounding import SCHEMES
+from foretoken.options.option import Checked, Option
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _PENDING_ROWS = 512  # of a prompt; more are read at once
@@ -166,51 +167,35 @@ class NetworkRunner(Protocol):
         ...
 
 
+TREE = Option("Propose a tree of the most probable continuations instead of a chain.")
+
+
 @dataclass(frozen=True, kw_only=True)
-class GrowthOptions:
-    """Options of every drafter over pairs.
+class GrowthOptions(Checked):
+    """Options of every such drafter."""
 
-    Attributes:
-        tree: propose a tree of the most probable continuations instead of a chain.
-        max_depth: longest path of a draft.
-        width: of a tree: continuations recorded at a node, and nodes expanded at a level.
-        draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-            (docs/methods/vocabtrim.md); None: all that the network scores.
-    """
-
-    tree: bool = False
-    max_depth: int = 6
-    width: int = 8
-    draft_vocab: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tree, bool):
-            raise ConfigError(f"tree={self.tree!r} must be true or false")
-        for name in ("max_depth", "width"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
-                raise ConfigError(f"{name}={value!r} must be an integer between 1 and 64")
-        draft_vocabulary.check_option(self.draft_vocab)
+    tree: Annotated[bool, TREE] = False
+    max_depth: Annotated[int, Option("Longest path of a draft.", least=1, most=64)] = 6
+    width: Annotated[
+        int,
+        Option("Of a tree: continuations recorded at a node, and nodes expanded at a level.", least=1, most=64),
+    ] = 8
+    draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(GrowthOptions):
-    """Options of a drafter whose network lies in a folder.
+    """Options of a drafter whose network lies in a folder."""
 
-    Attributes:
-        head: the folder; None: one in the folder of the target's weights.
-        dtype: int8 or int4 rounds the network's layers and its own rows, for the native decoder; None: the target's.
-    """
-
-    head: str | None = None
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.head is not None and not isinstance(self.head, str | Path):
-            raise ConfigError(f"head={self.head!r} must be a folder")
-        if self.dtype is not None and self.dtype not in SCHEMES:
-            raise ConfigError(f"dtype={self.dtype!r}: {nearest(str(self.dtype), SCHEMES)}")
-        super().__post_init__()
+    head: Annotated[str | Path | None, learned_part.FOLDER] = None
+    dtype: Annotated[
+        str | None,
+        Option(
+            "int8 or int4 rounds the network's layers and its own rows, for the native decoder: drafts take less "
+            "time, and the text stays the target's; None: the target's.",
+            choices=tuple(SCHEMES),
+        ),
+    ] = None
 
 
 class FeatureDrafter(Drafter):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from foretoken.core.draft import Draft
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.stop_rule import StopRule
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.request import Request
+from foretoken.options.sampling import SamplingParams
 
 Ahead = Draft | Exception
 """What was proposed ahead for a request, or why there is nothing."""

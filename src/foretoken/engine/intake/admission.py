@@ -12,7 +12,6 @@ from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
-from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.core.words import Both
 from foretoken.engine.intake.prompts import Prompt, PromptReader
 from foretoken.engine.recipe import Recipe
@@ -21,6 +20,7 @@ from foretoken.engine.text.banned_words import words_of
 from foretoken.engine.text.detokenise import TextStream
 from foretoken.engine.text.grammars import Grammars
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.sampling import SamplingParams, StructuredOutputs
 
 
 class Admission:
@@ -61,8 +61,8 @@ class Admission:
             if not isinstance(each, SamplingParams):
                 raise ConfigError(f"params must be SamplingParams, not {type(each).__name__}")
             self._recipe.check(each)
-            for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-                for token in getattr(each, name) or ():
+            for name, tokens in each.named_tokens.items():
+                for token in tokens:
                     if token >= self._target.vocab_size:
                         raise ConfigError(f"{name} has {token}: the vocabulary has {self._target.vocab_size} entries")
         return every

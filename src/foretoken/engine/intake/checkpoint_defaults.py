@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
-
-CHOICES = ("auto", "none")
+from foretoken.options.sampling import SamplingParams
 
 _WHEN_SAMPLED = ("temperature", "top_p", "top_k", "min_p")
 _NEUTRAL = {"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import Made, misspelt, plain
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +131,6 @@ _INSTEAD = {  # of what _ONLY refuses
     **{name: _TEXT_ONLY for name in _ONLY if name == "io_processor_plugin" or "embeds" in name},
 }
 _ELSEWHERE = {"method": "it goes into speculative_config={'method': ...}"}
-DTYPES = {"half": "float16", "float": "float32"}
-"""vLLM's further names of dtypes, and what they are called here."""
-
 METHODS = {"eagle3": "eagle"}
 """vLLM's further names of methods, where the same options mean the same."""
 

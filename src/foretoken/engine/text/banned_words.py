@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.words import Words
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.sampling import SamplingParams
 
 
 def words_of(params: SamplingParams, target: LanguageModel) -> Words | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foretoken.core.sampling import SamplingParams
+from foretoken.options.sampling import SamplingParams
 
 _BROKEN = "\ufffd"  # what an incomplete multi-byte character decodes to
 

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.train.command import WIDEST, Command, Continued, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import WIDEST, Command, Continued, Session
 from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 

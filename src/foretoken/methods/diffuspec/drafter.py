@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -33,6 +34,7 @@ from foretoken.methods.diffuspec.network import MOST_SLOTS, BlockNetwork
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.options.option import Checked, Option
 
 _MASKED_SLOTS = 8  # of a masked checkpoint, unless told
 _MASKED = "zoo:diffusion"  # for models of the zoo that have no block network
@@ -84,80 +86,78 @@ class DiffuSpecDrafter(Drafter):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of DiffuSpec.
+    class Config(Checked):
+        """Options of DiffuSpec."""
 
-        Attributes:
-            head: the folder of a block network (foretoken train diffuspec); None: ``diffuspec`` beside the target's
-                weights, unless ``model`` is given.
-            model: a masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout
-                of Dream, LLaDA or a masked language model of the library; None: zoo:diffusion for models of the zoo
-                that have no block network.
-            slots: tokens of a pass at most; None: the network's, of a checkpoint 8.
-            tree: the best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, and
-                where the verifier takes trees.
-            draw: above temperature 0 a path is drawn; false: it is searched there, too, and a point mass; None: drawn,
-                unless the verifier is `diffuspec`, which tests searched paths.
-            beam: paths that the search keeps.
-            mass, candidates: of a slot, the fewest best tokens that have this probability, and so many at most.
-            trigram: a trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if
-                there is one, and that of zoo:base for zoo:diffusion; "none": none.
-            balance: weight of the lattice beside the trigram; 1: the trigram is not asked.
-            length: "controller": as long as another token pays; "adl": the paper's rule.
-            least: shortest draft of "adl".
-            step: what "adl" adds while acceptance keeps up.
-            context: tokens that a checkpoint reads at most; None: as many as it was trained on, where it says so.
-        """
+        head: Annotated[
+            str | Path | None,
+            Option(
+                "The folder of a block network (foretoken train diffuspec); None: `diffuspec` beside the target's "
+                "weights, unless model is given."
+            ),
+        ] = None
+        model: Annotated[
+            str | None,
+            Option(
+                "A masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout "
+                "of Dream, LLaDA or a masked language model of the library; None: zoo:diffusion for models of the zoo "
+                "that have no block network."
+            ),
+        ] = None
+        slots: Annotated[
+            int | None,
+            Option("Tokens of a pass at most; None: the network's, of a checkpoint 8.", least=1, most=MOST_SLOTS),
+        ] = None
+        tree: Annotated[
+            bool | None,
+            Option(
+                "The best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, "
+                "and where the verifier takes trees."
+            ),
+        ] = None
+        draw: Annotated[
+            bool | None,
+            Option(
+                "Above temperature 0 a path is drawn; false: it is searched there, too, and a point mass; None: drawn, "
+                "unless the verifier is `diffuspec`, which tests searched paths."
+            ),
+        ] = None
+        beam: Annotated[int, Option("Paths that the search keeps.", least=1, most=64)] = 3
+        mass: Annotated[
+            float,
+            Option("Of a slot, the fewest best tokens that have this probability are considered.", least=0, most=1),
+        ] = 0.8
+        candidates: Annotated[int, Option("Tokens of a slot that are considered, at most.", least=1, most=256)] = 15
+        trigram: Annotated[
+            str | Path | None,
+            Option(
+                "A trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if "
+                "there is one, and that of zoo:base for zoo:diffusion; 'none': none."
+            ),
+        ] = None
+        balance: Annotated[
+            float, Option("Weight of the lattice beside the trigram; 1: the trigram is not used.", least=0, most=1)
+        ] = 0.5
+        length: Annotated[
+            str,
+            Option("controller: as long as another token pays; adl: the paper's rule.", choices=("controller", "adl")),
+        ] = "controller"
+        least: Annotated[int, Option("Shortest draft of adl.", least=1, most=MOST_SLOTS)] = 2
+        step: Annotated[int, Option("What adl adds while acceptance keeps up.", least=0, most=MOST_SLOTS)] = 2
+        context: Annotated[
+            int | None,
+            Option(
+                "Tokens that a checkpoint reads at most; None: as many as it was trained on, where it says so.",
+                least=2,
+                most=1 << 20,
+            ),
+        ] = None
 
-        head: str | None = None
-        model: str | None = None
-        slots: int | None = None
-        tree: bool | None = None
-        draw: bool | None = None
-        beam: int = 3
-        mass: float = 0.8
-        candidates: int = 15
-        trigram: str | None = None
-        balance: float = 0.5
-        length: str = "controller"
-        least: int = 2
-        step: int = 2
-        context: int | None = None
-
-        def __post_init__(self) -> None:
-            for name in ("head", "trigram"):
-                value = getattr(self, name)
-                if value is not None and not isinstance(value, str | Path):
-                    raise ConfigError(f"{name}={value!r} must be a folder")
-            if self.model is not None and (not isinstance(self.model, str) or not self.model):
-                raise ConfigError(f"model={self.model!r} must name a masked diffusion checkpoint")
+        def check_together(self) -> None:
             if self.model is not None and self.head is not None:
                 raise ConfigError(f"model={self.model!r} and head={self.head!r}: one network drafts; leave one out")
             if self.model is None and self.context is not None:
                 raise ConfigError(f"context={self.context!r} is of a masked checkpoint: give model, or leave it out")
-            for name in ("tree", "draw"):
-                value = getattr(self, name)
-                if value is not None and not isinstance(value, bool):
-                    raise ConfigError(f"{name}={value!r} must be true or false")
-            for name, least, most in (
-                ("slots", 1, MOST_SLOTS),
-                ("beam", 1, 64),
-                ("candidates", 1, 256),
-                ("least", 1, MOST_SLOTS),
-                ("step", 0, MOST_SLOTS),
-                ("context", 2, 1 << 20),
-            ):
-                value = getattr(self, name)
-                if value is None and name in ("slots", "context"):
-                    continue
-                if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                    raise ConfigError(f"{name}={value!r} must be an integer between {least} and {most}")
-            for name in ("mass", "balance"):
-                value = getattr(self, name)
-                if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-                    raise ConfigError(f"{name}={value!r} must be a number from 0 to 1")
-            if self.length not in ("controller", "adl"):
-                raise ConfigError(f"length={self.length!r} must be 'controller' or 'adl'")
 
     @classmethod
     def settle(cls, config: Config, verifier: Verifier | None) -> Config:

@@ -12,15 +12,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
-from foretoken.drafting.feature_heads.drafter import GrowthOptions
+from foretoken.drafting import learned_part
+from foretoken.drafting.feature_heads.drafter import TREE, GrowthOptions
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.learned_part import find
 from foretoken.engine.draft_length.confidence import Confidence
@@ -32,6 +33,7 @@ from foretoken.methods.dovetail.lanes import HERE, PLACES, PROCESS, THREAD, Draf
 from foretoken.methods.dovetail.network import CONCAT, Dovetail
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Option
 
 FIXED, MEASURED = "fixed", "measured"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -107,42 +109,27 @@ class DovetailDrafter(Drafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrowthOptions):
-        """Options of Dovetail.
+        """Options of Dovetail."""
 
-        Attributes:
-            head: a folder written by `foretoken train dovetail`; None: ``dovetail`` beside the target's weights.
-            device: of the head, cpu or cuda; without a GPU the cpu; None: the target's.
-            dtype: of the head, float32, bfloat16 or float16; None: the target's, on another device bfloat16.
-            place: of its work: here (in the engine's thread), thread (beside it), or process.
-            budget: measured: nodes that are worth what verifying them takes on this machine; fixed: as many as
-                num_speculative_tokens says, 15 by default.
-            tree: propose a tree of the most probable continuations; else a chain.
-            max_depth: longest path of a draft.
-            width: of a tree: continuations recorded at a node, and nodes expanded at a level.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md), by a head that scores with the target's own; None: all that it scores.
-        """
-
-        head: str | None = None
-        device: str | None = None
-        dtype: str | None = None
-        place: str = HERE
-        budget: str = MEASURED
-        tree: bool = True
-
-        def __post_init__(self) -> None:
-            if self.head is not None and not isinstance(self.head, str | Path):
-                raise ConfigError(f"head={self.head!r} must be a folder")
-            for name, known in (
-                ("device", (None, "cpu", "cuda")),
-                ("dtype", (None, *_DTYPES)),
-                ("place", PLACES),
-                ("budget", (MEASURED, FIXED)),
-            ):
-                value = getattr(self, name)
-                if value not in known:
-                    raise ConfigError(f"{name}={value!r}: {nearest(str(value), [each for each in known if each])}")
-            super().__post_init__()
+        head: Annotated[str | Path | None, learned_part.FOLDER] = None
+        device: Annotated[
+            str | None, Option("Of the head, without a GPU the CPU; None: the target's.", choices=("cpu", "cuda"))
+        ] = None
+        dtype: Annotated[
+            str | None, Option("Of the head; None: the target's, on another device bfloat16.", choices=tuple(_DTYPES))
+        ] = None
+        place: Annotated[
+            str, Option("Of its work: here (in the engine's thread), thread (beside it), or process.", choices=PLACES)
+        ] = HERE
+        budget: Annotated[
+            str,
+            Option(
+                "measured: nodes that are worth what verifying them takes on this machine; fixed: as many as "
+                "num_speculative_tokens says, 15 by default.",
+                choices=(MEASURED, FIXED),
+            ),
+        ] = MEASURED
+        tree: Annotated[bool, TREE] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         head = find(Dovetail, config.head, target)

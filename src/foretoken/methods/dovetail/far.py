@@ -24,7 +24,6 @@ from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.laws import LawMaker
 from foretoken.core.protocols import Budget, Outcome
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.feature_heads.draft_ids import IDS
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
@@ -32,6 +31,7 @@ from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.engine.executors.remote.helper import portable
 from foretoken.methods.dovetail.network import Dovetail, DovetailConfig
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 
 _WAITING_ROWS = 512  # states that wait for the head at most
 EAGER_ROWS = 16  # so many may wait where it can read them while the target goes on

@@ -17,13 +17,13 @@ from typing import Any, Protocol, TypeVar
 from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import process
 from foretoken.drafting.process import HelperProcess
 from foretoken.engine.executors.lane import Lane, Ticket
 from foretoken.engine.executors.timeline import Timeline
 from foretoken.methods.dovetail.far import Far, Newcomer, Order, Parcel, bytes_back, draft_of, packed
 from foretoken.methods.dovetail.staging import Staging
+from foretoken.options.sampling import SamplingParams
 
 _READING = 0.01  # seconds more for every token that the helper has to read
 HERE, THREAD, PROCESS = "here", "thread", "process"

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from foretoken.methods.dynamic_exit.statistics import (
     best_exit_with_stop,
 )
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.options.option import Checked, Option
 
 _DEAREST = 10_000  # largest cost of a head in layers: beyond it the layers would not count
 PROBE_EVERY = 16  # of so many steps without a draft, one drafts a probing token (ours)
@@ -96,60 +98,55 @@ class DynamicExitDrafter(Drafter):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of DEL.
+    class Config(Checked):
+        """Options of DEL."""
 
-        Attributes:
-            exit_layer: None: chosen before every step; a number of layers: always this one (LayerSkip).
-            draft_length: None: the confidence threshold decides; 'planned': the length that belongs to the chosen
-                exit (the paper's ablation without dynamic exit); a number: always this many tokens.
-            decay: of the statistics, per step in which an exit was observed.
-            reread_every: steps between two re-readings of all exits; 1 as published, which suits a cheap head.
-            prompt_rows: last rows of a prompt from which the first requests learn; 32 as published, where every
-                request learns from its prompt.
-            cost: divisor of the objective: 'measured' milliseconds on this machine, or 'layers' loaded.
-            head_cost: with cost='layers': norm and head in layers; None: by their parameters. The paper has 0.
-            min_exit: shallowest exit to consider.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md); None: all.
-        """
-
-        exit_layer: int | None = None
-        draft_length: int | str | None = None
-        decay: float = 0.95
-        reread_every: int = 16
-        prompt_rows: int = 8
-        cost: str = "measured"
-        head_cost: float | None = None
-        min_exit: int = 1
-        draft_vocab: str | None = None
-
-        def __post_init__(self) -> None:
-            draft_vocabulary.check_option(self.draft_vocab)
-            for name, least in (
-                ("exit_layer", 1),
-                ("draft_length", 0),
-                ("reread_every", 1),
-                ("prompt_rows", 1),
-                ("min_exit", 1),
-            ):
-                value = getattr(self, name)
-                if (value is None and name in ("exit_layer", "draft_length")) or (
-                    value == "planned" and name == "draft_length"
-                ):
-                    continue
-                if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                    kinds = " or 'planned'" if name == "draft_length" else ""
-                    raise ConfigError(f"{name}={value!r} must be an integer of at least {least}{kinds}")
-            if isinstance(self.draft_length, int) and self.draft_length > 64:
-                raise ConfigError(f"draft_length={self.draft_length} must be at most 64")
-            if not isinstance(self.decay, int | float) or not 0 < self.decay <= 1:
-                raise ConfigError(f"decay={self.decay!r} must be above 0 and at most 1")
-            if self.cost not in ("measured", "layers"):
-                raise ConfigError(f"cost={self.cost!r} must be 'measured' or 'layers'")
-            cost = self.head_cost
-            if cost is not None and (not isinstance(cost, int | float) or not 0 <= cost <= _DEAREST):
-                raise ConfigError(f"head_cost={self.head_cost!r} must be a number of layers, from 0 to {_DEAREST}")
+        exit_layer: Annotated[
+            int | None,
+            Option("None: chosen before every step; a number of layers: always this one (LayerSkip).", least=1),
+        ] = None
+        draft_length: Annotated[
+            int | str | None,
+            Option(
+                "None: the confidence threshold decides; 'planned': the length that goes with the chosen exit (the "
+                "paper's ablation without dynamic exit); a number: always so many tokens.",
+                least=0,
+                most=64,
+                choices=("planned",),
+            ),
+        ] = None
+        decay: Annotated[float, Option("Of the statistics, per step in which an exit was seen.", above=0, most=1)] = (
+            0.95
+        )
+        reread_every: Annotated[
+            int,
+            Option("Steps between two re-readings of all exits; 1 as published, for where the head is cheap.", least=1),
+        ] = 16
+        prompt_rows: Annotated[
+            int,
+            Option(
+                "Last rows of a prompt that the exits are judged by before there was any request; 32 as published, "
+                "where it is done for every request.",
+                least=1,
+            ),
+        ] = 8
+        cost: Annotated[
+            str,
+            Option(
+                "The divisor of the objective: 'measured' milliseconds on this machine, or 'layers' loaded.",
+                choices=("measured", "layers"),
+            ),
+        ] = "measured"
+        head_cost: Annotated[
+            float | None,
+            Option(
+                "With cost='layers': norm and head in layers; None: by their parameters. The paper has 0.",
+                least=0,
+                most=_DEAREST,
+            ),
+        ] = None
+        min_exit: Annotated[int, Option("Shallowest exit to consider.", least=1)] = 1
+        draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config

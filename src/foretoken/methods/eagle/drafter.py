@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from foretoken.core.draft import PointMass
 from foretoken.core.needs import Declared, Variant
@@ -12,6 +14,7 @@ from foretoken.drafting.learned_part import find
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.config import EAGLE2, UNKNOWN
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Option
 
 
 class EagleDrafter(FeatureDrafter):
@@ -43,19 +46,15 @@ class EagleDrafter(FeatureDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeadOptions):
-        """Options of EAGLE.
+        """Options of EAGLE."""
 
-        Attributes:
-            head: a folder written by `foretoken train eagle`, or one of the speculators format (eagle3, eagle); None:
-                ``eagle`` beside the target's weights.
-            tree: propose a tree of the most probable continuations instead of a chain.
-            max_depth: longest path of a draft.
-            width: of a tree: continuations recorded at a node, and nodes expanded at a level.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md), by a head that scores with the target's own; None: all that it scores.
-            dtype: int8 or int4 rounds the layer and rows of the head's own, for the native decoder: drafts take less
-                time, and the text stays the target's; None: the target's.
-        """
+        head: Annotated[
+            str | Path | None,
+            Option(
+                "A folder of `foretoken train eagle`, or one of the speculators format (eagle3, eagle); None: `eagle` "
+                "beside the target's weights."
+            ),
+        ] = None
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(Eagle, config.head, target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from foretoken.core.draft import Coupled, PointMass, Sampled
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
@@ -20,6 +21,16 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.fuzzy import Groups, check, fuzzy, groups_of
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.options.option import Option
+
+
+def _sizes(name: str, value: Any) -> tuple[int, ...] | None:
+    """Sizes of groups of layers."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value or not all(map(_is_count, value)):
+        raise ConfigError(f"{name}={value!r:.60} must be sizes of groups of layers, for example [1, 3, 3, 1]")
+    return tuple(value)
 
 
 class EasySpecDrafter(ModelDrafter):
@@ -46,29 +57,30 @@ class EasySpecDrafter(ModelDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ModelDrafter.Config):
-        """Options of EasySpec: those of drafting with a model, and how its layers are grouped.
+        """Options of EasySpec: those of drafting with a model, and how its layers are grouped."""
 
-        Attributes:
-            parallel: N, layers of a group at most; borders lie at multiples of it, the first and the last layer run
-                alone. 1 is the ordinary drafter.
-            groups: sizes of consecutive groups instead, for example [1, 3, 4, 4, 3, 1]; they add up to the layers.
-            calibrate: whether accepted tokens are read again, exactly. Without, their fuzzy rows stay and errors add
-                up: for comparison.
-        """
-
-        parallel: int = 4
-        groups: Sequence[int] | None = None
-        calibrate: bool = True
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if not _is_count(self.parallel):
-                raise ConfigError(f"parallel={self.parallel!r} must be an integer, at least 1")
-            sizes = self.groups if isinstance(self.groups, list | tuple | None) else ()
-            if sizes is not None and not (sizes and all(map(_is_count, sizes))):
-                raise ConfigError(f"groups={self.groups!r} must be sizes of groups of layers, for example [1, 3, 3, 1]")
-            if not isinstance(self.calibrate, bool):
-                raise ConfigError(f"calibrate={self.calibrate!r} must be true or false")
+        parallel: Annotated[
+            int,
+            Option(
+                "N, layers of a group at most; borders lie at multiples of it, the first and the last layer run "
+                "alone. 1 is the ordinary drafter.",
+                least=1,
+            ),
+        ] = 4
+        groups: Annotated[
+            Sequence[int] | None,
+            Option(
+                "Sizes of consecutive groups instead, for example [1, 3, 4, 4, 3, 1]; they add up to the layers.",
+                convert=_sizes,
+            ),
+        ] = None
+        calibrate: Annotated[
+            bool,
+            Option(
+                "Accepted tokens are read again, exactly. Without it their fuzzy rows stay and errors add up: for "
+                "comparison."
+            ),
+        ] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         """Load the draft and settle its groups.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,10 @@ from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.randomness import gumbel
 from foretoken.core.tree import TokenTree
-from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
+from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
 from foretoken.methods.entropy_adaptive.turns import EntropyTurn, LargeTurn, Rule, Turn, Turns, entropy
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Checked, Option
 
 
 @dataclass(slots=True)
@@ -43,6 +44,17 @@ class _Request:
     asked: int = 0
     turns: dict[int, Turn] = field(default_factory=dict)
     yields: bool = False
+
+
+def _bits(name: str, value: Any) -> float:
+    """An entropy; a command line has no other way to say infinity than its name."""
+    level = math.inf if str(value) in ("inf", "Infinity") else value
+    if not isinstance(level, int | float) or isinstance(level, bool) or math.isnan(level) or level < 0:
+        raise ConfigError(
+            f"{name}={value!r:.60} must be a number of bits, 0 (the target alone) or more; an entropy is at most the "
+            "logarithm of the vocabulary, inf is the small model alone"
+        )
+    return float(level)
 
 
 class EntropyAdaptiveDrafter(DraftRunner):
@@ -66,45 +78,34 @@ class EntropyAdaptiveDrafter(DraftRunner):
     declared = Declared(draft_model=True, own_verifier="entropy_adaptive")
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of entropy-adaptive decoding.
+    class Config(Checked):
+        """Options of entropy-adaptive decoding."""
 
-        Attributes:
-            model: the small checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
-                For zoo:base it need not be named: zoo:draft.
-            threshold: bits; the small model writes where the mean entropy is below it. 0 is the target alone, infinity
-                ("inf", too) the small model.
-            window: entropies that the mean is of.
-            dwell: tokens that a model writes at least before the turn changes.
-            redo: the target writes the position that raised the alarm; False: the one behind it.
-            max_draft: tokens that the target reads at once, at most; a longer turn goes on in the next step. The share
-                of a request in a step's rows bounds it, too.
-        """
-
-        model: str
-        threshold: float = 0.5
-        window: int = 5
-        dwell: int = 10
-        redo: bool = True
-        max_draft: int = 64
-
-        def __post_init__(self) -> None:
-            if not isinstance(self.model, str) or not self.model:
-                raise ConfigError(f"model={self.model!r} must name the small checkpoint: zoo:NAME, folder or hub id")
-            if str(self.threshold) in ("inf", "Infinity"):  # a command line has no other way to say it
-                object.__setattr__(self, "threshold", math.inf)
-            level = self.threshold
-            if not isinstance(level, int | float) or isinstance(level, bool) or math.isnan(level) or level < 0:
-                raise ConfigError(
-                    f"threshold={level!r} must be a number of bits, 0 (the target alone) or more; "
-                    "an entropy is at most the logarithm of the vocabulary, inf is the small model alone"
-                )
-            for name, most in (("window", 10_000), ("dwell", 10**9), ("max_draft", 256)):
-                value = getattr(self, name)
-                if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                    raise ConfigError(f"{name}={value!r} must be an integer between 1 and {most}")
-            if not isinstance(self.redo, bool):
-                raise ConfigError(f"redo={self.redo!r} must be true or false")
+        model: Annotated[str, DRAFT_CHECKPOINT]
+        threshold: Annotated[
+            float,
+            Option(
+                "The small model writes where the mean entropy is below this, in bits. 0 is the target alone, "
+                "infinity (also 'inf') the small model alone.",
+                convert=_bits,
+            ),
+        ] = 0.5
+        window: Annotated[int, Option("Entropies that the mean is of.", least=1, most=10_000)] = 5
+        dwell: Annotated[
+            int, Option("Tokens that a model writes at least before the turn changes.", least=1, most=10**9)
+        ] = 10
+        redo: Annotated[
+            bool, Option("The target writes the position that raised the alarm; false: the one after it.")
+        ] = True
+        max_draft: Annotated[
+            int,
+            Option(
+                "Tokens that the target reads at once, at most; a longer turn goes on in the next step. The request's "
+                "share of a step's rows bounds it, too.",
+                least=1,
+                most=256,
+            ),
+        ] = 64
 
     def __init__(self, config: Config, target: LanguageModel, small: LanguageModel | None = None) -> None:
         super().__init__(config.model if small is None else small, target)

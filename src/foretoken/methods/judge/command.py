@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.train.command import DRAFT, Command, Common, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import DRAFT, Command, Common, Session
 
 DEFAULT_TASKS = "profiles,code,arithmetic,keys"
 
@@ -27,12 +28,12 @@ class Config(Common):
             says_default=False,
         ),
     ] = None
-    examples: Annotated[int, Option("Questions to ask.", metavar="N", positive=True)] = 1000
+    examples: Annotated[int, Option("Questions to ask.", metavar="N", above=0)] = 1000
     labels: Annotated[
         Path | None,
         Option("Keep what is mined in this file; give it again to go on after a stop, or to fit anew.", metavar="FILE"),
     ] = None
-    minutes: Annotated[float, Option("Stop asking after so many minutes.", positive=True)] = 5.0
+    minutes: Annotated[float, Option("Stop asking after so many minutes.", above=0)] = 5.0
     triples: Annotated[
         Path | None,
         Option("Annotations: question, correct, wrong, error as [BEGIN, END].", metavar="FILE.jsonl"),
@@ -41,7 +42,7 @@ class Config(Common):
     false_accepts: Annotated[
         float, Option("Share of bad tokens that the threshold may let pass, held out.", metavar="F")
     ] = 0.02
-    seed: Annotated[int, Option("Of questions and split.", metavar="N", least=0)] = 0
+    seed: Annotated[int, Option("Of questions and split.", metavar="N", least=0, most=2**63 - 1)] = 0
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
@@ -40,6 +39,7 @@ from foretoken.methods.judge.labels import Label, Marked
 from foretoken.methods.judge.store import Found, Store
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.sources import TASKS
 from foretoken_lab.tasks import catalog
 from foretoken_lab.tasks.behaviour import behaves

@@ -13,18 +13,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from torch import Tensor
 
 from foretoken.core.distortion import Account, Spent, price_of
 from foretoken.core.draft import Draft, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Declared, Knob, LastState, Needs
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio
 from foretoken.core.verdict import Verdict
+from foretoken.options.option import Option
 from foretoken.verifiers.lossy import BudgetedVerifier, LossyConfig, check_fit, descend, exactly, permitted
 from foretoken.verifiers.walk import Pick, Siblings
 
@@ -75,33 +75,28 @@ class JudgeVerifier(BudgetedVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of the judge.
+        """Options of the judge."""
 
-        Attributes:
-            head: a folder written by `foretoken train judge`; None: the folder ``judge`` beside the target's weights.
-            threshold: the judge accepts above this probability, in [0, 1]; None: the head's calibrated one. 1 switches
-                the judge off.
-            max_run: consecutive tokens that the judge alone may accept; None: any number.
-            max_distortion: budget: mean total variation per token at most, of every prefix of a request's output; None:
-                no bound, 0: exact.
-        """
-
-        head: str | None = None
-        threshold: float | None = None
-        max_run: int | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.head is not None and (not isinstance(self.head, str | Path) or not str(self.head)):
-                raise ConfigError(f"head={self.head!r} must be a folder written by 'foretoken train judge'")
-            if self.threshold is not None:
-                self.check_share("threshold", "lower accepts more, 1 switches it off, leave it out for the head's")
-            run = self.max_run
-            if run is not None and (not isinstance(run, int) or isinstance(run, bool) or run < 1):
-                raise ConfigError(
-                    f"max_run={run!r} must be an integer, at least 1: leave it out for no limit, use threshold=1 to "
-                    "switch the judge off"
-                )
+        head: Annotated[
+            str | Path | None, Option("A folder of `foretoken train judge`; None: `judge` beside the target's weights.")
+        ] = None
+        threshold: Annotated[
+            float | None,
+            Option(
+                "The judge's word counts above this; None: what the head was calibrated to. 1 switches it off.",
+                least=0,
+                most=1,
+                remedy="lower accepts more, 1 switches it off, leave it out for the head's",
+            ),
+        ] = None
+        max_run: Annotated[
+            int | None,
+            Option(
+                "So many tokens in a row may be accepted on the judge's word alone; None: any number.",
+                least=1,
+                remedy="leave it out for no limit, use threshold=1 to switch the judge off",
+            ),
+        ] = None
 
     def __init__(self, config: Config, head: Head, guarded: Collection[int]) -> None:
         self.config = config

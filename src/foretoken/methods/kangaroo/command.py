@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import Command, Continued, Judged, Loop, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import Command, Continued, Judged, Loop, Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Config(Loop, Judged, Continued):
     ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
         if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
             raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from foretoken.methods.kangaroo.exit_choice import choose_exit
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.kangaroo.runner import AdapterRunner
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.options.option import Checked, Option
 
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 _CHUNK_ROWS = 512  # rows of an adapter forward without the head
@@ -84,46 +85,40 @@ class KangarooDrafter(Drafter):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of Kangaroo.
+    class Config(Checked):
+        """Options of Kangaroo."""
 
-        Attributes:
-            adapter: a folder written by `foretoken train kangaroo`, or one with a folder exit-E for each of several
-                depths; None: what lies beside the target's weights in ``kangaroo``.
-            exit_layer: layers that draft; 'auto' measures every available adapter and explains its choice. None: the
-                only adapter, or of several the one whose depth is nearest to an eighth of the target.
-            threshold: drafting stops where the most probable token has at most this probability; None: 0.6 for
-                chains, 0.4 for trees. 0 never stops, 1 drafts one token a step.
-            tree: propose a tree of the most probable continuations instead of a chain.
-            max_depth: longest path of a draft.
-            width: of a tree: continuations considered at a node, and nodes kept at a level.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md); None: all.
-        """
-
-        adapter: str | None = None
-        exit_layer: int | str | None = None
-        threshold: float | None = None
-        tree: bool = False
-        max_depth: int = 6
-        width: int = 10
-        draft_vocab: str | None = None
-
-        def __post_init__(self) -> None:
-            depth = self.exit_layer
-            known = depth is None or depth == "auto"
-            if not known and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
-                raise ConfigError(f"exit_layer={depth!r} must be a number of layers from 1, or 'auto'")
-            if self.adapter is not None and not isinstance(self.adapter, str | Path):
-                raise ConfigError(f"adapter={self.adapter!r} must be a folder")
-            draft_vocabulary.check_option(self.draft_vocab)
-            given = self.threshold
-            if given is not None and (not isinstance(given, int | float) or not 0 <= given <= 1):
-                raise ConfigError(f"threshold={self.threshold!r} must be a probability between 0 and 1")
-            for name, most in (("max_depth", 64), ("width", 64)):
-                value = getattr(self, name)
-                if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                    raise ConfigError(f"{name}={value!r} must be an integer between 1 and {most}")
+        adapter: Annotated[
+            str | Path | None,
+            Option(
+                "A folder of `foretoken train kangaroo`, or one with a folder exit-E for each of several depths; None: "
+                "what lies beside the target's weights in `kangaroo`."
+            ),
+        ] = None
+        exit_layer: Annotated[
+            int | str | None,
+            Option(
+                "Layers that draft; 'auto' measures every adapter there is and explains its choice. None: the only "
+                "adapter, or of several the one of the depth nearest to an eighth of the target.",
+                least=1,
+                choices=("auto",),
+            ),
+        ] = None
+        threshold: Annotated[
+            float | None,
+            Option(
+                "Drafting stops where the most probable token has at most this probability; None: 0.6 for chains, 0.4 "
+                "for trees. 0 never stops, 1 drafts one token a step.",
+                least=0,
+                most=1,
+            ),
+        ] = None
+        tree: Annotated[bool, Option("Propose a tree of the most probable continuations instead of a chain.")] = False
+        max_depth: Annotated[int, Option("Longest path of a draft.", least=1, most=64)] = 6
+        width: Annotated[
+            int, Option("Of a tree: continuations considered at a node, and nodes kept at a level.", least=1, most=64)
+        ] = 10
+        draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config

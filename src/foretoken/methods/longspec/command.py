@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import WIDEST, Command, Judged, Loop, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import WIDEST, Command, Judged, Loop, Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Config(Loop, Judged):
     ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
         if self.mlp_width is not None and self.mlp_width % 32:
             raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
 

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -25,7 +25,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.tree import ROOT
-from foretoken.drafting import draft_vocabulary
+from foretoken.drafting import draft_vocabulary, learned_part
 from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.learned_part import find
@@ -37,6 +37,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.methods.longspec.runner import Level, Read, Runner
 from foretoken.models.language_model import LanguageModel, Output
+from foretoken.options.option import Checked, Option
 
 
 @dataclass(slots=True)
@@ -80,36 +81,19 @@ class LongSpecDrafter(Drafter):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of LongSpec.
+    class Config(Checked):
+        """Options of LongSpec."""
 
-        Attributes:
-            head: a folder written by `foretoken train longspec`; None: ``longspec`` beside the target's weights.
-            tree: propose a beam of the most probable continuations instead of a chain.
-            max_depth: longest path of a draft; None: as many levels as the head was trained for.
-            width: of a tree: nodes of a level; the first one has a quarter of them.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md); None: all.
-        """
-
-        head: str | None = None
-        tree: bool = False
-        max_depth: int | None = None
-        width: int = 16
-        draft_vocab: str | None = None
-
-        def __post_init__(self) -> None:
-            if self.head is not None and not isinstance(self.head, str | Path):
-                raise ConfigError(f"head={self.head!r} must be a folder")
-            if not isinstance(self.tree, bool):
-                raise ConfigError(f"tree={self.tree!r} must be true or false")
-            for name in ("max_depth", "width"):
-                value = getattr(self, name)
-                if name == "max_depth" and value is None:
-                    continue
-                if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 64:
-                    raise ConfigError(f"{name}={value!r} must be an integer between 1 and 64")
-            draft_vocabulary.check_option(self.draft_vocab)
+        head: Annotated[str | Path | None, learned_part.FOLDER] = None
+        tree: Annotated[bool, Option("Propose a beam of the most probable continuations instead of a chain.")] = False
+        max_depth: Annotated[
+            int | None,
+            Option("Longest path of a draft; None: as many levels as the head was trained for.", least=1, most=64),
+        ] = None
+        width: Annotated[
+            int, Option("Of a tree: nodes of a level; the first one has a quarter of them.", least=1, most=64)
+        ] = 16
+        draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         target_kv.find(target.model, target.name)  # refuse an unsuitable target before a head is missed

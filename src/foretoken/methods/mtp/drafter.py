@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretoken.core.draft import PointMass
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Option
 
 
 class MtpDrafter(FeatureDrafter):
@@ -35,25 +36,13 @@ class MtpDrafter(FeatureDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrowthOptions):
-        """Options of MTP.
+        """Options of MTP."""
 
-        Attributes:
-            tree: propose a tree of the most probable continuations instead of a chain.
-            max_depth: longest path of a draft.
-            width: of a tree: continuations recorded at a node, and nodes expanded at a level.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md), if the layer scores with the target's own LM head; None: all.
-            norm_output: the layer's next feature is the output of its norm, as in SGLang; else the norm's input, as in
-                vLLM.
-        """
-
-        max_depth: int = 3
-        norm_output: bool = True
-
-        def __post_init__(self) -> None:
-            if not isinstance(self.norm_output, bool):
-                raise ConfigError(f"norm_output={self.norm_output!r} must be true or false")
-            super().__post_init__()
+        max_depth: Annotated[int, Option("Longest path of a draft.", least=1, most=64)] = 3
+        norm_output: Annotated[
+            bool,
+            Option("The layer reads its own output after its norm, as in SGLang; false: before it, as in vLLM."),
+        ] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         tensors = read_layer(target.config, target.source, target.name)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken import catalog
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, Law, PointMass
@@ -24,6 +24,7 @@ from foretoken.drafting.draft_runner import DraftRunner
 from foretoken.drafting.outer import Outer, OuterOptions, standing
 from foretoken.methods.rasd.estimate import Estimates
 from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
+from foretoken.options.option import Option
 
 _SOURCES = {PROMPT: "suffix", DATASTORE: "rest"}  # what looks up is a method of its own
 
@@ -81,45 +82,33 @@ class RasdDrafter(Outer):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(OuterOptions):
-        """Options of fusing.
+        """Options of fusing."""
 
-        Attributes:
-            datastore: folder made by ``foretoken datastore build`` with the target's tokenizer; None: the text's own
-                past alone.
-            prompt: whether the text's own past is a source.
-            drafter: the method whose tree is fused; 'none' leaves retrieval alone.
-            model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
-            head: its trained head, if it takes one; None: the one beside the target.
-            draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
-            coupled: a draft model draws its chain with the noise of 'match'; False: its most probable tokens, as a
-                tree. None: where the verifier takes such drafts.
-            retrieved: nodes of each source that are considered in a step.
-            score: let the draft model read retrieved nodes.
-            min_score: retrieved nodes that stand with less estimated probability are pruned.
-        """
+        datastore: Annotated[
+            str | Path | None,
+            Option(
+                "Folder of `foretoken datastore build` with the target's tokenizer; None: the text's own past alone."
+            ),
+        ] = None
+        prompt: Annotated[bool, Option("The text's own past is a source.")] = True
+        retrieved: Annotated[int, Option("Nodes of each source that are considered in a step.", least=1, most=256)] = 16
+        score: Annotated[bool, Option("Let the draft model read retrieved nodes.")] = True
+        min_score: Annotated[
+            float,
+            Option(
+                "Retrieved nodes with a lower estimated probability of acceptance are pruned.",
+                least=0,
+                below=1,
+                remedy="use 0 to prune nothing",
+            ),
+        ] = 0.02
 
-        datastore: str | Path | None = None
-        prompt: bool = True
-        retrieved: int = 16
-        score: bool = True
-        min_score: float = 0.02
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            for name in ("prompt", "score"):
-                if not isinstance(getattr(self, name), bool):
-                    raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+        def check_together(self) -> None:
             if self.datastore is None and not self.prompt:
                 raise ConfigError(
                     "prompt=False without a datastore leaves nothing to retrieve from: give datastore=DIR"
                 )
             self.check_drafter("rasd", "suffix_first", *_SOURCES.values())
-            count = self.retrieved
-            if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 256:
-                raise ConfigError(f"retrieved={count!r} must be an integer between 1 and 256")
-            score = self.min_score
-            if not isinstance(score, (int, float)) or isinstance(score, bool) or not 0.0 <= score < 1.0:
-                raise ConfigError(f"min_score={score!r} must be a probability in [0, 1): use 0 to prune nothing")
 
     @classmethod
     def settle(cls, config: Config, verifier: Verifier | None) -> Config:

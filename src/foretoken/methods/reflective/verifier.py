@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretoken import catalog
 from foretoken.core.distortion import Account, Spent, divergence, total_variation
 from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
-from foretoken.core.errors import ConfigError, RequestError, nearest
+from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Declared, Knob, Needs, Offers
 from foretoken.core.protocols import Context, Verifier
@@ -24,6 +24,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.data.reflection import BACK, PREFIX
 from foretoken.methods.reflective.given_draft import law_given
 from foretoken.methods.reflective.probe import reflected, with_copies
+from foretoken.options.option import Option
 from foretoken.verifiers.lossy import BudgetedVerifier, LossyConfig, check_fit
 from foretoken.verifiers.recursive import RecursiveVerifier
 
@@ -41,6 +42,19 @@ RULES = (
 _EXACT = RecursiveVerifier()
 _KINDS: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
 Cost = tuple[float, float]  # distortion and divergence
+
+
+def _prompt(name: str, value: Any) -> str | tuple[int, ...]:
+    """A text that has a UTF-8 form, or token ids."""
+    found = tuple(value) if isinstance(value, list) else value
+    if isinstance(found, str):
+        try:
+            found.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ConfigError(f"{name}={value!r:.60} is not valid Unicode") from None
+    elif not isinstance(found, tuple) or not all(type(each) is int for each in found):
+        raise ConfigError(f"{name}={value!r:.60} must be a text or token ids")
+    return found
 
 
 class ReflectiveVerifier(BudgetedVerifier):
@@ -68,44 +82,37 @@ class ReflectiveVerifier(BudgetedVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of reflective verification.
+        """Options of reflective verification; of max_distortion, see ``check_together``."""
 
-        Attributes:
-            alpha: weight of the second reading's logits, in [0, 1]; 0 is the plain rule.
-            rule: what verifies by the mixed laws: any rule of the catalogue that decides node by node.
-            prompt: what stands between draft and copy, a text or token ids; "": nothing. Tokenised apart from both.
-            prefix: tokens of the answer that are repeated before the copy, at most.
-            mix_bonus: mix the law of the token behind a draft that stands, too.
-            max_distortion: budget: mean charge per token at most, of every prefix of a request's output; None: no
-                bound, 0: exact. Only with a lossless ``rule``.
-        """
+        alpha: Annotated[
+            float,
+            Option(
+                "Weight of the second reading's logits; 0 is the plain rule.",
+                least=0,
+                most=1,
+                remedy="0 is the plain rule, 1 the second reading alone",
+            ),
+        ] = 0.3
+        rule: Annotated[
+            str,
+            Option(
+                "The rule that verifies by the mixed distributions: any of the catalogue that decides node by node.",
+                choices=tuple(RULES),
+            ),
+        ] = "recursive"
+        prompt: Annotated[
+            str | Sequence[int],
+            Option(
+                "What stands between draft and copy, a text or token ids; '': nothing. Tokenised apart from both.",
+                convert=_prompt,
+            ),
+        ] = BACK
+        prefix: Annotated[
+            int, Option("Tokens of the answer that are repeated before the copy, at most.", least=0, most=256)
+        ] = PREFIX
+        mix_bonus: Annotated[bool, Option("Mix the distribution of the bonus token, too.")] = False
 
-        alpha: float = 0.3
-        rule: str = "recursive"
-        prompt: str | Sequence[int] = BACK
-        prefix: int = PREFIX
-        mix_bonus: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self.check_share("alpha", "0 is the plain rule, 1 the second reading alone")
-            if self.rule not in RULES:
-                reason = "it looks ahead, so its tokens have no law of their own; " if self.rule == "block" else ""
-                raise ConfigError(f"rule={self.rule!r}: {reason}{nearest(str(self.rule), RULES)}")
-            if isinstance(self.prompt, list):
-                object.__setattr__(self, "prompt", tuple(self.prompt))
-            ids = isinstance(self.prompt, tuple) and all(type(each) is int for each in self.prompt)
-            if not isinstance(self.prompt, str) and not ids:
-                raise ConfigError(f"prompt={self.prompt!r} must be a text or token ids")
-            if isinstance(self.prompt, str) and not self.prompt.isascii():
-                try:
-                    self.prompt.encode("utf-8")
-                except UnicodeEncodeError:
-                    raise ConfigError(f"prompt={self.prompt!r} is not valid Unicode") from None
-            if not isinstance(self.prefix, int) or isinstance(self.prefix, bool) or not 0 <= self.prefix <= 256:
-                raise ConfigError(f"prefix={self.prefix!r} must be an integer between 0 and 256")
-            if not isinstance(self.mix_bonus, bool):
-                raise ConfigError(f"mix_bonus={self.mix_bonus!r} must be true or false")
+        def check_together(self) -> None:
             if not self.prompt and not self.prefix:
                 raise ConfigError("prompt='' with prefix=0: something must stand before the copy; use prefix=1")
             if self.max_distortion is not None and catalog.find(self.rule, "verifier").promise == "approximate":

@@ -27,11 +27,11 @@ import torch
 from foretoken.core.draft import Draft
 from foretoken.core.errors import InputError
 from foretoken.core.protocols import Budget, Context, Features, Outcome
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.width import choose
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.sampling import SamplingParams
 
 _LEAST_STEPS = 3
 

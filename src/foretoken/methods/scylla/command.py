@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.train.command import Command, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import Command, Session
 from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
 from foretoken.train.feature_heads.said import served
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
-from foretoken.drafting.feature_heads.drafter import FeatureDrafter, HeadOptions
+from foretoken.drafting.feature_heads.drafter import TREE, FeatureDrafter, HeadOptions
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
 from foretoken.methods.scylla import width
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Option
 
 _UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
 
@@ -50,26 +52,13 @@ class ScyllaDrafter(FeatureDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeadOptions):
-        """Options of Scylla.
+        """Options of Scylla."""
 
-        Attributes:
-            head: a folder written by `foretoken train scylla`; None: ``scylla`` beside the target's weights.
-            widths: a file of `foretoken calibrate scylla`; None: ``widths.json`` in the head's folder, if it is there.
-            tree: propose a tree of the most probable continuations; else a chain.
-            max_depth: longest path of a draft.
-            width: of a tree: continuations recorded at a node, and nodes expanded at a level.
-            draft_vocab: a folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted
-                (docs/methods/vocabtrim.md), by a head that scores with the target's own; None: all that it scores.
-            dtype: int8 or int4 rounds the layers and rows of the head's own, for the native decoder: drafts take less
-                time, and the text stays the target's; None: the target's.
-        """
-
-        widths: str | None = None
-        tree: bool = True
-
-        def __post_init__(self) -> None:
-            width.check_option(self.widths)
-            super().__post_init__()
+        widths: Annotated[
+            str | Path | None,
+            Option("A file of `foretoken calibrate scylla`; None: `widths.json` in the head's folder, if it is there."),
+        ] = None
+        tree: Annotated[bool, TREE] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(Scylla, config.head, target)

@@ -12,9 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.errors import ModelError
 
 FILE = "widths.json"
 KIND = "scylla_widths"
@@ -84,16 +83,6 @@ class Widths:
         if found.get("target_fingerprint") != fingerprint:
             raise ModelError(f"widths={path}: was measured with another target ('{found.get('target')}'); {_REMEDY}")
         return widths
-
-
-def check_option(given: Any) -> None:
-    """Refuse what no ``widths`` can be.
-
-    Raises:
-        ConfigError: it is not None and no name of a file.
-    """
-    if given is not None and (not isinstance(given, str | Path) or not str(given)):
-        raise ConfigError(f"widths={given!r} must be a file of 'foretoken calibrate scylla'")
 
 
 def choose(batches: Sequence[int], rates: Mapping[tuple[int, int], float]) -> Widths:

@@ -11,14 +11,14 @@ prompts always, the target computes everything, bit for bit as without these set
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.methods.sparse.blocks import SCORES, SETS
+from foretoken.options.option import Checked, Option
 
 KEY = "verification"
 _CHOICES = {
@@ -39,71 +39,97 @@ _EXAMPLES = {"attention": "per_head", "reuse": "calibrated", "ffn": "0.05", "moe
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerificationConfig:
-    """What of a verification may be left out.
+class VerificationConfig(Checked):
+    """What of a verification may be left out."""
 
-    Attributes:
-        attention: "off": dense; "per_head": every key/value head picks its own blocks; "global": the heads of a layer
-            share one budget; "per_layer": all heads of a layer read the same blocks.
-        budget: rho, share of the prefix beyond ``dense_below`` that may be read, in (0, 1]; 1: all of it.
-        dense_below: L0, rows of prefix up to which attention is dense.
-        block: rows that are picked together; a power of two, 16 or more.
-        sinks: first blocks, always read.
-        locals: last whole blocks, always read.
-        score: by what the root row orders blocks: "exact", its attention weights; "bounds" or "mean" of their keys,
-            which are cheaper and find less; see methods/sparse/blocks.py.
-        reuse: "calibrated": only the calibration's anchor layers pick, the layers behind each take over its choice.
-        theta: similarity of choices below which a layer is an anchor, in [0, 1]: 0 leaves the first two; None: the
-            calibration's.
-        refresh: every so many tokens their keys and values are computed again, densely; 0: never.
-        confirm: so many tokens are decided sparsely and then confirmed by a dense verification; 0: never confirmed.
-        ffn: tau: channels of an MLP whose activated gate is below it are left out; 0: none.
-        moe: m: experts of a row that may be left out, fewer than the model chooses for it; 0: none.
-        moe_rule: how many of them: "nested", "largest" or "all_or_none", see methods/sparse/feed_forward.py.
-        calibration: file of ``foretoken calibrate sparse``; None: what lies beside the target's weights.
-    """
+    said_as = f"{KEY}."
 
-    attention: str = "off"
-    budget: float = 0.1
-    dense_below: int = 4096
-    block: int = 64
-    sinks: int = 1
-    locals: int = 2
-    score: str = "exact"
-    reuse: str = "off"
-    theta: float | None = None
-    refresh: int = 0
-    confirm: int = 0
-    ffn: float = 0.0
-    moe: int = 0
-    moe_rule: str = "nested"
-    calibration: str | None = None
+    attention: Annotated[
+        str,
+        Option(
+            "off: dense; per_head: every key/value head picks its own blocks; global: the heads of a layer share one "
+            "budget; per_layer: all heads of a layer read the same blocks.",
+            choices=("off", *SETS),
+        ),
+    ] = "off"
+    budget: Annotated[
+        float,
+        Option(
+            "rho, the share of the prefix beyond dense_below that may be read.",
+            above=0,
+            most=1,
+            remedy="0.1 reads a tenth, 1 everything",
+        ),
+    ] = 0.1
+    dense_below: Annotated[int, Option("L0, rows of prefix up to which attention is dense.", least=0)] = 4096
+    block: Annotated[int, Option("Rows that are picked together; a power of two.", least=_SMALLEST_BLOCK)] = 64
+    sinks: Annotated[int, Option("First blocks, always read.", least=0)] = 1
+    locals: Annotated[int, Option("Last whole blocks, always read.", least=0)] = 2
+    score: Annotated[
+        str,
+        Option(
+            "How the root row orders blocks: exact, by its attention weights; bounds or mean of their keys, which are "
+            "cheaper and find less.",
+            choices=SCORES,
+        ),
+    ] = "exact"
+    reuse: Annotated[
+        str,
+        Option(
+            "calibrated: only the calibration's anchor layers pick, the layers after each take over its choice.",
+            choices=("off", "calibrated"),
+        ),
+    ] = "off"
+    theta: Annotated[
+        float | None,
+        Option(
+            "Similarity of choices below which a layer is an anchor: 0 leaves the first two; None: the calibration's.",
+            least=0,
+            most=1,
+            remedy="0 leaves two anchors, 1 makes all layers",
+        ),
+    ] = None
+    refresh: Annotated[
+        int, Option("Every so many tokens their keys and values are computed again, densely; 0: never.", least=0)
+    ] = 0
+    confirm: Annotated[
+        int,
+        Option(
+            "So many tokens are decided sparsely and then confirmed by a dense verification; 0: never confirmed.",
+            least=0,
+        ),
+    ] = 0
+    ffn: Annotated[
+        float,
+        Option(
+            "tau: channels of an MLP whose activated gate is below it are left out; 0: none.",
+            least=0,
+            remedy="give a threshold, for example 0.05; 0 is off",
+        ),
+    ] = 0.0
+    moe: Annotated[
+        int,
+        Option("m: experts of a row that may be left out, fewer than the model chooses for it; 0: none.", least=0),
+    ] = 0
+    moe_rule: Annotated[
+        str,
+        Option(
+            "How many experts are left out, see methods/sparse/feed_forward.py.",
+            choices=("nested", "largest", "all_or_none"),
+        ),
+    ] = "nested"
+    calibration: Annotated[
+        str | Path | None,
+        Option("File of `foretoken calibrate sparse`; None: what lies beside the target's weights."),
+    ] = None
 
-    def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                hint = nearest(value, known) if isinstance(value, str) else f"use one of {', '.join(known)}"
-                raise _wrong(name, value, f"is unknown: {hint}")
-        if not _is_number(self.budget) or not 0.0 < self.budget <= 1.0:
-            raise _wrong("budget", self.budget, "must be a share in (0, 1]: 0.1 reads a tenth, 1 everything")
-        if not _is_number(self.ffn) or not 0.0 <= self.ffn < math.inf:
-            raise _wrong("ffn", self.ffn, "must be a threshold from 0, for example 0.05; 0 is off")
-        if self.theta is not None and (not _is_number(self.theta) or not 0.0 <= self.theta <= 1.0):
-            raise _wrong(
-                "theta", self.theta, "must be a similarity in [0, 1]: 0 leaves two anchors, 1 makes all layers"
-            )
-        for name in ("dense_below", "sinks", "locals", "refresh", "confirm", "moe"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise _wrong(name, value, "must be an integer from 0")
-        block = self.block
-        if not isinstance(block, int) or isinstance(block, bool) or block < _SMALLEST_BLOCK or block & (block - 1):
-            raise _wrong("block", block, f"must be a power of two from {_SMALLEST_BLOCK}, for example 64")
+    def check_together(self) -> None:
+        if self.block & (self.block - 1):
+            raise ConfigError(f"{KEY}.block={self.block} must be a power of two, for example 64")
         if self.refresh and self.confirm:
-            raise _wrong("refresh", self.refresh, f"does nothing with {KEY}.confirm: rows are dense when they stay")
-        if self.calibration is not None and not isinstance(self.calibration, str | Path):
-            raise _wrong("calibration", self.calibration, "must name a file of 'foretoken calibrate sparse'")
+            raise ConfigError(
+                f"{KEY}.refresh={self.refresh} does nothing with {KEY}.confirm: rows are dense when they stay"
+            )
 
     @property
     def sparse(self) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.core.errors import ConfigError
-from foretoken.train.command import DRAFT, Command, Judged, Option, Session, Text
+from foretoken.options.option import Option
+from foretoken.train.command import DRAFT, Command, Judged, Session, Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +20,16 @@ class Config(Text, Judged):
         str,
         Option("drawn: judge a token by state and law; pre: by the state before it, as published; post: after it."),
     ] = "drawn"
-    examples: Annotated[int, Option("Tokens to judge by, about.", metavar="N", positive=True)] = 10_000
-    minutes: Annotated[float, Option("Stop collecting after so many minutes.", positive=True)] = 5.0
-    temperature: Annotated[float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.")] = 0.0
-    ratio: Annotated[float, Option("A token is acceptable where q <= RATIO p.", positive=True)] = 1.0
+    examples: Annotated[int, Option("Tokens to judge by, about.", metavar="N", above=0)] = 10_000
+    minutes: Annotated[float, Option("Stop collecting after so many minutes.", above=0)] = 5.0
+    temperature: Annotated[
+        float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.", least=0)
+    ] = 0.0
+    ratio: Annotated[float, Option("A token is acceptable where q <= RATIO p.", above=0)] = 1.0
     steps: Annotated[int, Option("Tokens drafted behind a document.", name="draft-length", metavar="N", least=1)] = 20
     replies: Annotated[bool, Option("Draft where replies begin, not behind the first 30 % of a document.")] = False
     soft: Annotated[bool, Option("Train on the chance of acceptance, min(1, p/q), not on yes or no.")] = False
-    seed: Annotated[int, Option("Of order, split and sampling.", metavar="N", least=0)] = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature {self.temperature}: must be 0 or more")
+    seed: Annotated[int, Option("Of order, split and sampling.", metavar="N", least=0, most=2**63 - 1)] = 0
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -18,21 +18,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sampled
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import ROOT
-from foretoken.drafting.draft_runner import DraftRunner, Rows, RunnerBuilder
+from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
 from foretoken.drafting.learned_part import find
 from foretoken.methods.sprinter.network import SprinterHead, facts_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
+from foretoken.options.option import Checked, Option
 
 _STOPS = ("head", "confidence")
 
@@ -63,43 +64,38 @@ class SprinterDrafter(DraftRunner):
     )
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options of SPRINTER.
+    class Config(Checked):
+        """Options of SPRINTER."""
 
-        Attributes:
-            model: the draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target.
-                For zoo:base it need not be named: zoo:draft.
-            head: a folder written by `foretoken train sprinter`; None: the folder ``sprinter`` beside the draft's
-                weights. Its config names its input (pre, drawn or post).
-            stop: "head": v is the head's estimate that the token would be accepted; "confidence": v is the draft's own
-                probability of the token, without a head.
-            threshold: drafting stops where v is below this. 0 never stops, anything above 1 always: one token a step,
-                tested.
-            max_draft: tokens of a draft at most.
-        """
+        model: Annotated[str, DRAFT_CHECKPOINT]
+        head: Annotated[
+            str | Path | None,
+            Option(
+                "A folder of `foretoken train sprinter`; None: `sprinter` beside the draft's weights. It says what it "
+                "reads (pre, drawn or post)."
+            ),
+        ] = None
+        stop: Annotated[
+            str,
+            Option(
+                "head: v is the head's estimate that the token would be accepted; confidence: v is the draft's own "
+                "probability of the token, and there is no head.",
+                choices=_STOPS,
+            ),
+        ] = "head"
+        threshold: Annotated[
+            float,
+            Option(
+                "Drafting stops where v is below this. 0 never stops, 1 nearly always: one token a step, tested.",
+                least=0,
+                most=1,
+            ),
+        ] = 0.5
+        max_draft: Annotated[int, Option("Tokens of a draft at most.", least=1, most=256)] = 20
 
-        model: str
-        head: str | None = None
-        stop: str = "head"
-        threshold: float = 0.5
-        max_draft: int = 20
-
-        def __post_init__(self) -> None:
-            if not isinstance(self.model, str) or not self.model:
-                raise ConfigError(f"model={self.model!r} must name the draft checkpoint: zoo:NAME, folder or hub id")
-            if self.head is not None and not isinstance(self.head, str | Path):
-                raise ConfigError(f"head={self.head!r} must be a folder")
-            if self.stop not in _STOPS:
-                hint = nearest(self.stop, _STOPS) if isinstance(self.stop, str) else f"use {' or '.join(_STOPS)}"
-                raise ConfigError(f"stop={self.stop!r} is unknown: {hint}")
+        def check_together(self) -> None:
             if self.stop == "confidence" and self.head is not None:
                 raise ConfigError(f"head={self.head!r} does nothing with stop=confidence: leave one of them out")
-            level = self.threshold
-            if not isinstance(level, int | float) or isinstance(level, bool) or not 0 <= level <= 1:
-                raise ConfigError(f"threshold={level!r} must be a probability between 0 and 1")
-            most = self.max_draft
-            if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 256:
-                raise ConfigError(f"max_draft={most!r} must be an integer between 1 and 256")
 
     def __init__(self, config: Config, target: LanguageModel, draft: LanguageModel | None = None) -> None:
         super().__init__(config.model if draft is None else draft, target)

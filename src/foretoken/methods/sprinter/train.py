@@ -36,7 +36,6 @@ from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
 from foretoken.core.provenance import provenance
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.logistic import Logistic
 from foretoken.engine.llm import LLM
@@ -46,6 +45,7 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.mixture import Source
 from foretoken.train.recipe import RECORD, disk_trouble

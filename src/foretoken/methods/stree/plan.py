@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.protocols import PlanMaker
@@ -22,25 +22,25 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.option import Checked, Option
 
 KERNELS = ("walk", "scan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreeConfig:
-    """Options of the plan.
+class StreeConfig(Checked):
+    """How recurrences are computed."""
 
-    Attributes:
-        kernel: "walk": row by row, depth first; a row's sums are those of plain decoding. "scan": all rows of a tree
-            or of a prompt's chunk at once, in another order of summation.
-    """
+    said_as = "stree."
 
-    kernel: str = "walk"
-
-    def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
-            hint = nearest(self.kernel, KERNELS) if isinstance(self.kernel, str) else f"use {' or '.join(KERNELS)}"
-            raise ConfigError(f"stree.kernel={self.kernel!r} is unknown: {hint}")
+    kernel: Annotated[
+        str,
+        Option(
+            "walk: row by row, depth first; a row's sums are those of plain decoding. scan: all rows of a tree or of a "
+            "prompt's chunk at once, in another order of summation.",
+            choices=KERNELS,
+        ),
+    ] = "walk"
 
 
 class TreeScan(DensePlan):

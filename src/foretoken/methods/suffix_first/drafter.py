@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken import catalog
 from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Features, Outcome, Verifier
 from foretoken.drafters.suffix import SuffixDrafter
 from foretoken.drafting.outer import Outer, OuterOptions, standing
+from foretoken.options.option import Option
 
 _NOTHING = Budget(0, 0)
 _SUFFIX = "suffix"
@@ -49,26 +49,20 @@ class SuffixFirstDrafter(Outer):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(OuterOptions):
-        """Options of copying first.
+        """Options of copying first."""
 
-        Attributes:
-            threshold: a copy is taken if so many of its tokens are expected to stand; 0 takes every one.
-            drafter: the method that drafts elsewhere.
-            model: its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.
-            head: its trained head, if it takes one; None: the one beside the target.
-            draft_vocab: its draft vocabulary, if it takes one; None: all tokens.
-            coupled: a draft model draws with the noise of 'match', so that a seed's tokens stay what they are; None:
-                where such a verifier was asked for.
-        """
+        threshold: Annotated[
+            float,
+            Option(
+                "A copy is taken if so many of its tokens are expected to be accepted; 0 takes every one.",
+                least=0,
+                most=1000,
+                remedy="give a number of tokens",
+            ),
+        ] = 1.0
 
-        threshold: float = 1.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
+        def check_together(self) -> None:
             self.check_drafter("suffix_first", "rasd", _SUFFIX, "none", "entropy_adaptive")
-            level = self.threshold
-            if not isinstance(level, int | float) or isinstance(level, bool) or not 0 <= level <= 1000:
-                raise ConfigError(f"threshold={level!r} must be a number of tokens, at least 0")
 
     @classmethod
     def settle(cls, config: Config, verifier: Verifier | None) -> Config:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.train.command import WIDEST, Continued, Judged, Loop, Option, Session
+from foretoken.options.option import Option
+from foretoken.train.command import WIDEST, Continued, Judged, Loop, Session
 
 if TYPE_CHECKING:
     from foretoken.train.recipe import Recipe
@@ -37,7 +38,7 @@ class HeadOptions(Loop, Judged):
             return 0.0
         return self.own_words_else if self.own_words is None else self.own_words
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
         if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
             raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
 

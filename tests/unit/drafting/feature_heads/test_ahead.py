@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from foretoken.core.errors import InputError
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.stop_rule import NO_LIMIT, Outlook
 from foretoken.drafting.feature_heads.native.chains import Ahead
 from foretoken.drafting.feature_heads.runner import Runner
@@ -24,6 +23,7 @@ from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

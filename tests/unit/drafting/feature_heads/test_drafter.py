@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads import drafter as module
 from foretoken.engine.llm import LLM
@@ -24,6 +23,7 @@ from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.frozen_target import FrozenTarget
 from helpers.adapters import shelf
 from helpers.golden import tokens_of

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from foretoken.core.errors import MismatchError
-from foretoken.core.sampling import SamplingParams
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.load import load
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

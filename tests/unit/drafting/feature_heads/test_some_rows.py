@@ -11,7 +11,6 @@ import torch
 
 from foretoken.core.draft import Draft, Sampled
 from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_columns
 from foretoken.drafting.draft_vocabulary import DraftVocabulary
 from foretoken.engine.llm import LLM
@@ -19,6 +18,7 @@ from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.mtp_models import PREFIX, retensor, save_mtp
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from foretoken.core.errors import InputError
 from foretoken.core.protocols import Budget
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads.native.pairs import Extent
 from foretoken.drafting.feature_heads.runner import Runner
@@ -24,6 +23,7 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

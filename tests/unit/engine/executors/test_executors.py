@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine import executors
 from foretoken.engine.executors.executor import Executor, Verbs
 from foretoken.engine.executors.overlap import Ahead, Shadow
@@ -36,6 +35,7 @@ from foretoken.engine.scheduler import Work
 from foretoken.forward.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.requests import make_request
 from helpers.tiny_models import VOCAB_SIZE, save_model

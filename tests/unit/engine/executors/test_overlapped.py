@@ -16,7 +16,6 @@ import torch
 from foretoken import testing as stubs
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.auto import _SETTLING, _TRIAL, _Turns
@@ -27,6 +26,7 @@ from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.llm import LLM
 from foretoken.engine.scheduler import Work
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.threads import one_thread
 from helpers.tiny_models import VOCAB_SIZE, save_model

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.words import Words
 from foretoken.engine.text.banned_words import words_of
+from foretoken.options.sampling import SamplingParams
 from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, target, with_config
 
 METHODS = [

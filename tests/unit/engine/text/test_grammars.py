@@ -14,9 +14,9 @@ import torch
 from scipy.stats import chisquare
 
 from foretoken.core.errors import ConfigError, RequestError
-from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.engine.llm import LLM
 from foretoken.engine.text.grammars import Grammars
+from foretoken.options.sampling import SamplingParams, StructuredOutputs
 from helpers.zoo_llms import PROMPTS, ids, target, with_config
 
 PERSON = {

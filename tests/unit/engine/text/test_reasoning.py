@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams, StructuredOutputs
 from foretoken.engine.text.reasoning import Thinking, knows_reasoning
+from foretoken.options.sampling import SamplingParams, StructuredOutputs
 from helpers.templates import MAY_THINK, THINKS, TOOLS, templated
 from helpers.zoo_llms import base, with_config
 

@@ -16,7 +16,6 @@ from foretoken.core.draft import NO_DRAFT, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.protocols import Budget, Context, Outcome
 from foretoken.core.randomness import Streams
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
@@ -28,6 +27,7 @@ from foretoken.methods.diffuspec.trigram import Trigram
 from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.requests import make_request
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model

@@ -9,13 +9,13 @@ import pytest
 
 from foretoken.core.draft import Draft
 from foretoken.core.protocols import Budget, Context
-from foretoken.core.sampling import SamplingParams
 from foretoken.methods.dovetail import costs
 from foretoken.methods.dovetail.costs import Affordable, CostTable, Rate, measure
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

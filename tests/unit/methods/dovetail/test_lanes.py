@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import process
 from foretoken.engine.llm import LLM
 from foretoken.methods.dovetail import far, staging
@@ -27,6 +26,7 @@ from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers import delays as delays_at
 from helpers.adapters import shelf
 from helpers.golden import tokens_of

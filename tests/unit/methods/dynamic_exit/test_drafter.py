@@ -13,7 +13,6 @@ from torch import Tensor
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Features, Outcome
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_columns import DraftColumns
@@ -29,6 +28,7 @@ from foretoken.methods.dynamic_exit.drafter import (
     best_exit,
 )
 from foretoken.models.language_model import Output
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import Session, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.watching import Watch, fresh_rows

@@ -14,7 +14,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
@@ -24,6 +23,7 @@ from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.config import Llama3Scaling
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.feature_heads import (
     Change,
     assert_a_wrong_description_is_seen,

@@ -15,7 +15,6 @@ from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import Draft, Sampled
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.protocols import Budget, Context
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.drafting.draft_runner import RunnerBuilder
 from foretoken.engine.llm import LLM
@@ -27,6 +26,7 @@ from foretoken.models import fuzzy
 from foretoken.models.fuzzy import groups_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers import delays as delays_at
 from helpers.adapters import shelf
 from helpers.requests import make_request

@@ -10,13 +10,13 @@ import torch
 
 from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.randomness import gumbel
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine import compose
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.entropy_adaptive.drafter import EntropyAdaptiveDrafter
 from foretoken.methods.entropy_adaptive.turns import EntropyTurn, entropy
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS as ALL_PROMPTS

@@ -13,7 +13,6 @@ import torch
 from scipy.optimize import minimize
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge import fit as fitting
 from foretoken.methods.judge import train as training
@@ -24,6 +23,7 @@ from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.methods.judge.train import best_without_head, quality, threshold_of, without_head
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.fingerprint import fingerprint
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc, smallest_threshold

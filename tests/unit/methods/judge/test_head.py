@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from foretoken import zoo
 from foretoken.core.errors import MismatchError, ModelError
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.drafting.logistic import Logistic
@@ -24,6 +23,7 @@ from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.methods.judge.train import best_without_head
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken.train.roc import auc
 from helpers.heads import head as sprinter_head
 from helpers.tiny_models import save_model

@@ -19,7 +19,6 @@ from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Budget, Context
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.logistic import Logistic
@@ -29,6 +28,7 @@ from foretoken.forward import anatomy
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import Random, Recorder, Stub
 from helpers.judges import head, shelved_judge
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

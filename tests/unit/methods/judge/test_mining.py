@@ -334,7 +334,7 @@ def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
 
 
 def greedy(most: int) -> Any:
-    from foretoken.core.sampling import SamplingParams
+    from foretoken.options.sampling import SamplingParams
 
     return SamplingParams(temperature=0.0, max_tokens=most)
 

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.protocols import Budget, Context
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.logistic import Logistic
 from foretoken.forward import anatomy
@@ -21,6 +20,7 @@ from foretoken.methods.judge.labels import Marked, read_states
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken.testing import Stub
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

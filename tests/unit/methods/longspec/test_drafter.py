@@ -11,13 +11,13 @@ import torch
 
 from foretoken.core.draft import PointMass, Sampled
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.longspec.drafter import LongSpecDrafter
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers.drafters import Crashing
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.methods.mtp.drafter import MtpDrafter
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.mtp_models import FAMILIES, VOCABULARY, WIDTH, named, reconfig, retensor, save_mtp
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

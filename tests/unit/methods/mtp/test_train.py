@@ -15,7 +15,6 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.feature_heads.unroll import every_column, unrolled
 from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.mtp import train as mtp
@@ -25,6 +24,7 @@ from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
 from foretoken.methods.mtp.train import LearningLayer, Shape
 from foretoken.models.load import load, load_as_is
+from foretoken.options.sampling import SamplingParams
 from foretoken.train import acceptance
 from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens
 from foretoken.train.feature_heads.objective import Unrolled

@@ -16,7 +16,6 @@ from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import NO_DRAFT, Coupled, PointMass
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.protocols import Budget, Verifier
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.datastore.build import build
@@ -28,6 +27,7 @@ from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.rasd.drafter import RasdDrafter
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.stores import stored
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

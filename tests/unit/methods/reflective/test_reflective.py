@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.verdict import Verdict
 from foretoken.data.reflection import BACK
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.reflective.verifier import ReflectiveVerifier
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS as ALL_PROMPTS

@@ -13,7 +13,6 @@ import torch
 
 from foretoken.core.draft import Draft, PointMass
 from foretoken.core.errors import InputError, ModelError
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla import calibrate
@@ -24,6 +23,7 @@ from foretoken.methods.scylla.width import Widths, choose
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -12,12 +12,12 @@ from foretoken.bench.fields import metrics_fields
 from foretoken.cli.run.answers import statistics
 from foretoken.cli.shared.settings import parse_methods, parse_settings
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.compose import settings_of
 from foretoken.engine.llm import LLM
 from foretoken.forward.dense import DensePlans
 from foretoken.methods.sparse import config as verification
 from foretoken.methods.sparse.config import VerificationConfig
+from foretoken.options.sampling import SamplingParams
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS, greedy, ids, prompt_ids, with_config
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.methods.sparse.confirm import DenseRefresh, SparseDraft
+from foretoken.options.sampling import SamplingParams
 from helpers import zoo_llms
 
 SPARSE = {

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from foretoken import zoo
 from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.engine.llm import LLM
@@ -25,6 +24,7 @@ from foretoken.methods.sprinter.network import SprinterHead, facts_of
 from foretoken.methods.sprinter.train import Watched
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.heads import WIDTH, head, shelved_head
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

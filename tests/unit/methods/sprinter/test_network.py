@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foretoken.core.sampling import SamplingParams
 from foretoken.methods.sprinter import drafter as drafting
 from foretoken.methods.sprinter.labels import Collecting, collect
 from foretoken.methods.sprinter.network import FEATURES, SprinterHead, facts_of
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.heads import head
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

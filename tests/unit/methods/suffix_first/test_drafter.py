@@ -12,11 +12,11 @@ from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import TokenTree
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.suffix_first.drafter import SuffixFirstDrafter, promise
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS, greedy, ids, with_config

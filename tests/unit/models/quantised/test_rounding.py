@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, rounded
@@ -19,6 +18,7 @@ from foretoken.models import load as loading
 from foretoken.models.load import load
 from foretoken.models.quantised.rounding import SCHEMES, precision_of, round_weights
 from foretoken.native import build
+from foretoken.options.sampling import SamplingParams
 from helpers.tiny_models import save_model
 
 PROMPTS = ["Ka ba ri", "to", "a b a b a b a b"]

@@ -19,13 +19,13 @@ from torch import Tensor
 from foretoken.core.errors import MismatchError, RequestError
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import mix64
-from foretoken.core.sampling import SamplingParams
 from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.engine.llm import LLM
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.models.prefill import chunks
+from foretoken.options.sampling import SamplingParams
 
 _ROWS = 128  # rows of a forward: its logits are rows * vocabulary numbers
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError, InputError
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.studies.tradeoff.points import EXACT, Point
 from foretoken_lab.tasks.catalog import Task
 from foretoken_lab.tasks.evaluate import Answer, evaluate, prompt_ids

@@ -13,9 +13,9 @@ from rich.console import Console
 from foretoken import catalog
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.metrics import Metrics
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import draft_runner as draft_runner
 from foretoken.models.load import load
+from foretoken.options.sampling import SamplingParams
 from foretoken_lab.studies.tradeoff import run as tradeoff_run
 from foretoken_lab.studies.tradeoff.advice import advice
 from foretoken_lab.studies.tradeoff.pareto import pareto_front

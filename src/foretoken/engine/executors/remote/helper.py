@@ -19,9 +19,9 @@ import torch
 from foretoken.core.laws import LawMaker
 from foretoken.core.protocols import Budget, Drafter
 from foretoken.core.randomness import Streams, mix64
-from foretoken.core.sampling import SamplingParams
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.overlap import Ahead, AheadRule
+from foretoken.options.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.sampling import SamplingParams
 from foretoken.drafting import gloo, process
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.llm import LLM
+from foretoken.options.sampling import SamplingParams
 from helpers import delays as delays_at
 from helpers.threads import one_thread
 from helpers.zoo_llms import PROMPTS, assert_idle, base, ids, with_config

@@ -1,0 +1,88 @@
+"""Writes the tables of the documentation that follow from declarations, between their markers.
+
+    python scripts/tables.py
+
+A page holds ``<!-- table: NAME -->`` and, after the table, ``<!-- end of table -->``. On the card of a method NAME is
+``method`` (the catalogue's entry) or ``knobs`` (its Config); on other pages a set of options, as in ``SamplingParams``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from foretoken import catalog
+from foretoken.options.model import EngineOptions, ModelOptions
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.tables import knobs, markdown, parameters
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", flags=re.DOTALL)
+SETS = {each.__name__: each for each in (SamplingParams, ModelOptions, EngineOptions)}
+
+_DRAFTS = "any draft, under a lossless verifier"
+_MEANING = {  # of a promise, where an entry says nothing else
+    "lossless": _DRAFTS,
+    "same law": "each token is distributed as if drawn from the target",
+    "same text": "the tokens of plain greedy decoding",
+    "same stream": "a seeded request yields the same tokens with any drafter, or none",
+    "approximate": "distortion and KL are reported per request, and bounded by `max_distortion`",
+}
+
+
+def method(entry: catalog.Entry) -> list[str]:
+    """The table at the top of a card."""
+    rows = [
+        ("kind", entry.kind),
+        ("paper", linked(entry.paper)),
+        ("promise", f"{entry.promise}: {entry.guarantee or _MEANING[entry.promise]}{_own_rule(entry)}"),
+        ("needs", entry.needs),
+        ("weights", entry.weights),
+    ]
+    return markdown(("", ""), rows)
+
+
+def _own_rule(entry: catalog.Entry) -> str:
+    """A lossy verifier of the same name, or one that is the drafter's default."""
+    lossy = {each.name: each for each in catalog.entries("verifier") if each.promise == "approximate"}
+    if entry.kind != "drafter" or entry.name not in lossy:
+        return ""
+    default = entry.load().declared.own_verifier == entry.name
+    which = "its own verifier, the default," if default else "its paper's verifier"
+    return f"; {which} is [approximate]({lossy[entry.name].card}.md)"
+
+
+def linked(paper: str) -> str:
+    """A citation with links to arXiv and to pages."""
+    text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
+    return re.sub(r"(?<!\()\bhttps?://[^\s,;]+", r"<\g<0>>", text)
+
+
+def rewritten(page: str, table: Callable[[str], list[str]]) -> str:
+    """A page with its tables as they are declared now."""
+    return PLACE.sub(lambda place: place[1] + "\n".join(["", *table(place[2]), ""]) + "\n" + place[3], page)
+
+
+def pages() -> dict[Path, str]:
+    """Every page that has a table, as it should be."""
+    entries = {entry.card: entry for entry in catalog.entries()}
+    found = {}
+    for path in sorted(DOCS.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        if not PLACE.search(page):
+            continue
+        entry = entries.get(path.stem) if path.parent.name == "methods" else None
+
+        def table(name: str, entry: catalog.Entry | None = entry) -> list[str]:
+            if entry is None:
+                return parameters(SETS[name], over_http=SETS[name] is SamplingParams)
+            return method(entry) if name == "method" else knobs(entry.load().Config)
+
+        found[path] = rewritten(page, table)
+    return found
+
+
+if __name__ == "__main__":
+    for path, page in pages().items():
+        path.write_text(page, encoding="utf-8")

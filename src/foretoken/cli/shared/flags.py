@@ -1,0 +1,147 @@
+"""Flags of the command line, made from the declarations of options (options/option.py).
+
+A command takes a whole set of options as one argument::
+
+    @with_flags
+    def generate(prompt: ..., *, params: Annotated[SamplingParams, Flags("Sampling")], ...)
+
+On the command line its place is taken by a flag for each option, and the command is called with the set.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from foretoken.core.errors import ConfigError
+from foretoken.options.option import Declared, declared
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Which options of a set are flags of a command, and how they are shown.
+
+    Attributes:
+        panel: of the help.
+        only: their names; empty: all that may be on a command line.
+        but: names of those that are not.
+        defaults: of this command, where they are not the set's own.
+        helps: the same for the help.
+    """
+
+    panel: str | None = None
+    only: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    helps: Mapping[str, str] = field(default_factory=dict)
+
+
+def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Spell a command's sets of options out as flags; typer makes the command from the signature that results."""
+    hints = get_type_hints(command, include_extras=True)
+    sets: dict[str, tuple[Any, list[Declared]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, *more = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        flags = next((extra for extra in more if isinstance(extra, Flags)), None)
+        if flags is None:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        own = [each for each in declared(kind) if each.option.on_command_line]
+        own = [
+            option for option in own if option.name in (flags.only or (option.name,)) and option.name not in flags.but
+        ]
+        sets[name] = kind, own
+        parameters += [parameter_of(each, flags) for each in own]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        made = {}
+        for name, (kind, own) in sets.items():
+            typed = {each.name: _value(each, given.pop(each.name)) for each in own}
+            made[name] = kind(**{key: value for key, value in typed.items() if value is not _LEFT_OUT})
+        return command(**given, **made)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
+
+
+def parameter_of(each: Declared, flags: Flags | None = None) -> inspect.Parameter:
+    """The parameter from which typer makes a flag."""
+    flags = flags or Flags()
+    kind = _repeated(each) or each.type
+    default = flags.defaults.get(each.name, each.default)
+    if kind is not each.type:
+        default = None
+    shown = flag_of(each, flags.panel, flags.helps.get(each.name))
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[kind, shown],
+    )
+
+
+def flag_of(each: Declared, panel: str | None = None, words: str | None = None) -> Any:
+    """What typer needs to know of a flag. A wrong value is refused in the words of the declaration.
+
+    Args:
+        words: in place of the declaration's own for the help.
+    """
+    option = each.option
+    flag = option.flag(each.name)
+
+    def checked(value: Any) -> Any:
+        return value if _repeated(each) else each.check(value, f"{flag} {value}")
+
+    return typer.Option(
+        *(flag, option.short) if option.short else (flag,),
+        help=f"{words or option.help}{' Repeatable.' if _repeated(each) else ''}",
+        metavar=option.metavar or None,
+        show_default=option.says_default,
+        rich_help_panel=panel,
+        callback=None if each.default is MISSING else checked,
+    )
+
+
+def _repeated(each: Declared) -> Any:
+    """The type of a flag that may be given several times, in place of a sequence or a mapping; None: given once."""
+    for kind in each.kinds:
+        if get_origin(kind) is Mapping:
+            return list[str] | None
+        if get_origin(kind) is Sequence:
+            return list[get_args(kind)[0]] | None  # type: ignore[misc]
+    return None
+
+
+def _value(each: Declared, typed: Any) -> Any:
+    """What was typed as the option takes it."""
+    if _repeated(each) is None:
+        return typed
+    if not typed:
+        return _LEFT_OUT
+    return _mapping(each, typed) if any(get_origin(kind) is Mapping for kind in each.kinds) else typed
+
+
+def _mapping(each: Declared, typed: Sequence[str]) -> dict[str, float]:
+    """Several ``KEY=VALUE``."""
+    flag, found = each.option.flag(each.name), {}
+    for text in typed:
+        key, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            raise ConfigError(f"{flag} '{text}': write {each.option.metavar}, for example 42=-5") from None
+        if key in found:
+            raise ConfigError(f"{flag} gives {key} twice: keep one")
+        found[key] = number
+    return found
+
+
+_LEFT_OUT = object()

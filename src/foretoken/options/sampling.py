@@ -1,0 +1,458 @@
+"""What a user may ask of one request, each parameter declared once. The names and meanings are vLLM's; differences are
+noted at the parameter.
+
+A new parameter is one declaration here and its arithmetic in core/laws.py; see options/option.py for what follows.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.plain import misspelt, plain, without_idle
+from foretoken.options.option import Option, check_known, declared, documented
+
+MAX_COMPLETIONS = 16_384
+"""Of a prompt: each has a distribution and a history of its own from the beginning."""
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
+_ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
+    "guided_decoding": "it is called structured_outputs",
+    "best_of": "use n",
+    **dict.fromkeys(
+        ("use_beam_search", "early_stopping", "length_penalty"), "there is no beam search; use n with a temperature"
+    ),
+    "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
+    "output_kind": "use stream for pieces of an answer",
+    "stream_interval": "use stream for pieces of an answer, a step each",
+    "detokenize": "texts are always made; token_ids are there, too",
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "it is called max_tokens"),
+    "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
+    "spaces_between_special_tokens": "texts are the tokenizer's own",
+    "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
+    "logprob_token_ids": "logprobs=K tells the K most probable tokens, 1000 at most",
+    **dict.fromkeys(
+        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K tells the K most probable of each"
+    ),
+    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
+    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
+    "repetition_detection": "repetition_penalty and stop are against it",
+    "truncation_side": "truncate_prompt_tokens keeps the last ones",
+    **dict.fromkeys(
+        ("extra_args", "skip_clone", "output_text_buffer_length", "routed_experts_prompt_start"), "leave it out"
+    ),
+    "trace_decode_token_ids": "prompt_logprobs of the whole text says how probable given tokens are",
+}
+_UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
+    **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),
+    **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
+    **dict.fromkeys(("stream_interval", "thinking_token_budget", "repetition_detection"), (None,)),
+    **dict.fromkeys(("trace_decode_token_ids", "truncation_side"), (None,)),
+    **dict.fromkeys(("skip_reading_prefix_cache", "flat_logprobs", "skip_clone"), (None, False)),
+    **dict.fromkeys(("use_beam_search", "early_stopping"), (None, False)),
+    **dict.fromkeys(("output_text_buffer_length", "routed_experts_prompt_start"), (0,)),
+    **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), (True,)),
+}
+_UNASKED_STRUCTURE: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties"), (None, False)),
+    **dict.fromkeys(("whitespace_pattern", "structural_tag"), (None,)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputs:
+    """What a text has to be; exactly one of these. The names are vLLM's.
+
+    Attributes:
+        json: a JSON schema, as a mapping or as text; True: any JSON. It is laid out as ``json.dumps`` does.
+        json_object: True: any JSON object.
+        regex: a regular expression that the whole text matches.
+        choice: one of these texts.
+        grammar: a Lark grammar whose start is the whole text.
+        reasoning: what comes before it. "open": the text begins within a reasoning, which "</think>" ends; "optional":
+            it may begin with "<think>" and so on; None: nothing does.
+    Raises:
+        ConfigError: none or several are given, or one is of the wrong kind.
+    """
+
+    json: Mapping[str, object] | str | bool | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    reasoning: str | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
+        kinds = [each.name for each in fields(self) if each.name != "reasoning"]
+        given = [name for name in kinds if getattr(self, name) not in (None, False)]
+        if self.reasoning not in (None, "open", "optional"):
+            raise ConfigError(f"structured_outputs.reasoning={self.reasoning!r:.60} must be 'open', 'optional' or None")
+        if len(given) != 1:
+            names = ", ".join(kinds)
+            raise ConfigError(f"structured_outputs has {given or 'nothing'}: give exactly one of {names}")
+        kind, value = given[0], getattr(self, given[0])
+        fits = {
+            "json": isinstance(value, (Mapping, str)) or value is True,
+            "json_object": value is True,
+            "choice": isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_text, value)),
+        }.get(kind, _is_text(value))
+        if not fits or (kind == "choice" and not value):
+            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts, none of them empty"}
+            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted.get(kind, 'a text')}")
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given."""
+        return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> StructuredOutputs:
+        """Build from a mapping; an unknown key is an error that offers the nearest name."""
+        known = [each.name for each in fields(cls)]
+        values = without_idle(values, _UNASKED_STRUCTURE)
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"structured_outputs has the unknown key {key!r}: {nearest(str(key), known)}")
+        return cls(**values)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several, always as a tuple."""
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, Iterable) or isinstance(found, (bytes, Mapping)):
+        raise ConfigError(f"{name}={value!r:.60} must be a text or a list of texts")
+    found = tuple(found)
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"{name}={text!r:.60} must be a non-empty string")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ConfigError(f"{name}={text!r:.60} is not valid Unicode: it has half of a pair of surrogates")
+    return found
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Token ids, always as a tuple."""
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        raise ConfigError(f"{name}={value!r:.60} must be a list of token ids")
+    ids = tuple(plain(each) for each in value)
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ConfigError(f"{name} has {token!r:.60}: token ids are non-negative integers")
+    return ids
+
+
+def allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    """Token ids, of which there must be one; None: every token."""
+    ids = None if value is None else token_ids(name, value)
+    if ids is not None and not ids:
+        raise ConfigError(f"{name} is empty: nothing could be written; use None to allow every token")
+    return ids
+
+
+def token_values(name: str, value: Any) -> dict[int, float] | None:
+    """Numbers by token id, which is a text in JSON."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r:.60} must be a mapping of token ids to numbers")
+    found: dict[int, float] = {}
+    for key, each in value.items():
+        token, number = plain(key), plain(each)
+        if isinstance(token, str) and _TOKEN_ID.fullmatch(token):
+            token = int(token)
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ConfigError(f"{name} has the key {token!r:.60}: keys are token ids")
+        if token in found:
+            raise ConfigError(f"{name} gives token {token} twice: keep one")
+        if not isinstance(number, (int, float)) or isinstance(number, bool) or not -math.inf <= number <= 1e30:
+            raise ConfigError(f"{name}[{token}]={number!r:.60} must be a number up to 1e30 (-inf forbids the token)")
+        found[token] = number
+    return found
+
+
+def structure(name: str, value: Any) -> StructuredOutputs | None:
+    """The form that a text must have."""
+    if isinstance(value, Mapping):
+        return StructuredOutputs.from_dict(value)
+    if value is not None and not isinstance(value, StructuredOutputs):
+        raise ConfigError(f"{name}={value!r:.60} must be StructuredOutputs, or a mapping like {{'json': SCHEMA}}")
+    return value
+
+
+@documented
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to stop. A field may be set afterwards; it is checked then, too, and
+    requests that run keep what they were given.
+
+    Order of application: logit_bias, penalties, min_tokens, structured_outputs with bad_words and allowed_token_ids,
+    temperature, min_p, top_k, top_p. Numbers and arrays of numpy and torch are taken for what they hold.
+
+    Raises:
+        ConfigError: a value is out of range; the message names field, value and remedy.
+    """
+
+    max_tokens: Annotated[
+        int,
+        Option(
+            "Tokens to generate at most.",
+            least=1,
+            remedy="ask for at least one token; 10**9 is all that the context holds",
+            more="More than the context holds is as much as it holds. vLLM's default is 16.",
+        ),
+    ] = 128
+    temperature: Annotated[
+        float,
+        Option("0 is greedy decoding.", least=0, remedy="use 0 for greedy decoding", more="vLLM's default is 1."),
+    ] = 0.0
+    top_p: Annotated[
+        float,
+        Option("Keep the smallest set of tokens with this mass.", above=0, most=1, remedy="use 1 to keep every token"),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Option("Keep the k most probable tokens; 0 and -1 keep all.", least=-1, remedy="use 0 to keep every token"),
+    ] = 0
+    min_p: Annotated[
+        float,
+        Option(
+            "Drop tokens less probable than this share of the best one.",
+            least=0,
+            most=1,
+            remedy="use 0 to keep every token",
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        Option(
+            "Fix every random choice; without one, a fresh seed is drawn.",
+            least=0,
+            most=2**63 - 1,
+            remedy="use a non-negative integer below 2**63",
+            more="With a temperature above 0 the tokens are the same in any batch, process and number of threads, as "
+            "far as the model's logits are. Unless the recipe promises the same stream, draft lengths and exits then "
+            "depend on the request's own history instead of on measurements, which may cost some speed, and the "
+            "recipe, `max_num_seqs` and `max_rows_per_step` must stay the same.",
+        ),
+    ] = None
+    stop: Annotated[
+        str | Sequence[str] | None,
+        Option("End the text before this string.", metavar="TEXT", convert=texts),
+    ] = None
+    stop_token_ids: Annotated[
+        Sequence[int],
+        Option(
+            "End at this token, besides the model's own end tokens.",
+            name="stop-token-id",
+            metavar="ID",
+            convert=token_ids,
+            more="It is in `token_ids`, not in the text.",
+        ),
+    ] = ()
+    include_stop_str_in_output: Annotated[
+        bool, Option("Keep the stop string, or the text of the stop token, at the text's end.", on_command_line=False)
+    ] = False
+    skip_special_tokens: Annotated[
+        bool,
+        Option("Leave special tokens out of the text; they are in `token_ids`.", on_command_line=False),
+    ] = True
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            "Above 1: less repetition.",
+            least=1e-30,
+            most=1e30,
+            remedy="use 1 for none",
+            more="Of prompt and output; positive logits are divided by it, negative ones multiplied (CTRL).",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        Option("Subtracted once from the logits of tokens in the output.", least=-2, most=2, remedy="use 0 for none"),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Option("Subtracted for every occurrence in the output.", least=-2, most=2, remedy="use 0 for none"),
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float] | None,
+        Option(
+            "Add to a token's logit.",
+            metavar="ID=VALUE",
+            convert=token_values,
+            more="`-inf` forbids the token. Ids may be texts, as in JSON.",
+        ),
+    ] = None
+    bad_words: Annotated[
+        Sequence[str],
+        Option(
+            "Texts that are not written.",
+            convert=texts,
+            on_command_line=False,
+            more="The last token that would complete one is impossible, with the text split as the tokenizer splits it "
+            "at the beginning of a text or after a space. A text that is split in another way may come out.",
+        ),
+    ] = ()
+    allowed_token_ids: Annotated[
+        Sequence[int] | None,
+        Option(
+            "No other token is possible.",
+            convert=allowed_ids,
+            on_command_line=False,
+            more="The model's end of text is possible only if it is among them.",
+        ),
+    ] = None
+    min_tokens: Annotated[int, Option("No end before so many tokens.", least=0, remedy="use 0 for none")] = 0
+    ignore_eos: Annotated[bool, Option("Go on past the model's own end of text.")] = False
+    n: Annotated[
+        int,
+        Option(
+            "Completions of every prompt.",
+            least=1,
+            most=MAX_COMPLETIONS,
+            remedy="ask for at least one completion, for more in several calls",
+        ),
+    ] = 1
+    logprobs: Annotated[
+        int | None,
+        Option(
+            "With --json: the K best log-probabilities.",
+            metavar="K",
+            least=0,
+            most=1000,
+            remedy="use None for none",
+            over_http=False,
+            more="Besides that of the emitted token; from the model's own logits, before temperature, penalties and "
+            "filters. Over HTTP as OpenAI has them.",
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Option(
+            "The same for every token of the prompt but the first.",
+            least=0,
+            most=1000,
+            remedy="use None for none",
+            on_command_line=False,
+            over_http=False,
+            more="The whole prompt is read for it, with the logits of every row.",
+        ),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Option(
+            "Keep the last so many tokens of the prompt; -1: as many as fit with max_tokens.",
+            least=-1,
+            remedy="use None to keep the whole prompt",
+            on_command_line=False,
+        ),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | Mapping[str, object] | None,
+        Option(
+            "The form of the text: a JSON schema, a regular expression, a choice or a grammar.",
+            convert=structure,
+            on_command_line=False,
+            more="`StructuredOutputs`, or a mapping of its fields. A text that `max_tokens` cuts is the beginning of "
+            "one. Not with `ignore_eos` or `min_tokens`: a complete text must be able to end.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for each in declared(SamplingParams):
+            super().__setattr__(each.name, each.check(getattr(self, each.name)))
+        if self.truncate_prompt_tokens == 0:
+            raise ConfigError("truncate_prompt_tokens=0 leaves no prompt: keep at least one token, or -1")
+        if self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: "
+                "lower one or raise the other"
+            )
+        if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ConfigError(
+                f"{name} with structured_outputs: a complete text must be able to end; leave one of them out"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = self.__dataclass_fields__
+        if name not in known:
+            raise ConfigError(f"unknown sampling parameter '{name}': {nearest(name, known)}")
+        if len(self.__dict__) < len(known):  # while it is made
+            super().__setattr__(name, value)
+            return
+        before = dict(self.__dict__)
+        try:
+            super().__setattr__(name, value)
+            self.__post_init__()
+        except ConfigError:
+            self.__dict__.update(before)
+            raise
+
+    @property
+    def greedy(self) -> bool:
+        """True when the distribution is the argmax."""
+        return self.temperature == 0.0
+
+    @property
+    def repeatable(self) -> bool:
+        """True when a seed is to give the same sampled tokens every time."""
+        return self.seed is not None and not self.greedy
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, always as a tuple."""
+        return texts("stop", self.stop)
+
+    @property
+    def named_tokens(self) -> dict[str, Iterable[int]]:
+        """The fields that name tokens by their ids, and these."""
+        given = {
+            each.name: getattr(self, each.name) for each in declared(SamplingParams) if each.option.convert in _IDS
+        }
+        return {name: ids for name, ids in given.items() if ids}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
+        """Build from a mapping; an unknown key is an error that offers the nearest name."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"sampling params must be a mapping of names to values, not {type(values).__name__}")
+        values = without_idle(values, _UNASKED)
+        check_known(values, cls, "sampling parameter", _ELSEWHERE)
+        return cls(**values)
+
+    @staticmethod
+    def remedy(name: str) -> str | None:
+        """What takes the place of a parameter that people know from elsewhere; None: nothing is known of it."""
+        return _ELSEWHERE.get(name)
+
+    def clone(self) -> SamplingParams:
+        """A copy that may be changed by itself."""
+        return copy.deepcopy(self)
+
+
+_IDS = (token_ids, allowed_ids, token_values)
+
+
+def _named(cls: type[Any], idle: Mapping[str, tuple[Any, ...]]) -> None:
+    """Let a class say what a misspelt keyword was meant to be."""
+    cls.__init__ = misspelt(cls.__init__, _ELSEWHERE, idle)
+
+
+_named(SamplingParams, _UNASKED)
+_named(StructuredOutputs, _UNASKED_STRUCTURE)

@@ -1,0 +1,84 @@
+"""Tables of options for the documentation and for ``foretoken methods``, made from their declarations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+from foretoken.options.option import Declared, declared
+
+
+def rows_of(config: type | None) -> list[dict[str, Any]]:
+    """The options of a method, as ``foretoken methods`` shows them.
+
+    Returns:
+        objects with ``name``, ``type``, ``default`` ("required" if there is none) and ``help``; what is not declared,
+        in a Config of somebody's own, has no help.
+    """
+    if config is None or not hasattr(config, "__dataclass_fields__"):
+        return []
+    known = {each.name: each for each in declared(config)}
+    rows = []
+    for field in fields(config):
+        if field.name in known:
+            each = known[field.name]
+            kind, default, words = _in_words(each.type), each.default, f"{each.option.help} {each.option.more}".rstrip()
+        else:
+            kind, default, words = str(field.type), field.default, ""
+        rows.append(
+            {"name": field.name, "type": kind, "default": "required" if default is MISSING else default, "help": words}
+        )
+    return rows
+
+
+def knobs(config: type) -> list[str]:
+    """The table of a method card."""
+    rows = [(f"`{row['name']}`", _default(row["default"]), row["help"]) for row in rows_of(config)]
+    return markdown(("knob", "default", "what it does"), rows)
+
+
+def parameters(cls: type, *, over_http: bool = False) -> list[str]:
+    """The table of a set of options.
+
+    Args:
+        over_http: whether requests may have them.
+    """
+    rows = [
+        (f"`{each.name}`", _default(each.default), _places(each, over_http), _meaning(each)) for each in declared(cls)
+    ]
+    return markdown(("option", "default", "also as", "what it does"), rows)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table; bars in its cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _meaning(each: Declared) -> str:
+    words = f"{each.option.help} {each.option.more}".rstrip()
+    option = each.option
+    bounded = any(bound is not None for bound in (option.least, option.most, option.above, option.below))
+    if option.convert is not None or not bounded:
+        return words
+    return f"{words} {each.allowed[:1].upper()}{each.allowed[1:]}."
+
+
+def _places(each: Declared, over_http: bool) -> str:
+    """Where else than in Python it may be given."""
+    places = [f"`{each.option.flag(each.name)}`"] if each.option.on_command_line else []
+    return ", ".join([*places, *(["HTTP"] if over_http and each.option.over_http else [])])
+
+
+def _default(value: Any) -> str:
+    if value == "required":
+        return "required"
+    plain = not isinstance(value, str) or (value.isprintable() and value == value.strip() != "")
+    return f"`{value}`" if plain else f"`{value!r}`"
+
+
+def _in_words(kind: Any) -> str:
+    """A type as it is written."""
+    return kind.__name__ if isinstance(kind, type) else re.sub(r"[a-z_]+\.(?=[A-Z])|pathlib\.|_local\.", "", str(kind))

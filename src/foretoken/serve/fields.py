@@ -1,0 +1,47 @@
+"""Fields of a request, made from the declarations of options (options/option.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, Field, create_model
+
+from foretoken.options.option import Declared, declared
+
+
+def request_of(options: type, base: type[BaseModel], names: Iterable[str] | None = None) -> Any:
+    """A body whose fields are those options that may be given over HTTP; each may be null, or left out.
+
+    Args:
+        options: a dataclass whose fields carry an Option.
+        base: of the body.
+        names: the options that it has; None: all.
+    """
+    wanted = None if names is None else set(names)
+    found = [each for each in declared(options) if each.option.over_http and (wanted is None or each.name in wanted)]
+    fields: dict[str, Any] = {each.name: (_typed(each), None) for each in found}
+    return create_model(f"Declared{options.__name__}", __base__=base, __module__=__name__, **fields)
+
+
+def _typed(each: Declared) -> Any:
+    """A field's type, with the bounds of its numbers, which JSON schemas show, too."""
+    option = each.option
+    bounds = {"ge": option.least, "le": option.most, "gt": option.above, "lt": option.below}
+    kinds = [kind for kind in map(_of_json, each.kinds) if kind is not None]
+    if not {int, float} & set(kinds):
+        bounds = {}
+    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    union: Any = kinds[0]
+    for kind in (*kinds[1:], None):
+        union |= kind
+    return Annotated[union, Field(description=f"{option.help} {option.more}".rstrip(), **given)]
+
+
+def _of_json(kind: Any) -> Any:
+    """What a type of Python is in JSON; None where it has no form of its own."""
+    if get_origin(kind) is Sequence:
+        return list[get_args(kind)[0]]  # type: ignore[misc]
+    if get_origin(kind) is Mapping:
+        return dict[str, get_args(kind)[1]]  # type: ignore[misc]
+    return kind if kind in (bool, int, float, str) else None
